@@ -81,13 +81,13 @@ newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpa
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
 	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark'
-	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows
+	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/write
 
 oldest: ## Run the tests of plans and rows that need no Iceberg runtime with PySpark 4.0
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' 'pyspark==4.0.*'
-	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark' tests/plan tests/rows
-	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark' tests/plan tests/rows tests/write
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/write
 
 check: setup ## Run ruff and mypy
 	$(PY) -m ruff check

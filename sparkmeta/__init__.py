@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
-    from sparkmeta.rows.write.merge import Merge
-    from sparkmeta.rows.write.transaction import RowTransaction
     from sparkmeta.scan import Scan
     from sparkmeta.service.options import ServeOptions
     from sparkmeta.service.server import Service, serve
@@ -66,6 +64,8 @@ if TYPE_CHECKING:
     from sparkmeta.settings import Settings
     from sparkmeta.table import Table, load_table
     from sparkmeta.views.view import View
+    from sparkmeta.write.merge import Merge
+    from sparkmeta.write.transaction import RowTransaction
 
 __all__ = [
     "Catalog",
@@ -147,10 +147,10 @@ _HOMES = {
     "ManageSnapshots": "commit.manage_snapshots",
     "ManifestRewritePlan": "maintain.rewrite_manifests.plan",
     "ManifestRewriteSummary": "maintain.rewrite_manifests.plan",
-    "Merge": "rows.write.merge",
+    "Merge": "write.merge",
     "PartitionStatsPlan": "maintain.partition_statistics.plan",
     "PartitionStatsSummary": "maintain.partition_statistics.plan",
-    "RowTransaction": "rows.write.transaction",
+    "RowTransaction": "write.transaction",
     "Scan": "scan",
     "ScanReport": "plan.report",
     "ServeOptions": "service.options",

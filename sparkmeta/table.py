@@ -21,11 +21,11 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperations, load_version
 from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
-from sparkmeta.rows.write.row_table import RowTable
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for
+from sparkmeta.write.row_table import RowTable
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec

@@ -28,6 +28,7 @@ FLOORS = [
     {"table"},
     {"range_scan"},
     {"scan", "maintain"},
+    {"write"},
     {"rows"},
     {"commit"},
     {"compact"},

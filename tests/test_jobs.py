@@ -16,10 +16,10 @@ from pyarrow import parquet
 from sparkmeta import load_table
 from tests.conftest import iceberg_jar
 from tests.maintain.test_compact import append, new_table
-from tests.rows.write.test_changes import frame as rows_frame
-from tests.rows.write.test_changes import new_table as rows_table
-from tests.rows.write.test_changes import ordinary, rows_of
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
+from tests.write.test_changes import frame as rows_frame
+from tests.write.test_changes import new_table as rows_table
+from tests.write.test_changes import ordinary, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

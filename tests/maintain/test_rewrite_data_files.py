@@ -24,7 +24,7 @@ from tests.peers.java import Java, iterate
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 from tests.rows.comparison import row_texts
-from tests.rows.write.test_changes import frame, new_table, ordinary, paths, rows_of
+from tests.write.test_changes import frame, new_table, ordinary, paths, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

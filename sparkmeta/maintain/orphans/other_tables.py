@@ -134,7 +134,8 @@ class _UuidReader:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             texts = read_ahead(batch.to_pylist(), self._text, lambda _: _HEAD_BYTES)
-            rows = [{"path": row["path"], "table_uuid": _uuid(text)} for row, text in texts if _is_metadata(text)]
+            read = [(row["path"], text) for row, text in texts if text is not None]
+            rows = [{"path": path, "table_uuid": _uuid(text)} for path, text in read if _is_metadata(text)]
             yield pa.RecordBatch.from_pylist(rows, schema=_UUIDS)
 
     def _text(self, row: Mapping[str, Any]) -> bytes | None:
@@ -146,8 +147,8 @@ class _UuidReader:
             return None
 
 
-def _is_metadata(text: bytes | None) -> bool:
-    return text is not None and (_uuid(text) is not None or b'"format-version"' in text)
+def _is_metadata(text: bytes) -> bool:
+    return _uuid(text) is not None or b'"format-version"' in text
 
 
 def _uuid(text: bytes) -> str | None:

@@ -12,8 +12,8 @@ from sparkmeta.maintain.dangling_deletes.search import ENTRY_COLUMNS
 from sparkmeta.plan.deletes.views import data_path, partition_key
 from sparkmeta.plan.filter import ScanFilter, is_live, tuple_matches
 from sparkmeta.plan.prune import live_manifests
-from sparkmeta.rows.write.delete_options import BY_FILE, VECTORS_SINCE, delete_granularity
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.write.delete_options import BY_FILE, VECTORS_SINCE, delete_granularity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

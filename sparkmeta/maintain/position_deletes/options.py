@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.rows.write.delete_options import delete_target_bytes
+from sparkmeta.write.delete_options import delete_target_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

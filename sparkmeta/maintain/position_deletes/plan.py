@@ -22,9 +22,9 @@ from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.maintain.position_deletes.rewrite import DeleteRewrite
 from sparkmeta.maintain.position_deletes.step import DeleteRewriteStep
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.rows.write.cleanup import deleted_on_failure
-from sparkmeta.rows.write.delete_options import delete_codec, delete_granularity
 from sparkmeta.spec.metadata import has_tree
+from sparkmeta.write.cleanup import deleted_on_failure
+from sparkmeta.write.delete_options import delete_codec, delete_granularity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

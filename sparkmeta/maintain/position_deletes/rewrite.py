@@ -18,21 +18,21 @@ from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.files import plan_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.rows.write.delete_options import BY_FILE, VECTORS_SINCE, delete_codec, delete_granularity
-from sparkmeta.rows.write.delete_tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
-from sparkmeta.rows.write.deletes import GROUP
-from sparkmeta.rows.write.vector_tasks import MASK_SCHEMA, VectorTasks, read_masks
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.location import join
+from sparkmeta.write.delete_options import BY_FILE, VECTORS_SINCE, delete_codec, delete_granularity
+from sparkmeta.write.delete_tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
+from sparkmeta.write.deletes import GROUP
+from sparkmeta.write.vector_tasks import MASK_SCHEMA, VectorTasks, read_masks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
-    from sparkmeta.rows.write.delete_tasks import WriteTasks
     from sparkmeta.state import TableState
+    from sparkmeta.write.delete_tasks import WriteTasks
 
 _FOLDER = "write.data.path"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.rows.write.options import WriteOptions
+from sparkmeta.write.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparkmeta.errors import SparkmetaError
 from sparkmeta.rows.file_rows import FileRows
-from sparkmeta.rows.write.tasks import PARTITION_COLUMN, DataFileTasks
+from sparkmeta.write.tasks import PARTITION_COLUMN, DataFileTasks
 
 PARTS = "parts"
 """The column of an output that lists the parts of files whose rows go there."""

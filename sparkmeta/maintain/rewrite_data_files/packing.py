@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.rows.write.tasks import run_starts
+from sparkmeta.write.tasks import run_starts
 
 # Groups of one task have numbers from its own number shifted by this.
 _GROUP_BITS = 40

@@ -24,10 +24,10 @@ from sparkmeta.maintain.rewrite_data_files.order import row_order
 from sparkmeta.maintain.rewrite_data_files.rewrite import Rewrite
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.planned import PARTITION
-from sparkmeta.rows.write.cleanup import deleted_on_failure
-from sparkmeta.rows.write.files import refuse_encryption
-from sparkmeta.rows.write.input import refuse_types
 from sparkmeta.storage.access import executor_writer
+from sparkmeta.write.cleanup import deleted_on_failure
+from sparkmeta.write.files import refuse_encryption
+from sparkmeta.write.input import refuse_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Write the rows of groups of data files to new files. Spark jobs.
 
 Rows that stay in their partition and need no order go from file to file in Arrow (`pack_tasks`). Others are rows of a
-DataFrame, which Spark distributes and sorts (`rows/write/files.py`).
+DataFrame, which Spark distributes and sorts (`write/files.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
 from sparkmeta.rows.file_rows import END, START
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
-from sparkmeta.rows.write.cleanup import delete_written
-from sparkmeta.rows.write.files import (
+from sparkmeta.session import map_arrow
+from sparkmeta.write.cleanup import delete_written
+from sparkmeta.write.files import (
     CURVE_COLUMN,
     LINEAGE,
     Arrangement,
@@ -35,7 +36,6 @@ from sparkmeta.rows.write.files import (
     write_files,
     written_files,
 )
-from sparkmeta.session import map_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,0 +1,221 @@
+"""Describe existing data files, so that a commit can add them to a table without writing them again. Spark jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.sql import quoted
+from sparkmeta.edit.range_sort import most_tasks
+from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.prune import live_manifests
+from sparkmeta.rows.arrow_reader import task_rows
+from sparkmeta.rows.projected import name_mapping, projected_column
+from sparkmeta.rows.resolve import own_names
+from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.storage.location import normalize
+from sparkmeta.storage.location_columns import location_key
+from sparkmeta.write.existing_tasks import FILE_PATH, HAS_IDS, IS_MISSING, ExistingFiles
+from sparkmeta.write.file_partitions import FileField, FilePartitions, bound_value
+from sparkmeta.write.files import checkpointed, refuse_transforms
+from sparkmeta.write.footer_facts import TableColumns, names_of
+from sparkmeta.write.input import refuse_types, written_columns
+from sparkmeta.write.metrics import metric_leaves, sized_leaves
+from sparkmeta.write.tasks import PROBLEM
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+
+_PATH_COLUMNS: Final = (FILE_PATH, "path")
+# Files that a task describes at least, and names in an error.
+_TASK_FILES: Final = 50
+_NAMED: Final = 10
+_KEY: Final = "location_key"
+
+
+@dataclass(frozen=True)
+class AddedFiles:
+    """Existing files that fit a table.
+
+    Attributes:
+        files: their rows of `inspect.files`, which Spark keeps.
+        without_ids: whether some have columns without field ids, so that readers need a name mapping.
+    """
+
+    files: DataFrame
+    without_ids: bool
+
+
+def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check_duplicates: bool) -> AddedFiles:
+    """Describe existing files as data files of a table's default partition spec. Runs jobs.
+
+    Args:
+        state: the table at the branch's head.
+        paths: the locations of the files, or rows that have them in a column `file_path` or `path`, or as their only
+            column.
+        check_duplicates: whether to compare the paths with the table's files.
+
+    Raises:
+        ValidationError: paths are not strings, a path is there twice or in the table, or a file does not fit the table.
+        NotFoundError: a file is missing.
+        UnsupportedError: tasks can't open the files, or the table has a type or transform that is not written.
+    """
+    refuse_types(state.metadata.schema(), state.metadata.location)
+    refuse_transforms(state, state.metadata.sort_order())
+    tasks = existing_files(state)
+    named = _named(state, paths)
+    if not isinstance(paths, Sequence):
+        _refuse_repeated(named, state)
+    if check_duplicates:
+        _refuse_present(named, state)
+    count = len(paths) if isinstance(paths, Sequence) else most_tasks(state.spark) * _TASK_FILES
+    parts = max(1, min(most_tasks(state.spark), -(-count // _TASK_FILES)))
+    with translated_errors():
+        described = checkpointed(map_arrow(named.repartition(parts), tasks.describe, tasks.schema))
+    without_ids = _without_ids(described)
+    return AddedFiles(described.drop(HAS_IDS, IS_MISSING, PROBLEM), without_ids)
+
+
+def existing_files(state: TableState) -> ExistingFiles:
+    """Return the tasks that describe existing files.
+
+    Raises:
+        UnsupportedError: tasks can't open the table's files.
+    """
+    metadata, types = state.metadata, state.types
+    schema, spec = metadata.schema(), metadata.spec()
+    modes = metrics_modes(metadata, schema)
+    written = written_columns(schema)
+    columns = tuple(map(projected_column, schema.fields))
+    known: dict[int, set[str]] = {}
+    for each in metadata.schemas:
+        for field_id, name in names_of(tuple(map(projected_column, each.fields))):
+            known.setdefault(field_id, set()).add(name)
+    ids = [field.field_id for field in spec.fields]
+    table = TableColumns(
+        columns,
+        name_mapping(metadata) or own_names(columns),
+        {field_id: frozenset(names) for field_id, names in known.items()},
+        metric_leaves(written, modes),
+        frozenset(field_id for field_id in sized_leaves(written, modes) if field_id is not None),
+    )
+    fields = tuple(
+        FileField(
+            field.name,
+            field.source_id,
+            field.transform,
+            schema.find_type(field.source_id),
+            types.partition_fields[field.field_id],
+        )
+        for field in spec.fields
+    )
+    names = {field.source: schema.find_column_name(field.source) or "" for field in fields}
+    defaults = {field.source: bound_value(schema.find_field(field.source).initial_default) for field in fields}
+    tuple_fields = types.partition_type.fields
+    partition = pa.struct(
+        [pa.field(each.name, bound_arrow_type(types.partition_fields[each.field_id])) for each in tuple_fields]
+    )
+    rows = task_rows(state, schema)
+    return ExistingFiles(
+        table=metadata.location,
+        reader=rows.reader,
+        columns=table,
+        partitions=FilePartitions(fields, names, defaults),
+        rows=rows,
+        written=written,
+        modes=modes,
+        spec_id=spec.spec_id,
+        partition=partition if tuple_fields else None,
+        tuple_places=tuple(ids.index(each.field_id) if each.field_id in ids else None for each in tuple_fields),
+    )
+
+
+# -- paths ----------------------------------------------------------------------------------------------------------
+
+
+def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
+    """Return the paths as rows of `FILE_PATH`; those of a DataFrame are computed once."""
+    table = state.metadata.location
+    given: object = paths
+    if isinstance(given, str):
+        raise ValidationError(f"{table}: the files to add are {shown(paths)}: they are a list of paths, or a DataFrame")
+    if isinstance(paths, Sequence):
+        others: Sequence[object] = paths
+        for path in others:
+            if not isinstance(path, str) or not path:
+                raise ValidationError(f"{table}: a path of the files to add is {shown(path)}: expected a string")
+        counts = Counter(map(normalize, paths))
+        if len(counts) < len(paths):
+            twice = {counted: path for path in paths if counts[counted := normalize(path)] > 1}
+            _refuse_paths(sorted(twice.values()), state, "given twice")
+        return local_frame(state.spark, pa.table({FILE_PATH: pa.array(paths, pa.string())}))
+    chosen = [name for name in _PATH_COLUMNS if name in paths.columns] or paths.columns
+    if len(chosen) != 1 and chosen[0] not in _PATH_COLUMNS:
+        problem = f"expected {' or '.join(_PATH_COLUMNS)}, or a single column"
+        raise ValidationError(f"{table}: the files to add have the columns {', '.join(paths.columns)}: {problem}")
+    kind = paths.schema[chosen[0]].dataType
+    if not isinstance(kind, StringType):
+        raise ValidationError(f"{table}: column {chosen[0]} of the files to add is {kind.simpleString()}, not string")
+    return checkpointed(paths.select(F.col(quoted(chosen[0])).alias(FILE_PATH)))
+
+
+def _refuse_repeated(named: DataFrame, state: TableState) -> None:
+    if len(named.where(F.col(FILE_PATH).isNull()).limit(1).toArrow()):
+        raise ValidationError(f"{state.metadata.location}: a path of the files to add is null")
+    twice = named.groupBy(location_key(F.col(FILE_PATH))).agg(
+        F.count("*").alias("count"), F.min(FILE_PATH).alias(FILE_PATH)
+    )
+    _refuse(twice.where("count > 1"), state, "given twice")
+
+
+def _refuse_present(named: DataFrame, state: TableState) -> None:
+    manifests = live_manifests(state.data_manifests)
+    if not len(manifests):
+        return
+    live = state.entries(manifests, state.projection(("location", "version_info"))).where(is_live().text)
+    keys = named.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
+    known = live.select(location_key(F.col("location")).alias(_KEY))
+    _refuse(keys.join(known, _KEY, "left_semi"), state, "in the table already")
+
+
+def _refuse(files: DataFrame, state: TableState, problem: str) -> None:
+    paths = files.select(FILE_PATH).orderBy(FILE_PATH).limit(_NAMED + 1).toArrow().column(0).to_pylist()
+    _refuse_paths(paths, state, problem)
+
+
+def _refuse_paths(paths: Sequence[str], state: TableState, problem: str) -> None:
+    if paths:
+        more = ", and more" if len(paths) > _NAMED else ""
+        verb = "is" if len(paths) == 1 else "are"
+        raise ValidationError(f"{state.metadata.location}: {', '.join(paths[:_NAMED])}{more} {verb} {problem}")
+
+
+def _without_ids(described: DataFrame) -> bool:
+    """Return whether some files have no field ids.
+
+    Raises:
+        ValidationError: a file does not fit; the error is that of the first path.
+        NotFoundError: it is missing.
+    """
+    is_broken = F.col(PROBLEM).isNotNull()
+    (result,) = described.agg(
+        F.count_if(is_broken).alias("broken"),
+        F.min(F.when(is_broken, F.struct(FILE_PATH, PROBLEM, IS_MISSING))).alias("first"),
+        F.count_if(~F.col(HAS_IDS)).alias("without_ids"),
+    ).toArrow().to_pylist()  # fmt: skip
+    if result["broken"]:
+        first, others = result["first"], result["broken"] - 1
+        more = f" (and {others:,} more files do not fit)" if others else ""
+        raise (NotFoundError if first[IS_MISSING] else ValidationError)(f"{first[PROBLEM]}{more}")
+    return bool(result["without_ids"])

@@ -1,0 +1,229 @@
+"""The tasks that describe existing data files: paths in, a row of `inspect.files` for each out.
+
+Of Parquet files the footers are read, and the floating-point columns of identity partitions, since footers do not
+count NaNs. ORC and Avro files are read as a whole: Arrow shows no statistics of theirs.
+
+Spark tasks import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError
+from sparkmeta.rows.data_file import open_data_file, translated
+from sparkmeta.rows.file_rows import END, START, FileRows
+from sparkmeta.rows.resolve import Column, FromFile, has_ids
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.write.file_partitions import FilePartitions
+from sparkmeta.write.file_schema import FileColumns, file_schema
+from sparkmeta.write.footer_facts import Facts, Layout, TableColumns, metrics_of, split_offsets
+from sparkmeta.write.metrics import FileMetrics, bound_of, metric_leaves
+from sparkmeta.write.tasks import METRICS_MAPS, PROBLEM, files_schema
+
+FILE_PATH: Final = "file_path"
+HAS_IDS: Final = "has_field_ids"
+IS_MISSING: Final = "is_missing"
+
+_SUFFIXES: Final = {"parquet": "PARQUET", "orc": "ORC", "avro": "AVRO"}
+_MAGIC: Final = {b"PAR1": "PARQUET", b"ORC": "ORC", b"Obj\x01": "AVRO"}
+_BATCH_FILES: Final = 256
+
+
+@dataclass(frozen=True)
+class ExistingFiles:
+    """Describes existing data files as those of a table. Picklable.
+
+    Attributes:
+        table: the table, for errors.
+        reader: opens files.
+        columns: the table's columns.
+        partitions: finds the partitions of files.
+        rows: reads all columns of whole files.
+        written: the columns for writers, of whose values metrics are computed.
+        modes: the metrics modes of columns by field id.
+        spec_id: the partition spec.
+        partition: the type of partition tuples in the result; None if no spec of the table has fields.
+        tuple_places: for each field of `partition` the place in the spec; None for fields of other specs.
+    """
+
+    table: str
+    reader: ExecutorReader
+    columns: TableColumns
+    partitions: FilePartitions
+    rows: FileRows
+    written: tuple[Column, ...]
+    modes: Mapping[int, int]
+    spec_id: int
+    partition: pa.StructType | None
+    tuple_places: tuple[int | None, ...]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of the results: `files_schema`, whether a file has field ids, and a problem instead of a file."""
+        schema = files_schema(self.partition).append(pa.field(HAS_IDS, pa.bool_()))
+        return schema.append(pa.field(IS_MISSING, pa.bool_())).append(pa.field(PROBLEM, pa.string()))
+
+    def describe(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row of `schema` for each of the files that batches name in `FILE_PATH`."""
+        layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]] = []
+        for batch in batches:
+            paths = batch.column(FILE_PATH).to_pylist()
+            for start in range(0, len(paths), _BATCH_FILES):
+                yield self._result([self._described(path, layouts) for path in paths[start : start + _BATCH_FILES]])
+
+    def _described(self, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]]) -> _Described:
+        try:
+            with translated(location):
+                file_format = self._format(location)
+                if file_format == "PARQUET":
+                    return self._of_footer(location, layouts)
+                return self._of_rows(location, file_format)
+        except NotFoundError:
+            return _Described(location, problem=f"{location}: there is no such file", is_missing=True)
+        except (ValidationError, UnsupportedError) as error:
+            return _Described(location, problem=str(error))
+
+    def _format(self, location: str) -> str:
+        suffix = location.rpartition(".")[2].lower()
+        if suffix in _SUFFIXES:
+            return _SUFFIXES[suffix]
+        begin = self.reader.read_range(location, 0, 4)
+        for magic, file_format in _MAGIC.items():
+            if begin.startswith(magic):
+                return file_format
+        raise ValidationError(f"{location}: the file is not Parquet, ORC or Avro")
+
+    # -- Parquet ----------------------------------------------------------------------------------------------------
+
+    def _of_footer(self, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]]) -> _Described:
+        with self.reader.open(location) as file:
+            size = file.size()
+            footer = pq.read_metadata(file)
+            layout = self._layout(footer, location, layouts)
+            facts = layout.facts(footer, location)
+            if numbers := self.partitions.floats & facts.keys():
+                facts = layout.with_nans(file, footer, facts, numbers)
+        described = _Described(location, "PARQUET", footer.num_rows, size, layout.has_ids)
+        described.partition = self.partitions.values(location, facts, layout.columns)
+        described.split_offsets = split_offsets(footer)
+        described.maps = metrics_of(self.columns.leaves, facts) | {"column_sizes": layout.sizes(footer)}
+        return described
+
+    def _layout(
+        self, footer: pq.FileMetaData, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]]
+    ) -> Layout:
+        """Return the layout of a file; many files have the same, which is compared with the table once."""
+        in_folders = self.partitions.in_folders(location)
+        for schema, folders, layout in layouts:
+            if folders == in_folders and schema.equals(footer.schema):
+                return layout
+        layout = Layout.of(self.columns, footer, location, in_folders)
+        layouts[:] = [(footer.schema, in_folders, layout), *layouts[:7]]
+        return layout
+
+    # -- ORC and Avro -----------------------------------------------------------------------------------------------
+
+    def _of_rows(self, location: str, file_format: str) -> _Described:
+        """Read the rows of a file, and compute its metrics."""
+        columns = open_data_file(self.reader, location, file_format).columns
+        sources = self.columns.sources(columns, location, self.partitions.in_folders(location))
+        # Columns that the file lacks have no metrics: they may have values of partitions.
+        places = [place for place, source in enumerate(sources) if isinstance(source, FromFile)]
+        present = frozenset(self.rows.columns[place].id or 0 for place in places)
+        rows = replace(
+            self.rows,
+            columns=tuple(self.rows.columns[place] for place in places),
+            schema=pa.schema([self.rows.schema.field(place) for place in places]),
+            identities={self.spec_id: {}},
+        )
+        written = FileColumns(self.table, tuple(self.written[place] for place in places), "parquet")
+        metrics = FileMetrics(metric_leaves(written.columns, self.modes))
+        schema = file_schema(written.columns, "parquet")
+        for batch in rows.read([self._part(location, file_format)]):
+            named = pa.RecordBatch.from_arrays(batch.columns, names=[column.name for column in written.columns])
+            try:
+                metrics.add(written.table_of(named, schema))
+            except ValidationError as error:
+                raise ValidationError(f"{location}: {error}") from error
+        facts = {leaf.id: _facts(metrics, leaf.id) for leaf in metrics.leaves}
+        described = _Described(location, file_format, metrics.rows, self.reader.length(location), has_ids(columns))
+        described.partition = self.partitions.values(location, facts, present)
+        described.maps = {**metrics.counts(), **metrics.bounds()}
+        return described
+
+    def _part(self, location: str, file_format: str) -> pa.RecordBatch:
+        """Return a file as a row of a plan, without deletes."""
+        columns = {
+            "file_path": pa.array([location]), "file_format": pa.array([file_format]),
+            "spec_id": pa.array([self.spec_id], pa.int32()), "record_count": pa.array([-1], pa.int64()),
+            "first_row_id": pa.nulls(1, pa.int64()), "data_sequence_number": pa.array([0], pa.int64()),
+            "deletes": pa.array([[]], pa.list_(pa.struct([("content", pa.int32())]))),
+            START: pa.array([0], pa.int64()), END: pa.nulls(1, pa.int64()),
+        }  # fmt: skip
+        if self.partition is not None:
+            columns["partition"] = pa.nulls(1, self.partition)
+        return pa.RecordBatch.from_pydict(columns)
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    def _result(self, files: Sequence[_Described]) -> pa.RecordBatch:
+        columns: dict[str, list[Any]] = {
+            "content": [int(ContentType.DATA)] * len(files),
+            "file_path": [file.location for file in files],
+            "file_format": [file.file_format for file in files],
+            "spec_id": [self.spec_id] * len(files),
+            "record_count": [file.record_count for file in files],
+            "file_size_in_bytes": [file.size for file in files],
+            "split_offsets": [file.split_offsets or None for file in files],
+            "sort_order_id": [0] * len(files),
+            HAS_IDS: [file.has_ids for file in files],
+            IS_MISSING: [file.is_missing for file in files],
+            PROBLEM: [file.problem for file in files],
+        }
+        arrays = []
+        for kind in self.schema:
+            if kind.name == "partition":
+                arrays.append(self._tuples(files, kind.type))
+            elif kind.name in METRICS_MAPS:
+                maps = (file.maps.get(kind.name) for file in files)
+                arrays.append(pa.array([sorted(each.items()) if each else None for each in maps], kind.type))
+            else:
+                arrays.append(pa.array(columns[kind.name], kind.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _tuples(self, files: Sequence[_Described], kind: pa.StructType) -> pa.Array:
+        values = self.partitions.tuples([file.partition for file in files])
+        children = [
+            pa.nulls(len(files), child.type) if place is None else values[place].cast(child.type)
+            for place, child in zip(self.tuple_places, kind, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+@dataclass
+class _Described:
+    """An existing file, or the problem why it can't be added."""
+
+    location: str
+    file_format: str | None = None
+    record_count: int | None = None
+    size: int | None = None
+    has_ids: bool | None = None
+    partition: tuple[Any, ...] | None = None
+    split_offsets: list[int] | None = None
+    maps: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    problem: str | None = None
+    is_missing: bool = False
+
+
+def _facts(metrics: FileMetrics, field_id: int) -> Facts:
+    least, most = (bound_of(value) for value in metrics.extremes(field_id))
+    return Facts(metrics.rows, metrics.nulls(field_id), least, most, metrics.nans(field_id))

@@ -1,0 +1,323 @@
+"""Write the rows of a DataFrame to data files, by tasks.
+
+rows -> checked columns -> partition values -> distributed and sorted -> data files -> a row for each file
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionField as SpecField
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder, SortDirection
+from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.types import LongType, NestedField
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType as SparkLong
+from pyspark.sql.types import StructType
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.partition_values import partition_value
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
+from sparkmeta.session import map_arrow, materialize
+from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.storage.access import executor_writer
+from sparkmeta.write.cleanup import delete_written
+from sparkmeta.write.file_schema import FileColumns
+from sparkmeta.write.input import check_columns, field_value, written_columns
+from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
+from sparkmeta.write.options import WriteOptions
+from sparkmeta.write.places import PartitionField, Places
+from sparkmeta.write.task_values import TaskValue, TaskValues
+from sparkmeta.write.tasks import PARTITION_COLUMN, PROBLEM, DataFileTasks
+
+if TYPE_CHECKING:
+    from pyiceberg.table.sorting import SortField, SortOrder
+    from pyiceberg.types import IcebergType
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.session import MapFunction
+    from sparkmeta.state import TableState
+
+_log = logging.getLogger(__name__)
+
+_SORT_COLUMN: Final = "_sort_value_{}"
+
+
+LINEAGE: Final = (
+    NestedField(2147483540, "_row_id", LongType(), required=False),
+    NestedField(2147483539, "_last_updated_sequence_number", LongType(), required=False),
+)
+"""Columns of rows that were in other files before (table spec, Row Lineage)."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How rows are distributed among tasks, and sorted there, instead of as the table's properties say.
+
+    Attributes:
+        order: the order of rows within partitions.
+        tasks: the number of tasks; None to let Spark's adaptive execution choose it.
+        by_range: whether a task has a range of partitions and of the sort order, and not whole partitions.
+        curve: adds a column `CURVE_COLUMN` to batches of rows, by which rows are sorted within partitions.
+    """
+
+    order: SortOrder
+    tasks: int | None
+    by_range: bool = False
+    curve: MapFunction | None = None
+
+
+CURVE_COLUMN: Final = "_curve_value"
+
+
+def write_files(
+    state: TableState, rows: DataFrame, *, lineage: bool = False, arrangement: Arrangement | None = None
+) -> DataFrame:
+    """Write rows to data files of the table's schema, default partition spec and sort order. Runs jobs.
+
+    Args:
+        state: the table.
+        rows: see `check_columns`.
+        lineage: whether the rows have the columns `LINEAGE`, and files get them.
+        arrangement: how rows are distributed and sorted; None to do as the table's properties say.
+
+    Returns:
+        A row for each file with columns of `inspect.files`, which Spark keeps.
+
+    Raises:
+        ValidationError: the rows or the table's properties are not valid, or a required column has a null.
+        UnsupportedError: the table has a type, transform or codec that can't be written; or tasks can't open its
+            files; or the session can't keep rows.
+    """
+    schema = state.metadata.schema()
+    return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema, arrangement).files()
+
+
+def arranged_rows(state: TableState, rows: DataFrame, arrangement: Arrangement) -> DataFrame:
+    """Return rows with the values of the default partition spec, distributed and sorted, for `DataFileTasks.write`."""
+    return _Write(state, rows, state.metadata.schema(), arrangement).arranged()
+
+
+def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = None) -> DataFileTasks:
+    """Return the tasks that write data files of a table, or equality delete files.
+
+    Args:
+        state: the table.
+        schema: the table's, or with more columns.
+        keys: the columns that equality deletes compare, which are those of the files; None for data files.
+
+    Raises:
+        ValidationError: a table property is not valid.
+        UnsupportedError: tasks can't write the table's files.
+    """
+    metadata, types = state.metadata, state.types
+    spec, options = metadata.spec(), WriteOptions.of(metadata)
+    modes = metrics_modes(metadata, schema)
+    columns = written_columns(schema if keys is None else keys)
+    kinds = types.partition_fields
+    places = Places.of(
+        metadata, [PartitionField(field.name, str(field.transform), kinds[field.field_id]) for field in spec.fields]
+    )
+    tuple_fields, ids = types.partition_type.fields, [field.field_id for field in spec.fields]
+    partition = pa.struct([pa.field(field.name, bound_arrow_type(kinds[field.field_id])) for field in tuple_fields])
+    return DataFileTasks(
+        writer=executor_writer(state.files),
+        columns=FileColumns(metadata.location, columns, options.file_format),
+        options=options,
+        places=places,
+        name=str(uuid.uuid4()),
+        leaves=metric_leaves(columns, modes),
+        sized=sized_leaves(columns, modes),
+        spec_id=spec.spec_id,
+        partition=partition if tuple_fields else None,
+        tuple_places=tuple(ids.index(field.field_id) if field.field_id in ids else None for field in tuple_fields),
+        sort_order_id=metadata.default_sort_order_id,
+        equality_ids=() if keys is None else leaf_ids(columns),
+    )
+
+
+@dataclass(frozen=True)
+class _Write:
+    state: TableState
+    rows: DataFrame
+    schema: Schema
+    arrangement: Arrangement | None = None
+
+    @cached_property
+    def table(self) -> str:
+        return self.state.metadata.location
+
+    @cached_property
+    def row_type(self) -> StructType:
+        return self.rows.schema
+
+    @cached_property
+    def fields(self) -> Sequence[SpecField]:
+        return self.state.metadata.spec().fields
+
+    @cached_property
+    def order(self) -> SortOrder:
+        return self.state.metadata.sort_order() if self.arrangement is None else self.arrangement.order
+
+    def files(self) -> DataFrame:
+        refuse_encryption(self.state)
+        refuse_transforms(self.state, self.order)
+        check_columns(self.rows, self.schema, self.table)
+        tasks = replace(data_file_tasks(self.state, self.schema), sort_order_id=self.order.order_id)
+        return written_files(self.state, map_arrow(self.arranged(), tasks.write, tasks.result_schema), tasks.name)
+
+    # -- arrangement ------------------------------------------------------------------------------------------------
+
+    def arranged(self) -> DataFrame:
+        """Return the rows with their partition values, distributed among tasks and sorted there."""
+        partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
+        order = self.order.fields
+        frame = self._with_values()
+        keys = [F.col(name).asc_nulls_first() for name in partitions]
+        keys += [_ordered(_SORT_COLUMN.format(place), field) for place, field in enumerate(order)]
+        if self.arrangement is not None:
+            return self._as_arranged(frame, partitions, keys, self.arrangement)
+        match WriteOptions.of(self.state.metadata).distribution:
+            case "hash" if partitions:
+                frame = frame.hint("rebalance", *partitions)
+            case "range" if keys:
+                frame = frame.repartitionByRange(*keys)
+        if keys:
+            frame = frame.sortWithinPartitions(*keys)
+        return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
+
+    def _as_arranged(
+        self, frame: DataFrame, partitions: Sequence[str], keys: Sequence[Column], arrangement: Arrangement
+    ) -> DataFrame:
+        if arrangement.curve is not None:
+            row_type = StructType([*frame.schema.fields]).add(CURVE_COLUMN, SparkLong())
+            frame = map_arrow(frame, arrangement.curve, row_type)
+            keys = [*keys, F.col(CURVE_COLUMN).asc_nulls_first()]
+        if arrangement.tasks is None:
+            frame = frame.hint("rebalance", *partitions)
+        elif arrangement.by_range and keys:
+            frame = frame.repartitionByRange(arrangement.tasks, *keys)
+        else:
+            frame = frame.repartition(arrangement.tasks, *partitions)
+        if keys:
+            frame = frame.sortWithinPartitions(*keys)
+        return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
+
+    def _with_values(self) -> DataFrame:
+        """Return the rows with the values of partition fields and sort fields behind their columns."""
+        values: list[tuple[str, SpecField | SortField]] = [
+            *((PARTITION_COLUMN.format(place), field) for place, field in enumerate(self.fields)),
+            *((_SORT_COLUMN.format(place), field) for place, field in enumerate(self.order.fields)),
+        ]
+        added: list[sql.Aliased] = []
+        by_tasks: list[TaskValue] = []
+        for name, field in values:
+            source = self._source(field)
+            value = partition_value(field.transform, source.type, source.value)
+            if value is None:
+                by_tasks.append(TaskValue(name, field.transform, source.type))
+                value = source.value
+            added.append(value.alias(name))
+        if not added:
+            return self.rows
+        frame = self.rows.select("*", *(value.column() for value in added))
+        if not by_tasks:
+            return frame
+        results = {each.name: spark_type(each.transform.result_type(each.source)) for each in by_tasks}
+        row_type = StructType([*self.row_type.fields])
+        for name, field in values:
+            source = self._source(field)
+            row_type.add(name, results.get(name, spark_type(field.transform.result_type(source.type))))
+        return map_arrow(frame, TaskValues(tuple(by_tasks)), row_type)
+
+    def _source(self, field: SpecField | SortField) -> _Source:
+        if isinstance(field, SpecField) and isinstance(field.transform, VoidTransform):
+            # The schema may lack the column.
+            return _Source(self.state.types.partition_types[field.field_id], sql.lit(None))
+        kind = self.schema.find_type(field.source_id)
+        return _Source(kind, field_value(self.row_type, self.schema, field.source_id))
+
+
+@dataclass(frozen=True)
+class _Source:
+    type: IcebergType
+    value: Sql
+
+
+def _ordered(name: str, field: SortField) -> Column:
+    column = F.col(name)
+    nulls_first = field.null_order == NullOrder.NULLS_FIRST
+    if field.direction == SortDirection.ASC:
+        return column.asc_nulls_first() if nulls_first else column.asc_nulls_last()
+    return column.desc_nulls_first() if nulls_first else column.desc_nulls_last()
+
+
+def checkpointed(frame: DataFrame) -> DataFrame:
+    """Compute rows once, and let Spark keep them: tasks must not write files twice.
+
+    Raises:
+        UnsupportedError: the session can't keep rows.
+    """
+    rows = materialize(frame)
+    if rows is frame:
+        raise UnsupportedError("this session keeps no rows (localCheckpoint), which writing files takes")
+    return rows
+
+
+def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame:
+    """Run tasks that write data files, and return a row for each file, which Spark keeps.
+
+    Args:
+        state: the table.
+        results: what the tasks yield, rows of `DataFileTasks.result_schema`.
+        name: what the names of all files have, for the log.
+
+    Raises:
+        ValidationError: a row does not fit the table. No file stays.
+        UnsupportedError: the session can't keep rows.
+        SparkmetaError: the tasks failed. Spark's own exceptions are raised as they are if they have another cause.
+    """
+    try:
+        written = checkpointed(results)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        location = state.metadata.location
+        _log.warning("%s: files named *-%s-* may be left of a write that failed", location, name)
+        translated = from_spark(error)
+        if translated is None and isinstance(error, PySparkException):
+            raise
+        # py4j raises errors of its own for exceptions of the JVM that PySpark does not know.
+        raise translated or SparkmetaError(f"{location}: no data files are written: {first_line(error)}") from error
+    files = written.drop(PROBLEM)
+    for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():
+        delete_written(state, files.where("file_path IS NOT NULL"))
+        raise ValidationError(problem)
+    return files
+
+
+def refuse_encryption(state: TableState) -> None:
+    """Raise UnsupportedError for a table whose files are to be encrypted."""
+    if "encryption.key-id" in state.metadata.properties:
+        raise UnsupportedError(f"{state.metadata.location}: the table is encrypted, and no encrypted files are written")
+
+
+def refuse_transforms(state: TableState, order: SortOrder) -> None:
+    """Raise UnsupportedError for a transform of the partition spec or a sort order that can't be computed."""
+    metadata = state.metadata
+    for what, fields in (("partition spec", metadata.spec().fields), ("sort order", order.fields)):
+        for field in fields:
+            if isinstance(field.transform, UnknownTransform):
+                problem = f"no values of the transform {field.transform} of its {what} are written"
+                raise UnsupportedError(f"{metadata.location}: {problem}")

@@ -1,0 +1,241 @@
+"""The files and rows of a snapshot that a filter matches: whole files by metadata, of others the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.schema import Schema
+from pyiceberg.types import UUIDType
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from sparkmeta.columns import sql
+from sparkmeta.columns.arrow_filter import row_tests
+from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
+from sparkmeta.columns.skipping import must_match
+from sparkmeta.columns.transforms import projections
+from sparkmeta.columns.types import spark_type
+from sparkmeta.commit.search import FEW_FILES
+from sparkmeta.errors import translated_errors
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.filter import ScanFilter, matching_entries
+from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.plan.rows import entry_stats, manifest_path, partition_value, public_partition
+from sparkmeta.rows.arrow_reader import filter_leaves, planned_parts, task_rows
+from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
+from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.write.input import field_value
+from sparkmeta.write.position_tasks import PositionTasks
+from sparkmeta.write.vector_tasks import MASK_SCHEMA, position_masks
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BoundPredicate
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.state import TableState
+
+FILE, POSITION = "_file", "_pos"
+_ALL_MATCH: Final = "all_match"
+# Rows of which all masks together take at most some 16 MiB, so that the driver takes them at once.
+_FEW_ROWS: Final = 8 * (16 << 20)
+# Bytes of data files whose rows a task looks at, and the least number of tasks.
+_TASK_BYTES: Final = 64 << 20
+_LEAST_TASKS: Final = 4
+Masks: TypeAlias = pa.Table | DataFrame
+"""Rows of `MASK_SCHEMA`: few on the driver, or a DataFrame that Spark keeps."""
+_ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
+
+
+def masks_of(rows: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
+    """Return the `FILE` and `POSITION` of rows as masks of their data files. Runs a job.
+
+    Tasks make the masks of the rows that they have, so that a file whose rows are spread has several masks.
+
+    Args:
+        rows: the rows.
+        files: the data files that they may be in.
+        state: the table.
+    """
+    return _computed(map_arrow(rows.select(FILE, POSITION), position_masks, MASK_SCHEMA), files, state)
+
+
+def _computed(masks: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
+    counts = files.numbers("record_count")
+    with translated_errors():
+        if state.access.driver is not None and counts.min(initial=0) >= 0 and counts.sum() <= _FEW_ROWS:
+            table: Any = masks.toArrow().cast(MASK_SCHEMA)
+            return table
+        return materialize(masks)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The files and rows of a snapshot that a filter matches.
+
+    Attributes:
+        state: the table at the snapshot.
+        row_filter: the filter.
+        by_rows: whether no file counts as matching as a whole, since all rows that match are to be read.
+    """
+
+    state: TableState
+    row_filter: BooleanExpression | str
+    by_rows: bool = False
+
+    @cached_property
+    def scan(self) -> ScanFilter:
+        """The filter, bound to the table's schema."""
+        schema = self.state.metadata.schema()
+        return ScanFilter(self.state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
+
+    @cached_property
+    def _judged(self) -> pa.Table | DataFrame:
+        """The data files that may match, `file_path` and hints for a search, and whether all of their rows do.
+
+        Few are a table on the driver. Runs jobs.
+        """
+        state, scan = self.state, self.scan
+        manifests = prune_manifests(scan).data
+        top_level = {column.field_id for column in scan.schema.fields}
+        all_match = must_match(scan.row_filter, entry_stats, sql.col("record_count"), top_level, self._by_tuple)
+        entries = state.entries(manifests, state.projection(_ENTRY_COLUMNS, scan.filter_ids))
+        columns = {
+            "file_path": sql.col("location"),
+            "spec_id": sql.col("partition_spec_id"),
+            **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
+            "manifest_path": manifest_path(state.data_manifests, sql.col("manifest")),
+            _ALL_MATCH: sql.lit(False) if self.by_rows else sql.coalesce(all_match, False),
+        }
+        data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
+        judged = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+        head = judged.limit(FEW_FILES + 1).toArrow()
+        return head if len(head) <= FEW_FILES else materialize(judged)
+
+    def _files(self, *, all_match: bool) -> DataFrame:
+        judged = self._judged
+        if isinstance(judged, pa.Table):
+            matches = judged.column(_ALL_MATCH)
+            rows = judged.filter(matches if all_match else pc.invert(matches))
+            return local_frame(self.state.spark, rows.drop_columns([_ALL_MATCH]))
+        return judged.where(F.col(_ALL_MATCH) == all_match).drop(_ALL_MATCH)
+
+    def _has(self, *, all_match: bool) -> bool:
+        judged = self._judged
+        if isinstance(judged, pa.Table):
+            return all_match in judged.column(_ALL_MATCH).to_pylist()
+        return bool(len(judged.where(F.col(_ALL_MATCH) == all_match).limit(1).toArrow()))
+
+    def _by_tuple(self, leaf: BoundPredicate) -> Sql:
+        """Return whether a file's partition tuple implies that all of its rows satisfy a predicate."""
+        proven = sql.lit(False)
+        for spec_id, spec in self.state.specs.items():
+            strict = projections(leaf, spec, self.scan.schema, strict=True)
+            matches = reduce(
+                or_, (row_predicate(each, partition_value, strict=True) for each in strict), sql.lit(False)
+            )
+            proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
+        return sql.coalesce(proven, False)
+
+    @property
+    def whole_files(self) -> DataFrame:
+        """The files of which all rows match: `file_path`, and hints for a search."""
+        return self._files(all_match=True)
+
+    @property
+    def _partial(self) -> DataFrame:
+        return self._files(all_match=False)
+
+    @cached_property
+    def has_parts(self) -> bool:
+        """Whether there are files of which some rows may match and others may not."""
+        return bool(len(self.partial_files)) if self.by_rows else self._has(all_match=False)
+
+    @cached_property
+    def has_whole_files(self) -> bool:
+        """Whether there are files of which all rows match, and which are not to be read."""
+        return not self.by_rows and self._has(all_match=True)
+
+    @cached_property
+    def partial_plan(self) -> RowPlan:
+        """The plan of the files of which some rows may match."""
+        plan = plan_rows(choose(prune_manifests(self.scan)))
+        if not self.has_whole_files:
+            return plan
+        partial = self._partial.select("file_path")
+        return RowPlan(plan.frame.join(partial, "file_path", "left_semi").select(*plan.frame.columns), plan.deletes)
+
+    @cached_property
+    def partial_files(self) -> PlannedFiles:
+        """The files of which some rows may match, with their deletes. Runs jobs."""
+        return PlannedFiles.of([self.partial_plan], self.state)
+
+    @property
+    def positions(self) -> DataFrame:
+        """The `FILE` and `POSITION` of the rows that match in partly matching files."""
+        return rows_of(RowScan(self.scan, Schema(), (FILE, POSITION)), self.partial_files)
+
+    @cached_property
+    def masks(self) -> Masks:
+        """These rows as masks; see `masks_of`. Runs a job.
+
+        Tasks read the columns of the filter with Arrow, if they can open the files and Arrow evaluates the filter.
+        Spark joins equality deletes, of which there may be many.
+        """
+        state, files, scan = self.state, self.partial_files, self.scan
+        tests = row_tests(scan.row_filter)
+        if tests is None or state.access.tasks is None or files.have(ContentType.EQUALITY_DELETES).any():
+            return masks_of(self.positions, files, state)
+        rows = task_rows(state, Schema(), (FILE, POSITION), filter_leaves(scan))
+        schema = rows.schema.set(0, rows.schema.field(0).with_type(pa.dictionary(pa.int32(), pa.string())))
+        find = PositionTasks(replace(rows, schema=schema), tests)
+        size = int(files.numbers("file_size_in_bytes").sum())
+        tasks = min(read_tasks(state.spark), len(files), max(_LEAST_TASKS, size // _TASK_BYTES))
+        parts = planned_parts(files.frame(state.spark)).repartition(max(tasks, 1))
+        return _computed(map_arrow(parts, find.masks, MASK_SCHEMA), files, state)
+
+    def planned(self, paths: pa.Array) -> PlannedFiles:
+        """Return some of the partly matching files with their deletes."""
+        files = self.partial_files
+        return files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
+
+    def named(self, paths: pa.Array) -> DataFrame:
+        """Return some of the partly matching files as rows like `whole_files`."""
+        named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
+        return self._partial.join(named, "file_path", "left_semi")
+
+    def rows(self, files: PlannedFiles, lineage: tuple[str, ...]) -> DataFrame:
+        """Return all rows of some of the partly matching files that are not deleted.
+
+        Args:
+            files: the files.
+            lineage: metadata columns to read.
+        """
+        everything = ScanFilter(self.state, AlwaysTrue(), self.scan.schema)
+        return rows_of(RowScan(everything, self.scan.schema, lineage), files)
+
+    @property
+    def is_matching_row(self) -> Sql:
+        """Whether a row of `rows` matches; never null."""
+        return row_predicate(self.scan.row_filter, self._bound_value)
+
+    def _bound_value(self, field_id: int) -> Sql:
+        value = field_value(self.row_type, self.scan.schema, field_id)
+        is_uuid = isinstance(self.scan.schema.find_type(field_id), UUIDType)
+        return sql.call("unhex", sql.call("replace", value, "-", "")) if is_uuid else value
+
+    @cached_property
+    def row_type(self) -> StructType:
+        """The type of the table's rows in Spark."""
+        row_type = spark_type(self.scan.schema.as_struct())
+        assert isinstance(row_type, StructType)
+        return row_type

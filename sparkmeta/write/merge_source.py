@@ -1,0 +1,136 @@
+"""The source of a merge: checked, computed once, and the filter that all rows satisfy which match it by keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import PrimitiveType, UUIDType
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.sql import quoted
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.rows.projected import type_name
+from sparkmeta.write.files import checkpointed
+from sparkmeta.write.input import check_columns, field_value
+from sparkmeta.write.key_range import count_and_range
+from sparkmeta.write.merge import Action, When
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.write.merge import Merge
+
+SOURCE_ROW: Final = "_merge_source_row"
+"""A number for each row of the source."""
+
+
+@dataclass(frozen=True)
+class MergeSource:
+    """The rows of the source.
+
+    Attributes:
+        rows: the rows, which Spark keeps, with `SOURCE_ROW`.
+        keys: the columns by which they match; None if they match by a condition.
+        count: the number of rows.
+        range: a filter that all rows of the table satisfy that match one of them.
+        duplicate: a key that several rows have; None if keys are unique or there are none.
+    """
+
+    rows: DataFrame
+    keys: tuple[str, ...] | None
+    count: int
+    range: BooleanExpression
+    duplicate: dict[str, object] | None
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether no row of the table can match two rows of the source."""
+        return self.keys is not None and self.duplicate is None
+
+
+def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
+    """Check the source of a merge against a table, and compute its rows. Runs jobs.
+
+    Args:
+        merge: the merge.
+        schema: the table's.
+        table: the table, for errors.
+
+    Raises:
+        ValidationError: a column that the merge takes is of another type; or a key is not in both.
+        UnsupportedError: a nested column is not exactly of the table's type; or the session keeps no rows.
+    """
+    source = merge.source
+    keys = _keys(merge, schema, table)
+    if any(clause.takes_all for clause in merge.clauses):
+        _check(merge, schema, table)
+        source = _as_in_table(source, schema)
+    elif keys is not None:
+        names = set(keys)
+        of_keys = Schema(*(field for field in schema.fields if field.name in names))
+        check_columns(source.select(*map(quoted, keys)), of_keys, table)
+        uuids = Schema(*(field for field in of_keys.fields if isinstance(field.field_type, UUIDType)))
+        source = _as_in_table(source, uuids)
+    rows = checkpointed(source.withColumn(SOURCE_ROW, F.monotonically_increasing_id()))
+    count, row_filter = count_and_range(rows, schema, keys or ())
+    duplicate = None
+    if keys is not None:
+        columns = [F.col(quoted(name)) for name in keys]
+        several = rows.dropna(subset=list(map(quoted, keys))).groupBy(*columns).count().where("count > 1").limit(1)
+        duplicate = next(iter(several.drop("count").toArrow().to_pylist()), None)
+    return MergeSource(rows, keys, count, row_filter, duplicate)
+
+
+def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | None:
+    """Return the names of the columns by which rows match; None for a condition."""
+    on, tops = merge.on, {field.name: field for field in schema.fields}
+    if isinstance(on, str):
+        if on not in tops:
+            return None
+        on = (on,)
+    elif not isinstance(on, Sequence):
+        return None
+    if not on:
+        raise ValidationError(f"{table}: a merge takes at least one column to match by")
+    for name in on:
+        if name not in merge.source.columns or name not in tops:
+            raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table")
+        if not isinstance(tops[name].field_type, PrimitiveType):
+            kind = type_name(tops[name].field_type)
+            raise ValidationError(f"{table}: key column {name} is of type {kind}: keys must be primitive")
+    return tuple(on)
+
+
+def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
+    """Check the columns of the source that the table has. To insert rows, the required ones must be among them."""
+    source = merge.source
+    inserts = any(clause.takes_all and clause.when == When.NOT_MATCHED for clause in merge.clauses)
+    common = [field for field in schema.fields if field.name in source.columns]
+    if not common:
+        action = Action.INSERT if inserts else Action.UPDATE
+        raise ValidationError(f"{table}: the source has no column of the table: {action}_all has no value to take")
+    rows = source.select(*(quoted(field.name) for field in common))
+    check_columns(rows, schema if inserts else Schema(*common), table)
+    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    for field in common:
+        # Casts of structs go by position: nested columns have to be as the table has them.
+        wanted = spark_type(field.field_type).simpleString()
+        if not isinstance(field.field_type, PrimitiveType) and types[field.name] != wanted:
+            problem = f"column {field.name} of the rows is {types[field.name]}: a merge takes {wanted}"
+            raise UnsupportedError(f"{table}: {problem}")
+
+
+def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
+    """Return the source with its columns of a schema's names as rows of the table have them."""
+    row_type = source.schema
+    values = {
+        field.name: field_value(row_type, schema, field.field_id).column()
+        for field in schema.fields
+        if field.name in source.columns and isinstance(field.field_type, PrimitiveType)
+    }
+    return source.select(*(values.get(name, F.col(quoted(name))).alias(name) for name in source.columns))

@@ -1,0 +1,400 @@
+"""The tasks that write data files and equality delete files: rows in, a row for each file out.
+
+Spark tasks import this module.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.metrics_maps import map_type
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.write.avro_file import AvroOutput
+from sparkmeta.write.file_schema import FileColumns, file_schema, uuid_bytes
+from sparkmeta.write.metrics import FileMetrics, Leaf
+from sparkmeta.write.orc_file import OrcOutput
+from sparkmeta.write.parquet_file import ParquetOutput, Written
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.executors import ExecutorWriter
+    from sparkmeta.write.options import WriteOptions
+    from sparkmeta.write.places import Places
+
+_log = logging.getLogger(__name__)
+
+PARTITION_COLUMN: Final = "_partition_value_{}"
+"""The name of a column with a partition value, by the place of its field in the spec."""
+
+PROBLEM: Final = "problem"
+
+METRICS_MAPS: Final = (
+    "column_sizes",
+    "value_counts",
+    "null_value_counts",
+    "nan_value_counts",
+    "lower_bounds",
+    "upper_bounds",
+)
+# Files of which a batch of results tells.
+_BATCH_FILES: Final = 256
+# Arrow's memory, and its ratio to the bytes of a file as long as none is known.
+_MOST_BUFFERED: Final = 512 << 20
+_BATCH_OVERHEAD: Final = 1 << 12
+# As in Java, the size of a file is looked at after so many rows.
+_LEAST_ROWS: Final = 1000
+
+
+def files_schema(partition: pa.StructType | None) -> pa.Schema:
+    """Return the columns of `inspect.files` that tasks know of new data files.
+
+    Args:
+        partition: the type of partition tuples; None if no spec of the table has fields.
+    """
+    tuples = [] if partition is None else [pa.field("partition", partition)]
+    return pa.schema(
+        [
+            pa.field("content", pa.int32()),
+            pa.field("file_path", pa.string()),
+            pa.field("file_format", pa.string()),
+            pa.field("spec_id", pa.int32()),
+            *tuples,
+            pa.field("record_count", pa.int64()),
+            pa.field("file_size_in_bytes", pa.int64()),
+            *(pa.field(name, map_type(name)) for name in METRICS_MAPS),
+            pa.field("split_offsets", pa.list_(pa.int64())),
+            pa.field("sort_order_id", pa.int32()),
+        ]
+    )
+
+
+class Output(Protocol):
+    """A data file that is being written."""
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows."""
+
+    def close(self) -> Written:
+        """End the file."""
+
+    def abort(self) -> None:
+        """Release the file, whose content is of no use."""
+
+
+@dataclass(frozen=True)
+class DataFileTasks:
+    """Writes data files. Picklable.
+
+    Attributes:
+        writer: opens files.
+        columns: turns rows into those of files.
+        options: how files are written.
+        places: where.
+        name: the beginning of the files' names, which no other write has.
+        leaves: the columns with metrics.
+        sized: the ids of all primitive columns in order; None for those without metrics.
+        spec_id: the partition spec.
+        partition: the type of partition tuples in the result; None if no spec of the table has fields.
+        tuple_places: for each field of `partition` the place in the spec; None for fields of other specs.
+        sort_order_id: the sort order of each file's rows.
+        equality_ids: the columns that equality deletes compare; empty for data files.
+    """
+
+    writer: ExecutorWriter
+    columns: FileColumns
+    options: WriteOptions
+    places: Places
+    name: str
+    leaves: tuple[Leaf, ...]
+    sized: tuple[int | None, ...]
+    spec_id: int
+    partition: pa.StructType | None
+    tuple_places: tuple[int | None, ...]
+    sort_order_id: int
+    equality_ids: tuple[int, ...] = ()
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of the files."""
+        return file_schema(self.columns.columns, self.options.file_format)
+
+    @cached_property
+    def result_schema(self) -> pa.Schema:
+        """The schema of the results: `files_schema`, of deletes what they compare, and a problem instead of a file."""
+        schema = files_schema(self.partition)
+        if self.equality_ids:
+            schema = schema.append(pa.field("equality_ids", pa.list_(pa.int32())))
+        return schema.append(pa.field(PROBLEM, pa.string()))
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write rows to files, and yield a row of `result_schema` for each.
+
+        A file ends where the partition changes, so rows of a partition should come together. If the task fails, the
+        files that it wrote are deleted. Rows that don't fit the table are not a failure of the task, which Spark would
+        repeat: their problem is the last row.
+
+        Args:
+            batches: the rows, with the columns `PARTITION_COLUMN` behind the table's.
+        """
+        yield from self.write_apart([batches])
+
+    def write_apart(self, groups: Iterable[Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Write groups of rows as `write` does, each to files of its own."""
+        task = _Task(self)
+        try:
+            for batches in groups:
+                for batch in batches:
+                    if len(batch):
+                        task.add(batch)
+                    if len(task.closed) >= _BATCH_FILES:
+                        yield task.take_closed()
+                task.end_file()
+            if task.closed:
+                yield task.take_closed()
+        except ValidationError as error:
+            task.abort()
+            yield _problem(self.result_schema, str(error))
+        except BaseException:
+            # GeneratorExit too: a killed attempt's files are of no use.
+            task.abort()
+            raise
+
+    def open(self, location: str) -> Output:
+        """Begin a file."""
+        sink = self.writer.open_new(location)
+        if self.options.file_format == "orc":
+            return OrcOutput(sink, self.options)
+        if self.options.file_format == "avro":
+            return AvroOutput(sink, self.columns.columns, self.options, self._notes)
+        return ParquetOutput(sink, self.schema, self.options, self.sized, self._notes)
+
+    @property
+    def _notes(self) -> Mapping[str, str]:
+        """What Java's writers put into the footers of equality delete files."""
+        if not self.equality_ids:
+            return {}
+        return {"delete-type": "equality", "delete-field-ids": ", ".join(map(str, self.equality_ids))}
+
+
+@dataclass
+class _Closed:
+    location: str
+    key: tuple[pa.Scalar, ...]
+    written: Written
+    metrics: FileMetrics
+
+
+@dataclass
+class _Task:
+    """The files of one attempt of a task."""
+
+    tasks: DataFileTasks
+    closed: list[_Closed] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
+    _key: tuple[pa.Scalar, ...] | None = None
+    _output: Output | None = None
+    _metrics: FileMetrics | None = None
+    _buffered: list[pa.Table] = field(default_factory=list)
+    _buffered_bytes: int = 0
+    _flushed_bytes: int = 0
+    _ratio: float = 1.0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write rows."""
+        names = batch.schema.names
+        values = [
+            _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
+            for place, field in enumerate(self.tasks.places.fields)
+        ]
+        table = self.tasks.columns.table_of(batch, self.tasks.schema)
+        starts = run_starts(values, len(batch))
+        for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
+            self._enter(tuple(array[start] for array in values))
+            self._buffer(table.slice(start, end - start))
+
+    def _enter(self, key: tuple[pa.Scalar, ...]) -> None:
+        if self._key is None or not _same(self._key, key):
+            self.end_file()
+            self._key = key
+
+    def _buffer(self, rows: pa.Table) -> None:
+        """Write rows, in parts that end where a row group or a file is to end."""
+        while len(rows):
+            # Of slices, Arrow counts only the bytes of their rows.
+            size, room = rows.nbytes, max(self._room(), 0.0)
+            count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
+            part, rows = rows.slice(0, count), rows.slice(count)
+            self._buffered.append(part)
+            self._buffered_bytes += part.nbytes
+            if self._room() > 0:
+                continue
+            self._flush()
+            if self._output is not None and self._output.size >= self.tasks.options.target_bytes:
+                self.end_file(keep_key=True)
+
+    def _room(self) -> float:
+        """Return how many bytes of Arrow's may be buffered until a row group or the file ends."""
+        options = self.tasks.options
+        written = self._output.size if self._output is not None else 0
+        left = max(options.target_bytes - written, 1)
+        return min(options.group_bytes / self._ratio, _MOST_BUFFERED, left / self._ratio) - self._buffered_bytes
+
+    def _flush(self) -> None:
+        if not self._buffered:
+            return
+        table = pa.concat_tables(self._buffered)
+        if self._output is None:
+            location = self._new_location()
+            self.locations.append(location)
+            self._output = self.tasks.open(location)
+            self._metrics = FileMetrics(self.tasks.leaves)
+        assert self._metrics is not None
+        before = self._output.size
+        self._output.write(table)
+        self._metrics.add(table)
+        grown = self._output.size - before
+        if self._buffered_bytes > _BATCH_OVERHEAD and grown:
+            self._ratio = min(max(grown / self._buffered_bytes, 0.01), 4.0)
+        self._buffered, self._buffered_bytes = [], 0
+
+    def end_file(self, *, keep_key: bool = False) -> None:
+        """End the current file, if there is one."""
+        self._flush()
+        if self._output is not None:
+            assert self._key is not None
+            assert self._metrics is not None
+            output, self._output = self._output, None
+            written = output.close()
+            self.tasks.writer.sync(self.locations[-1])
+            self.closed.append(_Closed(self.locations[-1], self._key, written, self._metrics))
+        if not keep_key:
+            self._key = None
+
+    def abort(self) -> None:
+        """Delete the files of the attempt."""
+        if self._output is not None:
+            output, self._output = self._output, None
+            try:
+                output.abort()
+            except Exception as error:  # noqa: BLE001  the file is deleted next
+                _log.warning("%s: not closed: %s", self.locations[-1], error)
+        for failure in self.tasks.writer.delete_many(self.locations) if self.locations else ():
+            _log.warning("%s: not deleted: %s", *failure)
+
+    def take_closed(self) -> pa.RecordBatch:
+        """Return the closed files as rows of `files_schema`, and forget them."""
+        closed, self.closed = self.closed, []
+        return _result(self.tasks, closed)
+
+    def _new_location(self) -> str:
+        assert self._key is not None
+        tasks = self.tasks
+        kind = "-deletes" if tasks.equality_ids else ""
+        name = f"{_task_name()}-{tasks.name}-{len(self.locations) + 1:05d}{kind}.{tasks.options.file_format}"
+        return tasks.places.location(self._key, name)
+
+
+def _task_name() -> str:
+    """Return the number of the task, and of its attempt, which no other attempt of a Spark application has."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return "00000-0" if context is None else f"{context.partitionId():05d}-{context.taskAttemptId()}"
+
+
+def _bound(values: pa.Array, type_name: str) -> pa.Array:
+    """Return partition values of Spark as `bound_arrow_type` has them."""
+    if type_name == "uuid" and not pa.types.is_binary(values.type):
+        values = uuid_bytes(values.cast(pa.string()))
+    return values.cast(bound_arrow_type(type_name))
+
+
+def run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
+    """Return where runs of equal partition values begin.
+
+    Args:
+        values: the values of each partition field.
+        rows: the number of rows, at least one.
+    """
+    changes = np.zeros(rows, np.bool_)
+    changes[0] = True
+    for array in values:
+        codes = _codes(array)
+        changes[1:] |= codes[1:] != codes[:-1]
+    starts: list[int] = np.flatnonzero(changes).tolist()
+    return starts
+
+
+def _codes(array: pa.Array) -> Any:
+    """Return integers that are equal where values are; floats are compared by their bits, and nulls are equal."""
+    if pa.types.is_floating(array.type):
+        bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(f"i{array.type.bit_width // 8}")
+        array = pc.if_else(array.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
+    return array.dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
+
+
+def _same(left: Sequence[pa.Scalar], right: Sequence[pa.Scalar]) -> bool:
+    for value, other in zip(left, right, strict=True):
+        if pa.types.is_floating(value.type):
+            if not (_codes(pa.concat_arrays([pa.repeat(value, 1), pa.repeat(other, 1)])) == 0).all():
+                return False
+        elif not value.equals(other):
+            return False
+    return True
+
+
+def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
+    schema = tasks.result_schema
+    columns: dict[str, Any] = {
+        "content": [int(ContentType.EQUALITY_DELETES if tasks.equality_ids else ContentType.DATA)] * len(closed),
+        "file_path": [file.location for file in closed],
+        "file_format": [tasks.options.file_format.upper()] * len(closed),
+        "spec_id": [tasks.spec_id] * len(closed),
+        "record_count": [file.metrics.rows for file in closed],
+        "file_size_in_bytes": [file.written.size for file in closed],
+        "column_sizes": [file.written.column_sizes or None for file in closed],
+        "split_offsets": [file.written.split_offsets or None for file in closed],
+        "sort_order_id": [tasks.sort_order_id] * len(closed),
+    }
+    metrics = [file.metrics.counts() | file.metrics.bounds() for file in closed]
+    columns["equality_ids"] = [tasks.equality_ids] * len(closed)
+    columns[PROBLEM] = [None] * len(closed)
+    columns |= {name: [each[name] for each in metrics] for name in METRICS_MAPS[1:]}
+    arrays = []
+    for kind in schema:
+        if kind.name == "partition":
+            arrays.append(_tuples(tasks, closed, kind.type))
+        elif kind.name in METRICS_MAPS:
+            maps = [None if value is None else sorted(value.items()) for value in columns[kind.name]]
+            arrays.append(pa.array(maps, kind.type))
+        else:
+            arrays.append(pa.array(columns[kind.name], kind.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _problem(schema: pa.Schema, text: str) -> pa.RecordBatch:
+    arrays = [pa.array([text]) if field.name == PROBLEM else pa.nulls(1, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _tuples(tasks: DataFileTasks, closed: Sequence[_Closed], kind: pa.StructType) -> pa.Array:
+    children = []
+    for place, child in zip(tasks.tuple_places, kind, strict=True):
+        if place is None:
+            children.append(pa.nulls(len(closed), child.type))
+        else:
+            children.append(pa.concat_arrays([pa.repeat(file.key[place], 1).cast(child.type) for file in closed]))
+    return pa.StructArray.from_arrays(children, fields=list(kind))

@@ -1,0 +1,450 @@
+"""`RowTransaction`: a transaction that also writes and deletes rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+
+from sparkmeta.commit.transaction import Transaction
+from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.manifests.arrays import whole
+from sparkmeta.operations.base_table import TableT
+from sparkmeta.rows.projected import NAME_MAPPING, name_mapping
+from sparkmeta.write.add_files import describe_files
+from sparkmeta.write.assignments import assigned_values, with_values
+from sparkmeta.write.cleanup import delete_written, deleted_on_failure
+from sparkmeta.write.deletes import write_deletes
+from sparkmeta.write.equality_deletes import EqualityDeletes
+from sparkmeta.write.files import LINEAGE, write_files
+from sparkmeta.write.matching import FILE, Matching, masks_of
+from sparkmeta.write.merge import Merge
+from sparkmeta.write.merged_rows import merged_rows
+from sparkmeta.write.upsert import upsert_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.commit.conflicts import Isolation
+    from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.state import TableState
+    from sparkmeta.write.matching import Masks
+    from sparkmeta.write.merged_rows import MergedRows
+
+_log = logging.getLogger(__name__)
+
+_MODES = ("copy-on-write", "merge-on-read")
+_ISOLATIONS = ("serializable", "snapshot")
+# The first format version with row lineage.
+_LINEAGE_VERSION = 3
+
+
+@dataclass
+class RowTransaction(Transaction[TableT]):
+    """A transaction with changes of rows.
+
+    Data files are written when a change is asked for, and become part of the table when the transaction commits. They
+    are deleted if it is known not to have been committed.
+    """
+
+    _written: list[DataFrame] = field(default_factory=list)
+    _failure: BaseException | None = None
+
+    # -- changes of rows --------------------------------------------------------------------------------------------
+
+    def append(
+        self, df: DataFrame, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+    ) -> Self:
+        """Add rows; see `Table.append`."""
+        with self._change(branch, snapshot_properties) as change:
+            change.update.append(self._write(df))
+        return self
+
+    def overwrite(
+        self,
+        df: DataFrame,
+        overwrite_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Replace the rows that match a filter; see `Table.overwrite`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            matching = Matching(change.head, overwrite_filter)
+            files = self._write(df)
+            if matching.has_parts:
+                replaces = self._replace(change, matching, isolation or "snapshot")
+                change.update.append(files)
+                if not replaces and isolation is not None:
+                    change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
+            else:
+                change.update.overwrite(files, row_filter=overwrite_filter)
+                if isolation is not None:
+                    change.update.validate_no_conflicts(overwrite_filter, isolation=isolation)
+        return self
+
+    def dynamic_partition_overwrite(
+        self,
+        df: DataFrame,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Replace the partitions that rows are in; see `Table.dynamic_partition_overwrite`."""
+        if self.table_metadata.spec().is_unpartitioned():
+            raise ValidationError(f"{self.table.full_name}: it has no partitions to overwrite: overwrite replaces all")
+        with self._change(branch, snapshot_properties) as change:
+            change.update.replace_partitions(self._write(df))
+            if isolation is not None:
+                change.update.validate_no_conflicts(isolation=isolation)
+        return self
+
+    def delete(
+        self,
+        delete_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Delete the rows that match a filter; see `Table.delete`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            matching = Matching(change.head, delete_filter)
+            if not matching.has_parts:
+                if matching.has_whole_files:
+                    change.update.delete(row_filter=delete_filter)
+                else:
+                    change.drop()
+            else:
+                masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
+                if not self._replace(change, matching, level, masks=masks):
+                    change.drop()
+        return self
+
+    def equality_delete(
+        self,
+        df: DataFrame,
+        equality_cols: Sequence[str] | None = None,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Delete the rows that have given keys, without reading them; see `Table.equality_delete`."""
+        with self._change(branch, snapshot_properties) as change:
+            deletes = EqualityDeletes.of(change.head, df, equality_cols)
+            for files in deletes.write():
+                self._written.append(files)
+                change.update.row_delta(deletes=files)
+            if deletes.is_empty:
+                change.drop()
+            elif isolation is not None:
+                change.update.validate_no_conflicts(deletes.row_filter, isolation=isolation, ignore_deletes=True)
+        return self
+
+    def update(
+        self,
+        assignments: Mapping[str, Column | Any],
+        where: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Assign values to columns of the rows that match a filter; see `Table.update`."""
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            matching = Matching(change.head, where, by_rows=True)
+            assigned = assigned_values(assignments, matching.row_type, self.table_metadata.location)
+            level = self._isolation("update", isolation)
+            if not self._replace(change, matching, level, assigned, masks=self._merges_on_read("update")):
+                change.drop()
+        return self
+
+    def upsert(
+        self,
+        df: DataFrame,
+        join_cols: Sequence[str] | None = None,
+        *,
+        when_matched_update_all: bool = True,
+        when_not_matched_insert_all: bool = True,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Self:
+        """Change the rows that have the keys of given rows, and add the others; see `Table.upsert`."""
+        schema, table = self.table_metadata.schema(), self.table_metadata.location
+        updates, inserts = when_matched_update_all, when_not_matched_insert_all
+        merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
+        with self._change(branch, snapshot_properties, reads=True) as change:
+            if merge.clauses:
+                rows = merged_rows(change.head, merge, self._lineage)
+                if rows.source.duplicate is not None:
+                    raise ValidationError(f"{table}: two of the rows have the key {shown(rows.source.duplicate)}")
+                self._merge(change, rows, isolation)
+            else:
+                change.drop()
+        return self
+
+    def merge(
+        self,
+        source: DataFrame,
+        on: str | Sequence[str] | Column,
+        *,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> Merge[Self]:
+        """Begin a merge; see `Table.merge`. Its `merge()` returns this transaction."""
+
+        def run(merge: Merge[Self]) -> Self:
+            with self._change(branch, snapshot_properties, reads=True) as change:
+                self._merge(change, merged_rows(change.head, merge, self._lineage), isolation)
+            return self
+
+        return Merge(source, on, run)
+
+    def _merge(self, change: _Change, rows: MergedRows, isolation: Isolation | None) -> None:
+        """Write new versions of rows, and let the commit replace or delete the older ones."""
+        level, lineage = self._isolation("merge", isolation), bool(self._lineage)
+        paths = rows.changed_files
+        if not len(paths) and not rows.has_new_rows:
+            change.drop()
+            return
+        if not len(paths):
+            change.update.append(self._write(rows.new_rows, lineage=lineage))
+        else:
+            files = rows.matching.planned(paths)
+            if self._merges_on_read("merge"):
+                added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
+                masks = masks_of(rows.positions.repartition(FILE), files, change.head)
+                self._delete_rows(change, masks, files, added, with_deletes=True)
+            else:
+                added = self._write(rows.rewritten(files), lineage=lineage)
+                change.update.row_delta(added=added, removed=rows.matching.named(paths))
+        change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level)
+
+    def add_files(
+        self,
+        paths: Sequence[str] | DataFrame,
+        *,
+        check_duplicate_files: bool = True,
+        branch: str = "main",
+        snapshot_properties: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Add existing data files; see `Table.add_files`."""
+        with self._change(branch, snapshot_properties) as change:
+            added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
+            if added.without_ids and name_mapping(self.table_metadata) is None:
+                self.set_properties({NAME_MAPPING: self.table_metadata.schema().name_mapping.model_dump_json()})
+            change.update.append(added.files)
+        return self
+
+    # -- how rows are replaced --------------------------------------------------------------------------------------
+
+    def _replace(
+        self,
+        change: _Change,
+        matching: Matching,
+        isolation: Isolation,
+        assigned: Mapping[str, Column] | None = None,
+        *,
+        masks: bool = False,
+    ) -> bool:
+        """Delete matching rows, or assign values to them, in files of which some rows match; remove the other files.
+
+        Args:
+            masks: whether the rows are deleted by delete files, and not by writing their files again.
+
+        Returns:
+            Whether any row matches. If none does, the change stays as it is.
+        """
+        paths = _affected(matching, masks=masks)
+        if not len(paths) and not matching.has_whole_files:
+            return False
+        if len(paths):
+            (self._mask if masks else self._rewrite)(change, matching, paths, assigned)
+        if matching.has_whole_files:
+            change.update.delete(matching.whole_files)
+        only_deletes = masks and assigned is None
+        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation, ignore_deletes=only_deletes)
+        return True
+
+    def _rewrite(
+        self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
+    ) -> None:
+        """Write files again, without their matching rows or with values assigned to these."""
+        lineage, matches = self._lineage, matching.is_matching_row
+        rows = matching.rows(matching.planned(paths), lineage)
+        rows = rows.where((~matches).text) if assigned is None else with_values(rows, assigned, lineage, matches)
+        change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
+
+    def _mask(
+        self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
+    ) -> None:
+        """Delete matching rows of files by delete files, and add them again with values assigned to them."""
+        files = matching.planned(paths)
+        added = None
+        if assigned is not None:
+            lineage = self._lineage
+            rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
+            added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
+        # A row that changes must still be there, one that is deleted need not.
+        self._delete_rows(change, matching.masks, files, added, with_deletes=assigned is not None)
+
+    def _delete_rows(
+        self,
+        change: _Change,
+        masks: Masks,
+        files: PlannedFiles,
+        added: DataFrame | None,
+        *,
+        with_deletes: bool,
+    ) -> None:
+        """Delete rows by deletion vectors or position delete files, and add data files with their new versions.
+
+        Args:
+            masks: the rows; see `masks_of`.
+            files: the data files that they are in.
+            added: the new data files.
+            with_deletes: whether it is a conflict if others deleted the data files.
+        """
+        deletes = write_deletes(change.head, masks, files)
+        self._written.append(deletes.files)
+        change.update.row_delta(added=added, deletes=deletes.files, superseded=deletes.superseded)
+        if deletes.data_files is not None:
+            change.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
+
+    def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
+        files = write_files(replace(self.table.state, metadata=self.table_metadata), df, lineage=lineage)
+        self._written.append(files)
+        return files
+
+    @property
+    def _lineage(self) -> tuple[str, ...]:
+        """The metadata columns that rows keep when they move to another file."""
+        tracked = self.table_metadata.format_version >= _LINEAGE_VERSION
+        return tuple(column.name for column in LINEAGE) if tracked else ()
+
+    # -- properties -------------------------------------------------------------------------------------------------
+
+    def _merges_on_read(self, command: str) -> bool:
+        """Return whether rows are deleted by delete files. Tables of version 1 have none."""
+        mode = self._property(f"write.{command}.mode", _MODES)
+        return mode == _MODES[1] and self.table_metadata.format_version > 1
+
+    def _isolation(self, command: str, given: Isolation | None) -> Isolation:
+        if given is not None:
+            return given
+        level = self._property(f"write.{command}.isolation-level", _ISOLATIONS)
+        return "serializable" if level == _ISOLATIONS[0] else "snapshot"
+
+    def _property(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return a table property; the first of the allowed values is the default."""
+        text = self.table_metadata.properties.get(name, allowed[0]).lower()
+        if text not in allowed:
+            problem = f"it is one of {', '.join(allowed)}"
+            raise ValidationError(f"{self.table.full_name}: the table property {name} is {shown(text)}: {problem}")
+        return text
+
+    # -- steps and their end ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _change(self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False) -> Iterator[_Change]:
+        """Begin a change of rows; if it fails, it is not a step of the transaction, and its files are deleted.
+
+        Args:
+            branch: the branch.
+            properties: of the snapshot's summary.
+            reads: whether the change depends on the branch's rows, which earlier steps must not change.
+        """
+        self.table.refuse_read_only()
+        state = replace(self.table.state, metadata=self.table_metadata)
+        head = branch_head(state, branch)
+        if reads and any(hasattr(step, "names") for step in self._steps):
+            problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"
+            raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
+        update = self.update_snapshot(branch, properties).assume_new_files()
+        change, before = _Change(update, head), len(self._written)
+        try:
+            yield change
+        except BaseException:
+            self._forget(update, before)
+            raise
+        if change.dropped:
+            _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
+            self._forget(update, before)
+
+    def _forget(self, update: SnapshotUpdate, before: int) -> None:
+        """Take a change back, and delete the files that it wrote."""
+        self._steps[:] = [step for step in self._steps if step is not update]
+        self._delete_written(before)
+
+    def commit(self) -> TableT:
+        """Make all changes in one commit, and return the resulting table; see `Transaction.commit`."""
+        if self._failure is not None:
+            raise self._failure
+        written, self._written = self._written, []
+        try:
+            with deleted_on_failure(self.table.state, written):
+                return super().commit()
+        except BaseException as error:
+            # Another attempt would commit files that are deleted, or commit them twice.
+            self._failure = error if written else None
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._delete_written()
+        super().__exit__(kind, error, trace)
+
+    def _delete_written(self, start: int = 0) -> None:
+        """Delete the files of changes that are not committed."""
+        for files in self._written[start:]:
+            delete_written(self.table.state, files)
+        del self._written[start:]
+
+
+@dataclass
+class _Change:
+    """A change of rows that has begun.
+
+    Attributes:
+        update: the snapshot that it makes.
+        head: the table at the branch's head.
+        dropped: whether it turned out that there is nothing to change.
+    """
+
+    update: SnapshotUpdate
+    head: TableState
+    dropped: bool = False
+
+    def drop(self) -> None:
+        """Make no snapshot."""
+        self.dropped = True
+
+
+def _affected(matching: Matching, *, masks: bool) -> pa.Array:
+    """Return the paths of partly matching files that have matching rows. Runs jobs.
+
+    Args:
+        masks: whether the masks of these rows are needed as well.
+    """
+    if not matching.has_parts:
+        return pa.array([], pa.string())
+    if masks and isinstance(matching.masks, pa.Table):
+        return matching.masks.column("data_path").unique()
+    paths = matching.masks.select("data_path") if masks else matching.positions.select(FILE)
+    return whole(paths.distinct().toArrow().column(0))

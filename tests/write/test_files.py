@@ -1,0 +1,214 @@
+"""Data files of V4 trees: all types, defaults, transforms that tasks compute, and tasks that fail."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
+from pyiceberg.types import (
+    BinaryType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+import sparkmeta as sm
+from sparkmeta.write.files import data_file_tasks
+from sparkmeta.write.tasks import PARTITION_COLUMN
+from tests.rows.comparison import row_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+EVERY_TYPE = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "u", UUIDType()),
+    NestedField(3, "fx", FixedType(3)),
+    NestedField(4, "t", TimeType()),
+    NestedField(6, "dec", DecimalType(38, 10)),
+    NestedField(7, "small", DecimalType(9, 2)),
+    NestedField(8, "ntz", TimestampType()),
+    NestedField(9, "tz", TimestamptzType()),
+    NestedField(10, "b", BinaryType()),
+    NestedField(11, "d", DoubleType()),
+    NestedField(
+        12, "st", StructType(NestedField(13, "x", IntegerType(), required=True), NestedField(14, "y", StringType()))
+    ),
+    NestedField(15, "l", ListType(16, StructType(NestedField(17, "e", LongType())), element_required=False)),
+    NestedField(18, "m", MapType(19, StringType(), 20, IntegerType(), value_required=True)),
+)
+# Narrower types, and fields of structs in another order, are found by name.
+QUERY = """
+    SELECT id, m, l, st, f AS d, b, tz, ntz, CAST(id AS DECIMAL(5, 2)) small, dec, t, fx, u FROM (
+        SELECT id, concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) u,
+            IF(id % 4 = 0, null, unhex(lpad(hex(id), 6, '0'))) fx,
+            id * 1000003L t, CAST(id * 1.1 AS DECIMAL(30, 10)) dec, CAST(id / 3D AS FLOAT) f,
+            timestamp_ntz'1890-01-01 00:00:00.000001' ntz, timestamp_seconds(id * 1e9) tz, X'00ff' b,
+            IF(id % 3 = 0, null, named_struct('y', 'text', 'x', id % 100)) st,
+            IF(id % 5 = 0, null, array(named_struct('e', CAST(id AS INT)), null)) l,
+            IF(id % 2 = 0, null, map('k', CAST(id AS INT))) m
+        FROM (SELECT CAST(id AS INT) id FROM range(60)))
+"""
+
+
+def new_table(spark: SparkSession, folder: Path, schema: Schema, spec: PartitionSpec, **properties: str) -> sm.Table:
+    catalog = sm.load_catalog("files", type="hadoop", warehouse=str(folder))
+    catalog.create_namespace("db")
+    named = {key.replace("__", ".").replace("_", "-"): value for key, value in properties.items()}
+    return catalog.create_table("db.t", schema, spec, format_version=4, properties=named, spark=spark)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+def test_every_type_is_read_as_it_was_written(spark: SparkSession, tmp_path: Path, file_format: str) -> None:
+    table = new_table(spark, tmp_path, EVERY_TYPE, PartitionSpec(), write__format__default=file_format)
+    rows = spark.sql(QUERY)
+    table = table.append(rows)
+    read = table.scan().to_df()
+    assert read.columns == [field.name for field in EVERY_TYPE.fields]
+    fields = {
+        field.name: f"CAST({field.name} AS {field.dataType.simpleString()}) {field.name}" for field in read.schema
+    }
+    fields |= {"u": "lower(u) u", "st": "IF(st IS NULL, null, named_struct('x', st.x, 'y', st.y)) st"}
+    assert row_texts(read) == row_texts(rows.selectExpr(*fields.values()))
+    assert not table.check().collect()
+
+
+UNFIT = {
+    "'zz' u": "column u of type uuid: 'zz' is not a UUID",
+    "X'00' fx": "column fx of type fixed[3]: b'\\x00' has 1 bytes, not 3",
+    "86400000000L t": "column t of type time: 86400000000 is not a time",
+    "named_struct('x', cast(null as int)) st": "column st.x is required, and has nulls in 1 rows",
+    "map('k', cast(null as int)) m": "column m.value is required, and has nulls in 1 rows",
+    "named_struct('y', 'text') st": "column st.x is required and has no write default, and the rows lack it",
+    "named_struct('x', 1, 'z', 2) st": "column st.z is not in the table, which has 'x', 'y'",
+    "array(named_struct('e', 'text')) l": "column l.element.e of the rows is string: the table has type long",
+    "cast(1 as decimal(38, 9)) dec": "column dec of the rows is decimal(38,9): the table has type decimal",
+}
+
+
+def test_values_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, EVERY_TYPE, PartitionSpec())
+    for value, message in UNFIT.items():
+        with pytest.raises(sm.ValidationError) as caught:
+            table.append(spark.sql(f"SELECT 1L id, {value}"))
+        assert message in str(caught.value)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_write_defaults(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, Schema(NestedField(1, "id", LongType(), required=True)), PartitionSpec())
+    with table.update_schema() as update:
+        update.add_column("kind", StringType(), required=True, default_value="new")
+        update.add_column("n", IntegerType(), default_value=7)
+    with table.refresh().update_spec() as spec:
+        spec.add_identity("kind")
+    table = table.refresh()
+    table = table.append(spark.sql("SELECT 1L id")).append(spark.sql("SELECT 2L id, 'given' kind, cast(null as int) n"))
+    assert sorted(map(tuple, table.scan().to_df().collect())) == [(1, "new", 7), (2, "given", None)]
+    assert sorted(row.kind for row in table.inspect.files().select("partition.kind").collect()) == ["given", "new"]
+
+
+def test_partitions_of_every_type(spark: SparkSession, tmp_path: Path) -> None:
+    names = ("u", "fx", "t", "dec", "small", "ntz", "tz", "b", "d", "id")
+    fields = (EVERY_TYPE.find_field(name) for name in names)
+    spec = PartitionSpec(
+        *(PartitionField(field.field_id, 1000 + place, IdentityTransform(), field.name)
+          for place, field in enumerate(fields))
+    )  # fmt: skip
+    table = new_table(spark, tmp_path, EVERY_TYPE, spec)
+    table = table.append(spark.sql(QUERY).where("id < 8"))
+    assert not table.check().collect()
+    read = table.scan(selected_fields=(*names, "_partition")).to_df()
+    rows = read.select(*names)
+    assert row_texts(rows) == row_texts(read.select(*(f"_partition.{name}" for name in names)))
+    assert rows.count() == 8
+    assert table.scan("u = '00000000-0000-4000-8000-000000000003'").count_files() == 1
+
+
+def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> None:
+    schema = Schema(
+        NestedField(1, "s", StringType()), NestedField(2, "b", BinaryType()), NestedField(3, "d", DecimalType(38, 10))
+    )
+    fields = ((1, BucketTransform(4), "s4"), (2, BucketTransform(3), "b3"), (3, TruncateTransform(500), "d500"))
+    spec = PartitionSpec(*(PartitionField(source, 1000 + source, each, name) for source, each, name in fields))
+    table = new_table(spark, tmp_path, schema, spec)
+    rows = [
+        (f"text {n}" if n % 5 else None, bytes([n]) if n % 7 else None, Decimal(n).scaleb(-9) if n % 3 else None)
+        for n in range(40)
+    ]
+    table = table.append(spark.createDataFrame(rows, "s STRING, b BINARY, d DECIMAL(38, 10)"))
+    values = table.scan(selected_fields=("s", "b", "d", "_partition")).to_df().collect()
+    assert len(values) == 40
+    for row in values:
+        source = (row.s, None if row.b is None else bytes(row.b), row.d)
+        expected = [
+            each.transform(schema.find_type(field))(value)
+            for (field, each, _), value in zip(fields, source, strict=True)
+        ]
+        assert list(row._partition) == expected
+
+
+@pytest.mark.parametrize("ending", ["error", "killed"])
+def test_a_task_that_does_not_end_leaves_no_file(spark: SparkSession, tmp_path: Path, ending: str) -> None:
+    schema = Schema(NestedField(1, "n", IntegerType()))
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "n"))
+    table = new_table(spark, tmp_path, schema, spec)
+    tasks = data_file_tasks(table.state, table.schema())
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        values = pa.array(range(300), pa.int32())
+        yield pa.RecordBatch.from_arrays([values, values], ["n", PARTITION_COLUMN.format(0)])
+        if ending == "error":
+            raise OSError("the disk is full")
+
+    results = tasks.write(batches())
+    assert len(next(results)) >= 256
+    assert len(list(tmp_path.rglob("*.parquet"))) >= 256
+    if ending == "error":
+        with pytest.raises(OSError, match="the disk is full"):
+            next(results)
+    else:
+        results.close()  # type: ignore[attr-defined]
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+REFUSED = {
+    "write.format.default=csv": "write.format.default is 'csv': it is one of parquet, orc, avro",
+    "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': expected a whole number above 0",
+    "write.distribution-mode=some": "write.distribution-mode is 'some': it is one of none, hash, range",
+    "encryption.key-id=k": "the table is encrypted",
+}
+
+
+def test_properties_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, Schema(NestedField(1, "n", IntegerType())), PartitionSpec())
+    for setting, message in REFUSED.items():
+        name, _, value = setting.partition("=")
+        with table.transaction() as tx:
+            tx.set_properties({name: value})
+        table = table.refresh()
+        with pytest.raises((sm.ValidationError, sm.UnsupportedError)) as caught:
+            table.append(spark.sql("SELECT 1 n"))
+        assert message in str(caught.value)
+        with table.transaction() as tx:
+            tx.remove_properties(name)
+        table = table.refresh()
