@@ -263,7 +263,7 @@ class MergedRows:
 
     @cached_property
     def _inserted(self) -> DataFrame | None:
-        """The rows to add, with null for lineage. Spark keeps them. None if no clause adds rows."""
+        """The rows to add, with `_CLAUSE`, and null for lineage. Spark keeps them. None if no clause adds rows."""
         clauses = self._insert_clauses
         if not clauses:
             return None
@@ -278,7 +278,9 @@ class MergedRows:
                     value = F.when(F.col(_CLAUSE) == place, assigned[field.name]).otherwise(value)
             columns.append(value.alias(field.name))
         lineage = [F.lit(None).cast("bigint").alias(name) for name in self.lineage]
-        return checkpointed(rows.where(F.col(_CLAUSE).isNotNull()).select(*columns, *lineage))
+        # A union fails on constraints of kept rows whose columns they lack, such as those of constants in the source.
+        # To drop a column from them drops such constraints too.
+        return checkpointed(rows.where(F.col(_CLAUSE).isNotNull()).select(_CLAUSE, *columns, *lineage))
 
     @property
     def _unmatched(self) -> DataFrame:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, ListType, MapType, NestedField, StringType, StructType, UUIDType
+from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType, UUIDType
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -258,3 +258,15 @@ def test_upsert_of_structs_and_lists_with_maps(spark: SparkSession, tmp_path: Pa
     assert sorted((row.id, row.st.m, row.li) for row in table.scan().to_df().collect()) == [
         (id_, {"a": n}, [{"b": n}]) for id_, n in ((1, 1), (2, 20), (3, 30))
     ]
+
+
+def test_a_source_of_constants(spark: SparkSession, tmp_path: Path) -> None:
+    """A merge that updates and adds rows; Spark knows the values of the source when it plans."""
+    catalog = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
+    layout = Schema(NestedField(1, "id", LongType()), NestedField(2, "n", IntegerType()))
+    table = catalog.create_table("db.t", layout, format_version=2, spark=spark)
+    table = table.append(spark.createDataFrame([(0, 0), (1, 10), (2, 20)], "id BIGINT, n INT"))
+    for key in (1, 7):
+        source = spark.sql(f"SELECT {key}L AS id, 5 AS n")
+        table = table.merge(source, on=["id"]).when_matched().update_all().when_not_matched().insert_all().merge()
+    assert sorted(map(tuple, table.scan().to_df().collect())) == [(0, 0), (1, 5), (2, 20), (7, 5)]
