@@ -210,7 +210,8 @@ class FileSystemViews:
         statuses = self.files.list(metadata, METADATA_FILES)
         last = version_of(newest.metadata_location)
         if last is None:
-            raise UnsupportedError(f"{newest.metadata_location}: is of a catalog's view, which only that catalog drops")
+            problem = "belongs to a view of another catalog, which must drop it"
+            raise UnsupportedError(f"{newest.metadata_location} {problem}")
         versions = {status.location: version_of(status.location) or 0 for status in statuses}
         if any(version > last for version in versions.values()):
             raise CommitFailedError(f"{metadata}: {newest.metadata_location} is no longer the current version")

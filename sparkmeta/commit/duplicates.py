@@ -58,7 +58,7 @@ def _check_few(state: TableState, added: NewFiles, removal: Removal, searches: S
     names = names_of(entries)
     for name, count in Counter(names).items():
         if count > 1:
-            raise ValidationError(f"{state.metadata.location}: {name.path} is to be added twice")
+            raise ValidationError(f"{state.metadata.location}: {name.path} is added twice by the commit")
     stages = [search_all(root_manifests(state))]
     for kinds, content in _KINDS:
         new = entries.filter(pc.is_in(entries.column("content_type"), pa.array(list(map(int, kinds)), pa.int32())))
@@ -81,7 +81,7 @@ def _check_many(state: TableState, added: NewFiles, removal: Removal) -> None:
     suspects = hashed.groupBy("hash").count().where("count > 1")
     twice = keys.join(F.broadcast(suspects), F.xxhash64(*keys.columns) == F.col("hash"), "left_semi")
     for row in twice.groupBy(*keys.columns).count().where("count > 1").limit(1).toArrow().to_pylist():
-        raise ValidationError(f"{state.metadata.location}: {row['location']} is to be added twice")
+        raise ValidationError(f"{state.metadata.location}: {row['location']} is added twice by the commit")
     for kinds, content in _KINDS:
         new = added.of(kinds, content)
         leaves = live_leaves(state, content)

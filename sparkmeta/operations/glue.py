@@ -124,14 +124,17 @@ class GlueOperations(PointerOperations):
 
 
 def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], version: TableVersion) -> None:
-    """Add the table of a metadata file. For a block of `catalog_errors`."""
+    """Add the table of a metadata file. Call it inside `with catalog_errors(...)`."""
     location, metadata = version
     database, name = catalog.identifier_to_database_and_table(identifier)
     catalog._create_glue_table(database, name, _construct_table_input(name, location, {}, metadata))
 
 
 def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
-    """Rename a table: Glue has it under both names, then only under the new one. For a block of `catalog_errors`."""
+    """Rename a table: Glue has it under both names, then only under the new one.
+
+    Call it inside `with catalog_errors(...)`.
+    """
     database, name = catalog.identifier_to_database_and_table(new_identifier)
     entry = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier, iceberg.NoSuchTableError))
     catalog._create_glue_table(database, name, _construct_rename_table_input(name, entry))

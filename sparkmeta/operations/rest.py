@@ -191,7 +191,7 @@ def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> Loaded
 
 
 def rest_table_exists(catalog: RestCatalog, identifier: tuple[str, ...]) -> bool:
-    """Return whether a table exists. For a block of `catalog_errors`."""
+    """Return whether a table exists. Call it inside `with catalog_errors(...)`."""
     if Capability.V1_TABLE_EXISTS in catalog._supported_endpoints:
         return bool(catalog.table_exists(identifier))
     # pyiceberg would parse the answer, with models that can't read all metadata.
@@ -236,7 +236,7 @@ def create_rest_table(
 
 
 def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metadata_location: str) -> LoadedTable:
-    """Add the table of a metadata file. For a block of `catalog_errors`."""
+    """Add the table of a metadata file. Call it inside `with catalog_errors(...)`."""
     catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
     refuse_missing_namespace(catalog, identifier)
     url = catalog.url(Endpoints.register_table, namespace=catalog._encode_namespace_path(identifier[:-1]))
@@ -245,7 +245,7 @@ def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metad
 
 
 def rename_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
-    """Rename a table. For a block of `catalog_errors`."""
+    """Rename a table. Call it inside `with catalog_errors(...)`."""
     catalog._check_endpoint(Capability.V1_RENAME_TABLE)
     refuse_missing_namespace(catalog, new_identifier)
     ends = {"source": identifier, "destination": new_identifier}

@@ -187,7 +187,7 @@ def _table(values: Mapping[str, Any], key: str, file: str, place: str) -> dict[s
 def _texts(values: Mapping[str, Any], key: str, file: str, place: str) -> tuple[str, ...]:
     value = values.get(key, [])
     if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-        raise ValidationError(f"{file}: {place}.{key} is {shown(value)}: expected a list of texts")
+        raise ValidationError(f"{file}: {place}.{key} is {shown(value)}: expected a list of strings")
     return tuple(value)
 
 

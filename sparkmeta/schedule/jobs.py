@@ -158,8 +158,8 @@ _OF_TEXTS: dict[str, type] = {"Sequence[str]": list, "Mapping[str, str]": dict}
 def _what(annotation: str) -> str:
     if "datetime" in annotation:
         return "a duration such as 36h or 7d"
-    words = {"Sequence": "a list of texts", "Mapping": "a table of keys and values", "bool": "true or false"}
-    words |= {"float": "a number", "int": "a whole number", "str": "a text"}
+    words = {"Sequence": "a list of strings", "Mapping": "a table of keys and values", "bool": "true or false"}
+    words |= {"float": "a number", "int": "a whole number", "str": "a string"}
     return next((text for name, text in words.items() if name in annotation), annotation)
 
 

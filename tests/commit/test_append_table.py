@@ -309,7 +309,7 @@ def test_duplicates_and_retries(spark_session: SparkSession, tmp_path: Path) -> 
     empty = loaded(spark_session, HandmadeTable(tmp_path / "empty"))
     assert planned(committed(after, lambda update: update.append(empty))) == planned(after)
     twice = target_of(spark_session, tmp_path / "twice")
-    with pytest.raises(ValidationError, match="is to be added twice"):
+    with pytest.raises(ValidationError, match="is added twice by the commit"):
         committed(twice, lambda update: update.append(source).append(source))
 
 

@@ -62,14 +62,14 @@ def equality_deletes(spark: SparkSession, *ids: int) -> DataFrame:
 
 def test_a_file_that_is_added_twice(table: sm.Table, spark_session: SparkSession) -> None:
     twice = files(spark_session, 7, 8).unionByName(files(spark_session, 7, part="z"))
-    refused(table, lambda tx: tx.update_snapshot().append(twice), "/data/f7 is to be added twice")
+    refused(table, lambda tx: tx.update_snapshot().append(twice), "/data/f7 is added twice by the commit")
 
 
 def test_a_file_that_is_added_by_two_appends(table: sm.Table, spark_session: SparkSession) -> None:
     def change(tx: Any) -> None:
         tx.update_snapshot().append(files(spark_session, 7)).append(files(spark_session, 7, 8))
 
-    refused(table, change, "/data/f7 is to be added twice")
+    refused(table, change, "/data/f7 is added twice by the commit")
 
 
 def test_a_file_that_is_there_already(table: sm.Table, spark_session: SparkSession) -> None:
