@@ -39,8 +39,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType(), required=True))
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> sm.Catalog:
     uri = {"uri": f"sqlite:///{tmp_path}/catalog.db"} if request.param == "sql" else {}
     catalog = sm.load_catalog("new", type=request.param, warehouse=f"file://{tmp_path}", **uri)
-    if request.param == "sql":
-        catalog.pyiceberg.create_namespace("ns")  # type: ignore[attr-defined]
+    catalog.create_namespace("ns")
     return catalog
 
 
