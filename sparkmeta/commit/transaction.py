@@ -25,6 +25,7 @@ from sparkmeta.edit.new_snapshot import ref_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.spec.new_table import VERSION_PROPERTY
 from sparkmeta.spec.update_schema import UpdateSchema
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
-FORMAT_VERSION = "format-version"
 # Changes of branches and tags, which tables of every format version support.
 _REF_UPDATES = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
 
@@ -115,10 +115,10 @@ class Transaction(Generic[TableT]):
             ValidationError: the property is `format-version`, which `table.maintenance.upgrade` changes.
         """
         updates = {key: str(value) for key, value in {**(properties or {}), **values}.items()}
-        if FORMAT_VERSION in updates:
+        if VERSION_PROPERTY in updates:
             raise ValidationError(
-                f"{self.table.full_name}: {FORMAT_VERSION} is {shown(updates[FORMAT_VERSION])}: it is no property of a "
-                "table: table.maintenance.upgrade changes the format version"
+                f"{self.table.full_name}: {VERSION_PROPERTY} is {shown(updates[VERSION_PROPERTY])}: it is no property "
+                "of a table: table.maintenance.upgrade changes the format version"
             )
         self._apply((SetPropertiesUpdate(updates=updates),))
         return self

@@ -220,8 +220,6 @@ class App:
     async def _namespaces(self, call: Call) -> Response:
         parent = call.request.query_params.get("parent", "")
         names = tuple(parent.split(_SEPARATOR)) if parent else ()
-        if names:
-            await self._in_thread(self.tables.check_namespace, names)
         return _json({"namespaces": await self._in_thread(self.tables.namespaces, names)})
 
     async def _namespace(self, call: Call) -> Response:

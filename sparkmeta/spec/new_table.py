@@ -34,7 +34,7 @@ _NEWEST_WITH_LISTS = 3
 _EMPTY_LISTS = ("snapshots", "snapshot-log", "metadata-log", "statistics", "partition-statistics")
 # The default of Iceberg's own libraries.
 _DEFAULT_VERSION = 2
-_VERSION_PROPERTY = "format-version"
+VERSION_PROPERTY = "format-version"
 # Properties of every new table (semantics 3.3-8).
 _DEFAULT_PROPERTIES = {"write.parquet.compression-codec": "zstd"}
 
@@ -73,7 +73,7 @@ def new_metadata(
         order = assign_fresh_sort_order_ids(sort_order, schema, columns)
     except ValueError as error:
         raise ValidationError(f"{location}: {error}") from error
-    stored = {key: value for key, value in properties.items() if key != _VERSION_PROPERTY}
+    stored = {key: value for key, value in properties.items() if key != VERSION_PROPERTY}
     schema_json, spec_json = (
         schema_to_json(columns),
         _with_sources(partition_spec_to_json(fields), spec, schema, columns),
@@ -154,7 +154,7 @@ def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema
 
 
 def _version(location: str, properties: Mapping[str, str], format_version: int | None) -> int:
-    text = properties.get(_VERSION_PROPERTY)
+    text = properties.get(VERSION_PROPERTY)
     requested = str(format_version if text is None else text)
     if format_version is not None and requested != str(format_version):
         raise ValidationError(

@@ -7,12 +7,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread, task_reader
 from sparkmeta.edit.sorted_manifests import file_count, key_schema, manifest_format
-from sparkmeta.errors import ValidationError, from_spark
+from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS, target_bytes, total_bytes
 from sparkmeta.maintain.rewrite_manifests.tasks import ManifestTasks
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, live_count
@@ -60,10 +59,8 @@ class ManifestJob:
         units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
         cut = partial(tasks.cut_parts, bounds)
         written = sorted_among_tasks(units, cut, tasks.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
-        try:
+        with translated_errors():
             manifests = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
-        except PySparkException as error:
-            raise from_spark(error) or error from error
         self._check_count(manifests)
         return manifests
 
