@@ -168,7 +168,12 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
         schema: of the result.
     """
     row_type = spark_schema(schema) if isinstance(schema, pa.Schema) else schema
-    return frame.mapInArrow(_Task(function), row_type)
+    names = None
+    if any("." in name or "`" in name for name in frame.columns):
+        # PySpark looks up the columns by their names as if these were expressions.
+        names = frame.columns
+        frame = frame.toDF(*map(str, range(len(names))))
+    return frame.mapInArrow(_Task(function, names), row_type)
 
 
 @dataclass(frozen=True)
@@ -176,12 +181,18 @@ class _Task:
     """A function that spares its Python worker garbage collections of the modules that it has loaded.
 
     PySpark's daemon collects garbage after each task, which takes 0.1 s with these modules.
+
+    Attributes:
+        function: the function.
+        names: those of the columns of the batches that the function takes; None if the batches have them.
     """
 
     function: MapFunction
+    names: list[str] | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from self.function(batches)
+        names = self.names
+        yield from self.function(batches if names is None else (batch.rename_columns(names) for batch in batches))
         _exempt_modules()
 
 

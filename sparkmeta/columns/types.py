@@ -40,7 +40,10 @@ _BOUND_TYPES: Final[dict[str, spark.DataType]] = _SPARK_TYPES | {
 }
 
 _EXACT: Final = Context(prec=76, traps=[Inexact, InvalidOperation])
-_UUID: Final = "^(.{8})(.{4})(.{4})(.{4})(.{12})$"
+UUID_DIGITS: Final = "^(.{8})(.{4})(.{4})(.{4})(.{12})$"
+"""The 32 hexadecimal digits of a UUID, as a regular expression."""
+UUID_TEXT: Final = "$1-$2-$3-$4-$5"
+"""What takes the place of `UUID_DIGITS`."""
 
 
 def spark_type(iceberg_type: IcebergType) -> spark.DataType:
@@ -145,5 +148,5 @@ _LITERALS: Final[dict[str, Callable[[Any], str]]] = {
 def public_value(column: Sql, primitive: PrimitiveType) -> Sql:
     """Convert a value in bound form to ``spark_type``: UUIDs to text."""
     if str(primitive) == "uuid":
-        return sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), _UUID, "$1-$2-$3-$4-$5")
+        return sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), UUID_DIGITS, UUID_TEXT)
     return column

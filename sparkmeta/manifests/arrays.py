@@ -44,7 +44,12 @@ def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:
     An array may be a slice, and may have values under its nulls.
     """
     if pa.types.is_map(array.type):
-        array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
+        # Arrow casts no struct whose fields are not nullable and that has nulls.
+        entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        buffers = array.buffers()[:2]
+        array = pa.Array.from_buffers(
+            pa.list_(entries.type), len(array), buffers, offset=array.offset, children=[entries]
+        )
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.array(offsets), pc.list_flatten(array)

@@ -5,41 +5,83 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.types import PrimitiveType
+from pyspark.errors import AnalysisException, PySparkTypeError, PySparkValueError, SparkRuntimeException
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, MapType, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.errors import ValidationError
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.write.input import check_type, nested_value
 
 if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
     from sparkmeta.columns.sql import Sql
 
 
-def assigned_values(assignments: Mapping[str, Column | Any], row_type: StructType, table: str) -> dict[str, Column]:
-    """Return a Column for each assignment, a Column or a value, cast to the type of its column.
+def assigned_values(
+    assignments: Mapping[str, Column | Any], frame: DataFrame, schema: Schema, table: str
+) -> dict[str, Column]:
+    """Return a Column for each assignment, a Column or a value, in the type of its column.
+
+    Primitive values are cast; structs, also those in lists and maps, are assigned by the names of their fields.
 
     Args:
         assignments: column name -> Column or value.
-        row_type: the type of the table's rows in Spark.
+        frame: no rows, with the columns that values may name.
+        schema: the table's.
         table: the table, for errors.
 
     Raises:
-        ValidationError: there is no assignment, or the table does not have a column.
+        ValidationError: there is no assignment, the table does not have a column, a value can't be evaluated, or a
+            nested value is of another type.
     """
-    types = {field.name: field.dataType for field in row_type.fields}
+    fields = {field.name: field for field in schema.fields}
     if not assignments:
         raise ValidationError(f"{table}: an update or insert takes at least one assignment")
     for name in assignments:
-        if name not in types:
+        if name not in fields:
             raise ValidationError(f"{table}: assigned column {name} is not in the table")
-    columns = {name: value if hasattr(value, "cast") else F.lit(value) for name, value in assignments.items()}
-    # A cast of structs goes by position; they are found by name when they are written.
-    nested = (StructType, ArrayType, MapType)
-    return {
-        name: value if isinstance(types[name], nested) else value.cast(types[name]) for name, value in columns.items()
-    }
+    values = {}
+    for name, value in assignments.items():
+        wanted = fields[name].field_type
+        column, kind = _evaluated(frame, value, f"{table}: {name}")
+        if isinstance(wanted, PrimitiveType):
+            values[name] = column.cast(spark_type(wanted))
+        else:
+            check_type(kind, wanted, (name,), table)
+            values[name] = nested_value(column, kind, wanted)
+    return values
+
+
+def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataType:
+    """Return the type of a Column, or of an SQL expression, over a DataFrame.
+
+    Args:
+        frame: the rows.
+        column: the Column or expression.
+        what: the table and the value, for errors.
+
+    Raises:
+        ValidationError: it can't be evaluated.
+    """
+    try:
+        return frame.select((F.expr(column) if isinstance(column, str) else column).alias("value")).schema[0].dataType
+    except (AnalysisException, SparkRuntimeException) as error:
+        problem = next(iter(str(error).strip().splitlines()), "")
+        raise ValidationError(f"{what}: {problem}") from error
+
+
+def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column, DataType]:
+    try:
+        column = value if hasattr(value, "cast") else F.lit(value)
+    except (AttributeError, PySparkTypeError, PySparkValueError) as error:
+        problem = f"{shown(value)} is of type {type(value).__name__}, which Spark has no literal of: pass a Column"
+        raise ValidationError(f"{what}: {problem}") from error
+    return column, evaluated_type(frame, column, what)
 
 
 def with_values(

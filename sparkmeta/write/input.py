@@ -22,10 +22,11 @@ from pyiceberg.types import (
     StructType,
     UUIDType,
 )
+from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.types import public_value, spark_type, typed_literal
+from sparkmeta.columns.types import UUID_DIGITS, UUID_TEXT, public_value, spark_type, typed_literal
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.rows.projected import child_fields, type_name
 from sparkmeta.rows.resolve import Column
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pyiceberg.schema import Schema
+    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
@@ -102,7 +104,7 @@ def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, .
     types = {field.name: field.dataType for field in rows.fields}
     for name, field in known.items():
         if name in types:
-            _check_type(types[name], field.field_type, (*path, name), table)
+            check_type(types[name], field.field_type, (*path, name), table)
         elif field.required and field.write_default is None:
             problem = f"column {_path(path, name)} is required and has no write default, and the rows lack it"
             raise ValidationError(f"{table}: {problem}")
@@ -136,7 +138,7 @@ def _has(rows: spark.StructType, way: Sequence[NestedField], table: str) -> bool
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
             return False
         kind = kind[field.name].dataType
-    _check_type(kind, way[-1].field_type, tuple(field.name for field in way), table)
+    check_type(kind, way[-1].field_type, tuple(field.name for field in way), table)
     return True
 
 
@@ -160,15 +162,27 @@ def _hint(name: str, known: Mapping[str, Any]) -> str:
     return f", which has {', '.join(map(shown, list(known)[:_NAMED]))}{more}"
 
 
-def _check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...], table: str) -> None:
+def check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...], table: str) -> None:
+    """Check the type of a column of rows, fields of structs by name; see `check_columns`.
+
+    Args:
+        kind: the column's type.
+        wanted: the type of the table's column.
+        path: the names from the top of the schema to the column.
+        table: the table, for errors.
+
+    Raises:
+        ValidationError: the types differ.
+        UnsupportedError: a field of a nested type has a write default.
+    """
     match kind, wanted:
         case spark.StructType(), StructType():
             _check_struct(kind, wanted, path, table)
         case spark.ArrayType(), ListType():
-            _check_type(kind.elementType, wanted.element_type, (*path, "element"), table)
+            check_type(kind.elementType, wanted.element_type, (*path, "element"), table)
         case spark.MapType(), MapType():
-            _check_type(kind.keyType, wanted.key_type, (*path, "key"), table)
-            _check_type(kind.valueType, wanted.value_type, (*path, "value"), table)
+            check_type(kind.keyType, wanted.key_type, (*path, "key"), table)
+            check_type(kind.valueType, wanted.value_type, (*path, "value"), table)
         case _:
             if not _fits(kind, wanted):
                 raise ValidationError(
@@ -238,6 +252,44 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
     if isinstance(wanted, UUIDType):
         return public_value(value, wanted) if isinstance(kind, spark.BinaryType) else sql.call("lower", value)
     return value if kind == spark_type(wanted) else value.cast(spark_type(wanted))
+
+
+def nested_value(value: SparkColumn, kind: spark.DataType, wanted: IcebergType) -> SparkColumn:
+    """Return a value in the `spark_type` of a table's type, with fields of structs found by name.
+
+    Args:
+        value: the value.
+        kind: its type, which `check_type` has accepted.
+        wanted: the table's type.
+    """
+    target = spark_type(wanted)
+    # UUIDs may be in upper case.
+    if kind.simpleString() == target.simpleString() and "uuid" not in str(wanted):
+        return value
+    match kind, wanted:
+        case spark.StructType(), StructType():
+            fields = [_nested_field(value, kind, field).alias(field.name) for field in wanted.fields]
+            return F.when(value.isNotNull(), F.struct(*fields))
+        case spark.ArrayType(), ListType():
+            element_type = kind.elementType
+            return F.transform(value, lambda element: nested_value(element, element_type, wanted.element_type))
+        case spark.MapType(), MapType():
+            key_type, value_type = kind.keyType, kind.valueType
+            value = F.transform_keys(value, lambda key, _: nested_value(key, key_type, wanted.key_type))
+            return F.transform_values(value, lambda _, item: nested_value(item, value_type, wanted.value_type))
+        case spark.BinaryType(), UUIDType():
+            return F.regexp_replace(F.lower(F.hex(value)), UUID_DIGITS, UUID_TEXT)
+        case _, UUIDType():
+            return F.lower(value)
+    return value.cast(target)
+
+
+def _nested_field(value: SparkColumn, kind: spark.StructType, field: NestedField) -> SparkColumn:
+    if field.name in kind.names:
+        return nested_value(value.getField(field.name), kind[field.name].dataType, field.field_type)
+    if isinstance(field.field_type, PrimitiveType):
+        return _default_value(field, field.field_type).column()
+    return F.lit(None).cast(spark_type(field.field_type))
 
 
 def way_to(schema: Schema, field_id: int) -> list[NestedField]:

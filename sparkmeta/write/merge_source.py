@@ -11,11 +11,10 @@ from pyiceberg.types import PrimitiveType, UUIDType
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
-from sparkmeta.columns.types import spark_type
-from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.errors import ValidationError
 from sparkmeta.rows.projected import type_name
 from sparkmeta.write.files import checkpointed
-from sparkmeta.write.input import check_columns, field_value
+from sparkmeta.write.input import check_columns, nested_value
 from sparkmeta.write.key_range import count_and_range
 from sparkmeta.write.merge import Action, When
 
@@ -63,7 +62,7 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
 
     Raises:
         ValidationError: a column that the merge takes is of another type; or a key is not in both.
-        UnsupportedError: a nested column is not exactly of the table's type; or the session keeps no rows.
+        UnsupportedError: a column is of a type that can't be written; or the session keeps no rows.
     """
     source = merge.source
     keys = _keys(merge, schema, table)
@@ -116,21 +115,13 @@ def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
         raise ValidationError(f"{table}: the source has no column of the table: {action}_all has no value to take")
     rows = source.select(*(quoted(field.name) for field in common))
     check_columns(rows, schema if inserts else Schema(*common), table)
-    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
-    for field in common:
-        # Casts of structs go by position: nested columns have to be as the table has them.
-        wanted = spark_type(field.field_type).simpleString()
-        if not isinstance(field.field_type, PrimitiveType) and types[field.name] != wanted:
-            problem = f"column {field.name} of the rows is {types[field.name]}: a merge takes {wanted}"
-            raise UnsupportedError(f"{table}: {problem}")
 
 
 def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
     """Return the source with its columns of a schema's names as rows of the table have them."""
-    row_type = source.schema
-    values = {
-        field.name: field_value(row_type, schema, field.field_id).column()
-        for field in schema.fields
-        if field.name in source.columns and isinstance(field.field_type, PrimitiveType)
-    }
+    row_type, values = source.schema, {}
+    for field in schema.fields:
+        if field.name in source.columns:
+            value = F.col(quoted(field.name))
+            values[field.name] = nested_value(value, row_type[field.name].dataType, field.field_type)
     return source.select(*(values.get(name, F.col(quoted(name))).alias(name) for name in source.columns))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.types import PrimitiveType
-from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
 from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.write.assignments import assigned_values
+from sparkmeta.write.assignments import assigned_values, evaluated_type
 from sparkmeta.write.files import checkpointed
 from sparkmeta.write.input import field_value
 from sparkmeta.write.matching import FILE, POSITION, Matching
@@ -25,8 +24,6 @@ from sparkmeta.write.merge import Action, Clause, Merge, When
 from sparkmeta.write.merge_source import SOURCE_ROW, MergeSource, merge_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.rows.planned import PlannedFiles
@@ -116,33 +113,19 @@ class MergedRows:
 
     def check(self) -> None:
         """Evaluate all conditions and values for no rows. Raises ValidationError for the first that can't be."""
-        spark, row_type = self.matching.state.spark, self.matching.row_type
-        target = spark.createDataFrame([], row_type).alias(_TARGET)
-        source = self.source.rows.limit(0).alias(_SOURCE)
-        frames = {
-            When.MATCHED: target.crossJoin(source),
-            When.NOT_MATCHED: source,
-            When.NOT_MATCHED_BY_SOURCE: target,
-        }
-        self._evaluate(frames[When.MATCHED], "the merge's `on` condition", lambda: self._on)
+        self._check_condition(When.MATCHED, "the merge's `on` condition", self._on)
         for place, clause in enumerate(self.merge.clauses):
             what = f"clause {place + 1} ({clause.when})"
-            self._evaluate(frames[clause.when], what, partial(_condition, clause))
-            if clause.values is not None:
-                for name, value in assigned_values(clause.values, row_type, self._table).items():
-                    self._evaluate(frames[clause.when], f"{what}: {name}", partial(_same, value), conditions=False)
+            if clause.condition is not None:
+                self._check_condition(clause.when, what, clause.condition)
             if clause.action == Action.INSERT and clause.values is not None:
                 self._check_required(clause, what)
+        _ = self._values
 
-    def _evaluate(self, frame: DataFrame, what: str, column: Callable[[], Column], *, conditions: bool = True) -> None:
-        try:
-            (field,) = frame.select(column().alias("value")).schema.fields
-        except AnalysisException as error:
-            problem = next(iter(str(error).strip().splitlines()), "")
-            raise ValidationError(f"{self._table}: {what}: {problem}") from error
-        if conditions and not isinstance(field.dataType, BooleanType):
-            problem = f"the condition is {field.dataType.simpleString()}, not boolean"
-            raise ValidationError(f"{self._table}: {what}: {problem}")
+    def _check_condition(self, when: When, what: str, condition: Column | str) -> None:
+        kind = evaluated_type(self._without_rows[when], condition, f"{self._table}: {what}")
+        if not isinstance(kind, BooleanType):
+            raise ValidationError(f"{self._table}: {what}: the condition is {kind.simpleString()}, not boolean")
 
     def _check_required(self, clause: Clause, what: str) -> None:
         assert clause.values is not None
@@ -150,6 +133,27 @@ class MergedRows:
             if field.required and field.write_default is None and field.name not in clause.values:
                 problem = f"column {field.name} is required and has no write default, and gets no value"
                 raise ValidationError(f"{self._table}: {what}: {problem}")
+
+    @cached_property
+    def _without_rows(self) -> dict[When, DataFrame]:
+        """For each kind of clause, no rows with the columns that its condition and values may name."""
+        matching = self.matching
+        target = matching.state.spark.createDataFrame([], matching.row_type).alias(_TARGET)
+        source = self.source.rows.limit(0).alias(_SOURCE)
+        return {When.MATCHED: target.crossJoin(source), When.NOT_MATCHED: source, When.NOT_MATCHED_BY_SOURCE: target}
+
+    @cached_property
+    def _values(self) -> list[dict[str, Column]]:
+        """The values that each clause assigns."""
+        return [self._values_of(place, clause) for place, clause in enumerate(self.merge.clauses)]
+
+    def _values_of(self, place: int, clause: Clause) -> dict[str, Column]:
+        if clause.values is not None:
+            what = f"{self._table}: clause {place + 1} ({clause.when})"
+            schema = self.matching.state.metadata.schema()
+            return assigned_values(clause.values, self._without_rows[clause.when], schema, what)
+        given = set(self.source.rows.columns)
+        return {name: _of(_SOURCE, name) for name in self._names if name in given}
 
     @property
     def _table(self) -> str:
@@ -231,7 +235,7 @@ class MergedRows:
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
         """Return the value of each column of the table: the new one where a clause updates, else the old one."""
-        updates = [(place, self._values(clause)) for place, clause in clauses if clause.action == Action.UPDATE]
+        updates = [(place, self._values[place]) for place, clause in clauses if clause.action == Action.UPDATE]
         columns = []
         for name in self._names:
             value = _of(_TARGET, name)
@@ -252,13 +256,6 @@ class MergedRows:
             ]
         return [*lineage, *(_of(_TARGET, name).alias(name) for name in (FILE, POSITION))]
 
-    def _values(self, clause: Clause) -> dict[str, Column]:
-        """Return the values that a clause assigns."""
-        if clause.values is not None:
-            return assigned_values(clause.values, self.matching.row_type, self._table)
-        given = set(self.source.rows.columns)
-        return {name: _of(_SOURCE, name) for name in self._names if name in given}
-
     # -- rows of the source -----------------------------------------------------------------------------------------
 
     @cached_property
@@ -269,7 +266,7 @@ class MergedRows:
             return None
         unmatched = self._unmatched.alias(_SOURCE)
         rows = unmatched.withColumn(_CLAUSE, _first([(place, _condition(clause)) for place, clause in clauses]))
-        values = [(place, self._values(clause)) for place, clause in clauses]
+        values = [(place, self._values[place]) for place, clause in clauses]
         columns = []
         for field in self.matching.state.metadata.schema().fields:
             value = self._default(field.name)
@@ -313,10 +310,6 @@ def _first(tests: list[tuple[int, Column]]) -> Column:
 
 def _condition(clause: Clause) -> Column:
     return F.lit(True) if clause.condition is None else _column(clause.condition)
-
-
-def _same(column: Column) -> Column:
-    return column
 
 
 def _column(condition: Column | str) -> Column:

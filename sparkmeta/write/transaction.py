@@ -165,7 +165,9 @@ class RowTransaction(Transaction[TableT]):
         """Assign values to columns of the rows that match a filter; see `Table.update`."""
         with self._change(branch, snapshot_properties, reads=True) as change:
             matching = Matching(change.head, where, by_rows=True)
-            assigned = assigned_values(assignments, matching.row_type, self.table_metadata.location)
+            without_rows = change.head.spark.createDataFrame([], matching.row_type)
+            metadata = self.table_metadata
+            assigned = assigned_values(assignments, without_rows, metadata.schema(), metadata.location)
             level = self._isolation("update", isolation)
             if not self._replace(change, matching, level, assigned, masks=self._merges_on_read("update")):
                 change.drop()

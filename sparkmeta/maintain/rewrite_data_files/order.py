@@ -12,6 +12,7 @@ from pyiceberg.types import PrimitiveType
 
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.rewrite_data_files.curve import MOST_COLUMNS
+from sparkmeta.write.input import way_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _TERM: Final = re.compile(
     r"(?P<term>.+?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE | re.DOTALL
 )
-_CALL: Final = re.compile(r"(?P<name>\w+)\s*\((?P<arguments>[^()]*)\)")
+# A part of a column's name, with its backquotes.
+_QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
+_CALL: Final = re.compile(rf"(?P<name>\w+)\s*\((?P<arguments>(?:{_QUOTED.pattern}|[^()`])*)\)")
 _UNSIZED: Final[tuple[Transform[Any, Any], ...]] = (
     transforms.IdentityTransform(), transforms.YearTransform(), transforms.MonthTransform(),
     transforms.DayTransform(), transforms.HourTransform(),
@@ -71,7 +74,7 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
         return RowOrder(_known(metadata, tuple(_field(schema, term, wanted) for term in terms)))
     if len(terms) > 1:
         raise ValidationError(f"sort_order is {shown(wanted)}: zorder(...) can't be combined with other columns")
-    columns = [_column(schema, name.strip(), wanted) for name in curves[0]["arguments"].split(",")]
+    columns = [_column(schema, name, wanted) for name in _terms(curves[0]["arguments"])]
     if len(set(columns)) < len(columns):
         raise ValidationError(f"sort_order is {shown(wanted)}: a column is there twice")
     identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, _Identity)}
@@ -91,9 +94,12 @@ def _known(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
 
 
 def _terms(text: str) -> Iterator[str]:
-    """Yield the parts between commas that are not in parentheses."""
-    depth = start = 0
+    """Yield the parts between commas that are not in parentheses or backquotes."""
+    depth, start, is_quoted = 0, 0, False
     for place, character in enumerate(text):
+        is_quoted ^= character == "`"
+        if is_quoted:
+            continue
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == "," and not depth:
             yield text[start:place].strip()
@@ -116,7 +122,7 @@ def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Tr
     call = _CALL.fullmatch(term)
     if call is None:
         return _column(schema, term, whole), transforms.IdentityTransform()
-    name, arguments = call["name"].lower(), [argument.strip() for argument in call["arguments"].split(",")]
+    name, arguments = call["name"].lower(), list(_terms(call["arguments"]))
     numbers = [argument for argument in arguments if argument.isdecimal()]
     columns = [argument for argument in arguments if not argument.isdecimal()]
     if len(columns) == 1 and name in _SIZED and len(numbers) == 1 and int(numbers[0]):
@@ -134,13 +140,12 @@ def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Tr
 
 def _column(schema: Schema, name: str, whole: str) -> NestedField:
     """Return a primitive column that is in no list and no map."""
-    plain = name.strip("`")
+    plain = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
     try:
         field = schema.find_field(plain)
     except ValueError:
         raise ValidationError(f"sort_order is {shown(whole)}: the table has no column {shown(plain)}") from None
-    path = plain.split(".")
-    structs = all(schema.find_field(".".join(path[:end])).field_type.is_struct for end in range(1, len(path)))
+    structs = all(parent.field_type.is_struct for parent in way_to(schema, field.field_id)[:-1])
     if not isinstance(field.field_type, PrimitiveType) or not structs:
         problem = f"column {plain} of type {field.field_type} can't be sorted by"
         raise ValidationError(f"sort_order is {shown(whole)}: {problem}")

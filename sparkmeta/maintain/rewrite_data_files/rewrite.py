@@ -36,6 +36,7 @@ from sparkmeta.write.files import (
     write_files,
     written_files,
 )
+from sparkmeta.write.input import way_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -174,7 +175,7 @@ class Rewrite:
         """Return the z-order of files' rows, of which some are read."""
         assert self.order is not None
         schema, columns = self.state.metadata.schema(), self.order.curve
-        paths = [tuple((schema.find_column_name(column.field_id) or column.name).split(".")) for column in columns]
+        paths = [tuple(field.name for field in way_to(schema, column.field_id)) for column in columns]
         read = prune_columns(schema, {column.field_id for column in columns})
         count = sum(files.numbers("record_count").tolist())
         rows = rows_of(self._scan(read), files)

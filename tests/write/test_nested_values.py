@@ -1,0 +1,177 @@
+"""Nested values are assigned by the names of their fields, and columns may have any name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from pyiceberg.expressions import EqualTo
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DoubleType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    UUIDType,
+)
+from pyspark.sql import functions as F
+
+import sparkmeta as sm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import Column, SparkSession
+
+POINT = StructType(NestedField(11, "x", LongType(), required=True), NestedField(12, "y", DoubleType()))
+PAIR = StructType(NestedField(32, "a", LongType()), NestedField(33, "b", LongType()))
+NAMED = StructType(NestedField(43, "u", UUIDType()), NestedField(44, "t", StringType()))
+SCHEMA = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, "point", POINT),
+    NestedField(3, "points", ListType(31, PAIR, element_required=False)),
+    NestedField(4, "named", MapType(41, StringType(), 42, NAMED, value_required=False)),
+)
+ID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+ROWS = f"""VALUES
+    (1L, named_struct('x', 1L, 'y', 1.5D), array(named_struct('a', 1L, 'b', 2L)),
+     map('k', named_struct('u', '{ID}', 't', 'v'))),
+    (2L, NULL, NULL, NULL),
+    (3L, named_struct('x', 3L, 'y', NULL), array(NULL), map('k', NULL)) AS t(id, point, points, named)"""
+# The same fields in another order, of smaller types, and with one that is absent.
+POINT_BY_NAME = "named_struct('y', 2.5F, 'x', 7)"
+POINTS_BY_NAME = "array(named_struct('b', 8, 'a', 9), NULL)"
+NAMED_BY_NAME = f"map('m', named_struct('u', unhex('{ID.replace('-', '')}')), 'n', NULL)"
+
+
+@pytest.fixture(params=[2, 4])
+def table(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    properties = {f"write.{operation}.mode": "merge-on-read" for operation in ("update", "delete", "merge")}
+    table = catalog.create_table("db.t", SCHEMA, format_version=request.param, properties=properties, spark=spark)
+    return table.append(spark.sql(f"SELECT * FROM {ROWS}"))
+
+
+def row_of(table: sm.Table, key: int) -> Any:
+    (row,) = table.scan(f"id = {key}").to_df().drop("id").collect()
+    return row.asDict(recursive=True)
+
+
+CHANGED = {
+    "point": {"x": 7, "y": 2.5},
+    "points": [{"a": 9, "b": 8}, None],
+    "named": {"m": {"u": ID, "t": None}, "n": None},
+}
+
+
+def by_name() -> dict[str, Column]:
+    return {"point": F.expr(POINT_BY_NAME), "points": F.expr(POINTS_BY_NAME), "named": F.expr(NAMED_BY_NAME)}
+
+
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+def test_update(table: sm.Table, mode: str) -> None:
+    before = [row_of(table, key) for key in (2, 3)]
+    with table.transaction() as tx:
+        tx.set_properties({"write.update.mode": mode})
+    table = table.refresh()
+    table = table.update(by_name(), "id = 1")
+    assert row_of(table, 1) == CHANGED
+    assert [row_of(table, key) for key in (2, 3)] == before
+
+
+def test_merge_with_values(table: sm.Table, spark: SparkSession) -> None:
+    merge = table.merge(spark.sql("SELECT 3L id UNION ALL SELECT 9L"), "id")
+    table = (
+        merge.when_matched()
+        .update(by_name())
+        .when_not_matched()
+        .insert({"id": F.col("source.id"), **by_name()})
+        .merge()
+    )
+    assert row_of(table, 3) == row_of(table, 9) == CHANGED
+
+
+def test_merge_of_whole_rows(table: sm.Table, spark: SparkSession) -> None:
+    source = spark.sql(
+        f"""SELECT id, {NAMED_BY_NAME} named, {POINTS_BY_NAME} points, IF(id = 2, NULL, {POINT_BY_NAME}) point
+            FROM VALUES (2L), (3L), (9L) AS s(id)"""
+    )
+    table = table.merge(source, "id").when_matched().update_all().when_not_matched().insert_all().merge()
+    assert row_of(table, 3) == row_of(table, 9) == CHANGED
+    assert row_of(table, 2) == {**CHANGED, "point": None}
+
+
+def test_upsert(table: sm.Table, spark: SparkSession) -> None:
+    source = spark.sql(f"SELECT explode(array(1L, 9L)) id, {POINT_BY_NAME} point, {NAMED_BY_NAME} named")
+    table = table.upsert(source, ["id"])
+    assert row_of(table, 9) == {**CHANGED, "points": None}
+    assert row_of(table, 1) == {**CHANGED, "points": [{"a": 1, "b": 2}]}
+
+
+def test_values_that_do_not_fit(table: sm.Table, spark: SparkSession) -> None:
+    snapshots = len(table.snapshots())
+    for value, problem in {
+        "named_struct('x', 1, 'z', 2)": "column point.z is not in the table, which has 'x', 'y'",
+        "named_struct('y', 1D)": "column point.x is required and has no write default, and the rows lack it",
+        "named_struct('x', 'a')": "column point.x of the rows is string: the table has type long",
+        "1": "column point of the rows is int: the table has type struct",
+        "nowhere": "point: .*UNRESOLVED_COLUMN",
+    }.items():
+        with pytest.raises(sm.ValidationError, match=problem):
+            table.update({"point": F.expr(value)}, "id = 1")
+        merge = table.merge(spark.sql("SELECT 1L id"), "id").when_matched().update({"point": F.expr(value)})
+        with pytest.raises(sm.ValidationError, match=rf"clause 1 \(when_matched\): {problem}"):
+            merge.merge()
+    for literal in ({"x": 1}, object()):
+        with pytest.raises(sm.ValidationError, match=r"point: .*(literal|Literal)"):
+            table.update({"point": literal}, "id = 1")
+    with pytest.raises(sm.ValidationError, match=r"point\.x is required"):
+        table.update({"point": F.expr("named_struct('x', CAST(NULL AS BIGINT))")}, "id = 1")
+    assert len(table.refresh().snapshots()) == snapshots
+
+
+def test_uuid_values(table: sm.Table) -> None:
+    value = F.create_map(F.lit("k"), F.struct(F.lit(str(UUID(ID)).upper()).alias("u")))
+    assert row_of(table.update({"named": value}, "id = 1"), 1)["named"] == {"k": {"u": ID, "t": None}}
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_names_with_dots_and_quotes(version: int, spark: SparkSession, tmp_path: Path) -> None:
+    schema = Schema(
+        NestedField(1, "a.b", LongType()), NestedField(2, "c`d", IntegerType()), NestedField(3, "e f,(g)", StringType())
+    )
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", schema, format_version=version, spark=spark)
+    names = ["a.b", "c`d", "e f,(g)"]
+
+    def rows() -> list[tuple[Any, ...]]:
+        return sorted(map(tuple, table.scan().to_df().collect()))
+
+    table = table.append(
+        spark.createDataFrame([(1, 10, "x"), (2, 20, "y"), (3, 30, "z")], schema="a BIGINT, b INT, c STRING").toDF(
+            *names
+        )
+    )
+    table = table.update({"c`d": F.col("`c``d`") + 1, "e f,(g)": "new"}, EqualTo("a.b", 1))
+    assert rows() == [(1, 11, "new"), (2, 20, "y"), (3, 30, "z")]
+    table = table.delete(EqualTo("a.b", 2))
+    source = spark.createDataFrame([(3, 33, "u"), (4, 40, "i")], schema="a BIGINT, b INT, c STRING").toDF(*names)
+    table = table.upsert(source, ["a.b"])
+    expected = [(1, 11, "new"), (3, 33, "u"), (4, 40, "i")]
+    assert rows() == expected
+    for order in ("`a.b` DESC", "`e f,(g)`, `c``d` DESC", "zorder(`a.b`, `c``d`)"):
+        plan = table.maintenance.rewrite_data_files(strategy="sort", sort_order=order, rewrite_all=True)
+        plan.commit()
+        table = table.refresh()
+        assert rows() == expected
+        assert table.scan().plan_files().count() == 1
+    table.maintenance.rewrite_data_files(rewrite_all=True).commit()
+    table = table.refresh()
+    assert rows() == expected
