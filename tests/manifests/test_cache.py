@@ -516,3 +516,27 @@ def test_info_and_prune(folder: Path, tmp_path: Path, spark: SparkSession) -> No
     assert [path for path in folder.rglob("*") if path.is_file()] == []
     assert len(rows(plan(location, spark))) == 10
     assert "there is no such file" in run("info", str(tmp_path / "nowhere"), code=1)
+
+
+def test_prune_deletes_no_files_of_others(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    filled(table_of(tmp_path / "t").write(), spark, folder)
+    foreign = [folder / "package.json", folder / f"{'0' * 32}.json"]
+    for path, content in zip(foreign, ["{}", next(folder.glob("*.json")).read_text()], strict=True):
+        path.write_text(content)
+        os.utime(path, (1, 1))
+    assert run("prune", str(folder), "--commit") == "0 files, 0 B: deleted\n"
+    run("prune", str(folder), "--older-than", "0", "--commit")
+    assert {path for path in folder.rglob("*") if path.is_file()} == {*foreign}
+
+
+@pytest.mark.parametrize("command", [["info"], ["prune", "--older-than", "0", "--commit"]])
+def test_a_folder_that_is_no_cache_is_refused(command: list[str], tmp_path: Path) -> None:
+    table_of(tmp_path / "t").write()
+    metadata = tmp_path / "t" / "metadata"
+    before = sorted(metadata.iterdir())
+    for path in before:
+        os.utime(path, (1, 1))
+    assert "this is no manifest cache" in run(*command, str(metadata), code=1)
+    assert sorted(metadata.iterdir()) == before
+    (tmp_path / "empty").mkdir()
+    run(*command, str(tmp_path / "empty"))

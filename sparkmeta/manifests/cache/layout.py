@@ -14,6 +14,7 @@ A leaf holds the manifest's entries before inheritance.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,6 +29,7 @@ LAYOUT = 1
 
 LEAF_SUFFIX, TYPES_SUFFIX = ".parquet", ".json"
 _DIGITS, _FEW_DIGITS = 32, 16
+_DIGEST = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 
 UNKNOWN_TYPE = "unknown"
 """The type of columns without values, for which Parquet has no type that Spark reads."""
@@ -58,6 +60,11 @@ class CacheTypes:
     @property
     def name(self) -> str:
         return _digest(self.document)
+
+    @staticmethod
+    def is_name(text: str) -> bool:
+        """Return whether a document of types can have this name."""
+        return _DIGEST.fullmatch(text) is not None
 
     @staticmethod
     def parse(document: bytes) -> CacheTypes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.cache.folder import ManifestCache
-from sparkmeta.manifests.cache.layout import LEAF_SUFFIX, TYPES_SUFFIX, CachedLeaf, leaf_folder
+from sparkmeta.manifests.cache.layout import LEAF_SUFFIX, TYPES_SUFFIX, CachedLeaf, CacheTypes, leaf_folder
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name
 from sparkmeta.storage.writing import DeleteFailure, is_temporary
@@ -63,11 +64,26 @@ def _types_name(status: FileStatus) -> str:
 
 
 def cache_contents(cache: ManifestCache) -> CacheContents:
-    """List the contents of a cache. Raises NotFoundError if its folder does not exist."""
-    documents = cache.files.list(cache.folder, f"*{TYPES_SUFFIX}")
-    known = [cache.types(_types_name(status)) for status in documents]
-    folders = sorted({types.manifests for types in known if types is not None})
+    """List the contents of a cache.
+
+    Files that are not certainly documents of types, by their names and contents, are left out.
+
+    Raises:
+        NotFoundError: the folder does not exist.
+        ValidationError: the folder has files, but no document of types: it is no cache.
+    """
+    files = cache.files.list(cache.folder)
+    documents = {status: types for status in files if (types := _document(cache, status)) is not None}
+    if not documents and not all(is_temporary(status.location) for status in files):
+        raise ValidationError(f"{cache.folder}: this is no manifest cache: it has files, but none with types of leaves")
+    folders = sorted({types.manifests for types in documents.values()})
     return CacheContents(tuple(_folder(cache, folder) for folder in folders), tuple(documents))
+
+
+def _document(cache: ManifestCache, status: FileStatus) -> CacheTypes | None:
+    """Return the types in a file, or None if it is not a document of types."""
+    named = status.location.endswith(TYPES_SUFFIX) and CacheTypes.is_name(_types_name(status))
+    return cache.types(_types_name(status)) if named else None
 
 
 def delete_cached(cache: ManifestCache, files: list[FileStatus]) -> list[DeleteFailure]:
