@@ -7,8 +7,9 @@ Prints the plan to standard error, and commits it with --commit. Options are nam
 last line of standard output is a JSON object: the table, the plan (files, groups, bytes), the commits (null if there
 were none) and the time in seconds.
 
-Exit codes: 0 success, or nothing to do; 1 an error, described in one line; 2 invalid arguments; 3 nothing was committed
-because other commits came first: run the job again. The executors need sparkmeta installed.
+Exit codes: 0 success, or nothing to do; 1 an error, described in one line; 2 invalid arguments; 3 other commits came
+first: run the job again. After 1 or 3, the JSON object is printed only if some of the commits were made before the
+error, and says what they did. The executors need sparkmeta installed.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from sparkmeta import load_table
 from tests.conftest import iceberg_jar
 from tests.maintain.test_compact import append, new_table
+from tests.maintain.test_rewrite_data_files import only_the_first_commit_wins
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 from tests.write.test_changes import frame as rows_frame
 from tests.write.test_changes import new_table as rows_table
@@ -168,6 +169,44 @@ def test_errors_are_one_line(main_of, tmp_path: Path, capsys):
     assert errors.startswith("plan_table: ")
     assert "nothing" in errors
     assert not (tmp_path / "plan").exists()
+
+
+def test_parts_that_were_committed_before_a_conflict(
+    spark: SparkSession, main_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    table = rows_table(spark, tmp_path, commit__retry__num_retries="0")
+    table = table.append(rows_frame(spark, ordinary(0, 10))).append(rows_frame(spark, ordinary(10, 20)))
+    limits = {"partial-progress-max-commits": "2", "partial-progress-max-failed-commits": "0"}
+    options = [
+        "--rewrite-all",
+        "--partial-progress-enabled",
+        *(text for k, v in limits.items() for text in (f"--{k}", v)),
+    ]
+    with monkeypatch.context() as patch:
+        only_the_first_commit_wins(patch)
+        assert main_of("rewrite_data_files.py")(["--table", table.location(), *options, "--commit"]) == 3
+    printed, errors = capsys.readouterr()
+    after = table.refresh().current_snapshot().snapshot_id
+    committed = json.loads(printed)["committed"]
+    assert (committed["commits"], committed["failed_commits"], committed["snapshot_id"]) == (1, 1, after)
+    assert errors.splitlines()[-1] == "rewrite_data_files: another commit came first"
+
+    config = tmp_path / "maintenance.toml"
+    lines = [f"{name.replace('-', '_')} = {value}" for name, value in limits.items()]
+    job = [
+        "[jobs.rewrite_data_files]",
+        "always = true",
+        "rewrite_all = true",
+        "partial_progress_enabled = true",
+        *lines,
+    ]
+    config.write_text("\n".join([*job, "[[tables]]", f"locations = [{table.location()!r}]"]))
+    with monkeypatch.context() as patch:
+        only_the_first_commit_wins(patch)
+        assert main_of("maintain.py")(["--config", str(config), "--commit"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert (result["status"], result["error"]) == ("conflict", "another commit came first")
+    assert (result["committed"]["commits"], result["committed"]["failed_commits"]) == (1, 1)
 
 
 def test_wrong_arguments(main_of, tmp_path: Path, capsys):

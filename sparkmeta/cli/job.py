@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -43,13 +43,15 @@ def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], argument
         plan: A function that makes the plan. It takes the table, and the options as keyword arguments.
         arguments: The command-line arguments. None takes those of the process.
 
+    The result is printed after an error as well, if a part of the plan was committed.
+
     Returns:
         The exit code: 0 for success, 1 for an error, 3 if other commits came first.
     """
     parsed = parser.parse_args(arguments)
     name = parser.prog.removesuffix(".py")
     try:
-        print(json.dumps(_plan_and_commit(parsed, name, plan)))  # noqa: T201
+        _plan_and_commit(parsed, name, plan)
     except (SparkmetaError, PySparkException) as error:
         print(f"{name}: {str(from_spark(error) or error).strip().splitlines()[0]}", file=sys.stderr)  # noqa: T201
         return 3 if isinstance(error, CommitConflictError | CommitFailedError) else 1
@@ -101,14 +103,23 @@ def load_job_table(spark: SparkSession, parsed: argparse.Namespace) -> Table:
 _JOB_ARGUMENTS = {"table", "catalog", "properties", "commit"}
 
 
-def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> dict[str, Any]:
+def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> None:
     started = time.perf_counter()
     spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
     options = {name: value for name, value in vars(parsed).items() if name not in _JOB_ARGUMENTS and value is not None}
     plan = plan_of(load_job_table(spark, parsed), **options)
     print(plan.summary(), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
-    if parsed.commit:
-        plan.commit()
+    try:
+        if parsed.commit:
+            plan.commit()
+    except Exception:
+        if getattr(plan, "is_partly_committed", False):
+            _print_result(plan, started, planned)
+        raise
+    _print_result(plan, started, planned)
+
+
+def _print_result(plan: Plan, started: float, planned: float) -> None:
     seconds = {"plan": round(planned - started, 3), "commit": round(time.perf_counter() - planned, 3)}
-    return {**plan.result(), "seconds": seconds}
+    print(json.dumps({**plan.result(), "seconds": seconds}))  # noqa: T201

@@ -63,15 +63,27 @@ def carry_out(
     with progress("Planning"):
         summary = plan.summary()
     if commit:
-        with progress(doing):
-            plan.commit()
+        try:
+            with progress(doing):
+                plan.commit()
+        except Exception:
+            if getattr(plan, "is_partly_committed", False):
+                _print_result(plan.result(), summary, outcome, as_json=row_options.as_json)
+            raise
     result = plan.result()
-    if row_options.as_json:
+    _print_result(result, summary, outcome, as_json=row_options.as_json)
+    if row_options.as_json or result["committed"] is not None:
+        return
+    if not commit and not getattr(summary, "is_empty", False):
+        click.echo(UNCHANGED)
+
+
+def _print_result(
+    result: dict[str, Any], summary: Any, outcome: Callable[[Mapping[str, Any]], Iterable[str]], *, as_json: bool
+) -> None:
+    if as_json:
         print_json(result)
         return
     click.echo(str(summary))
-    if result["committed"] is not None:
-        for line in outcome(result["committed"]):
-            click.echo(line)
-    elif not commit and not getattr(summary, "is_empty", False):
-        click.echo(UNCHANGED)
+    for line in outcome(result["committed"]) if result["committed"] is not None else ():
+        click.echo(line)

@@ -27,6 +27,7 @@ CONFLICT, FAILED = "conflict", "failed"
 
 # How often a job is planned if other commits make its plan obsolete.
 _ATTEMPTS = 3
+_CONFLICTS = (CommitConflictError, CommitFailedError)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class JobResult:
             tables of this format version), `conflict` (other commits came first: run again) or `failed`.
         findings: what makes the job necessary.
         plan: the plan in numbers.
-        committed: what was committed.
+        committed: what was committed, maybe before an error.
         error: what failed, in one line.
     """
 
@@ -172,13 +173,15 @@ class _Group:
                 facts = self._planned(job, table)
                 table = table.refresh()
         except Exception as error:  # noqa: BLE001
-            is_conflict = isinstance(error, CommitConflictError | CommitFailedError)
-            facts = {"status": CONFLICT if is_conflict else FAILED, "error": _line(error)}
+            facts = _failure(error)
         seconds = round(time.perf_counter() - started, 3)
         return JobResult(name, self.group.catalog, job.name, findings=findings, seconds=seconds, **facts), table
 
     def _planned(self, job: Job, table: Table) -> dict[str, Any]:
-        """Plan a job, and commit it. If other commits make the plan obsolete, plan again."""
+        """Plan a job, and commit it. If other commits make the plan obsolete, plan again.
+
+        A plan that failed after it had committed a part is reported with this part, and not repeated.
+        """
         options = self.group.jobs[job.name]
         for attempt in range(1, _ATTEMPTS + 1):
             plan = job.plan(table, options)
@@ -191,18 +194,27 @@ class _Group:
                 return {"status": PLANNED, "plan": plan.result()["plan"]}
             try:
                 plan.commit()
-            except (CommitConflictError, CommitFailedError):
-                if attempt == _ATTEMPTS:
+                outcome = {"status": COMMITTED}
+            except Exception as error:
+                if getattr(plan, "is_partly_committed", False):
+                    outcome = _failure(error)
+                elif attempt == _ATTEMPTS or not isinstance(error, _CONFLICTS):
                     raise
-                table = table.refresh()
-                continue
+                else:
+                    table = table.refresh()
+                    continue
             result = plan.result()
-            return {"status": COMMITTED, "plan": result["plan"], "committed": result["committed"]}
+            return {**outcome, "plan": result["plan"], "committed": result["committed"]}
         raise AssertionError("unreachable")
 
 
 def _is_pattern(name: str) -> bool:
     return any(character in name for character in "*?[")
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """Return the status and the error of a job that failed."""
+    return {"status": CONFLICT if isinstance(error, _CONFLICTS) else FAILED, "error": _line(error)}
 
 
 def _line(error: Exception) -> str:

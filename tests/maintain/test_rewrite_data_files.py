@@ -273,6 +273,53 @@ def test_partial_progress_past_a_damaged_file(spark: SparkSession, tmp_path: Pat
         table.maintenance.rewrite_data_files(strategy="sort", sort_order="id", rewrite_all=True).commit()
 
 
+def only_the_first_commit_wins(patch: pytest.MonkeyPatch) -> None:
+    swap, commits = FileSystemOperations.commit, []
+
+    def commit(self: FileSystemOperations, base: Any, metadata: Any) -> Any:
+        commits.append(metadata)
+        if len(commits) > 1:
+            raise sm.CommitFailedError("another commit came first")
+        return swap(self, base, metadata)
+
+    patch.setattr(FileSystemOperations, "commit", commit)
+
+
+def test_parts_that_were_committed_before_an_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(spark, tmp_path, commit__retry__num_retries="0")
+    table = table.append(frame(spark, ordinary(0, 20))).append(frame(spark, ordinary(20, 40)))
+    limits = {"partial_progress_max_commits": 2, "partial_progress_max_failed_commits": 0}
+    plan = table.maintenance.rewrite_data_files(rewrite_all=True, partial_progress_enabled=True, **limits)
+    with monkeypatch.context() as patch:
+        only_the_first_commit_wins(patch)
+        with pytest.raises(sm.CommitFailedError, match="another commit came first"):
+            plan.commit()
+    assert plan.is_partly_committed
+    after = table.refresh()
+    committed = plan.result()["committed"]
+    assert (committed["commits"], committed["failed_commits"]) == (1, 1)
+    assert committed["snapshot_id"] == after.current_snapshot().snapshot_id
+    assert committed["rewritten_data_files"] == len(paths(table) - paths(after)) > 0
+    assert committed["failed_data_files"] == len(paths(table) & paths(after)) > 0
+    with pytest.raises(sm.CommitConflictError, match="parts of the plan were committed before an error: plan again"):
+        plan.commit()
+    assert table.refresh().metadata_location == after.metadata_location
+
+    command = ["rewrite-data-files", table.location(), "--rewrite-all", "--partial-progress-enabled", "--commit"]
+    command += [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    for output in ("json", "text"):
+        with monkeypatch.context() as patch:
+            only_the_first_commit_wins(patch)
+            done = CliRunner().invoke(main, [*command, "--output", output])
+        assert (done.exit_code, "another commit came first" in done.stderr) == (1, True)
+        if output == "json":
+            assert json.loads(done.stdout)["committed"]["commits"] == 1
+        else:
+            assert "in 1 commit\n1 commit failed, " in done.stdout
+
+
 def test_conflicts_and_a_lost_answer(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

@@ -15,7 +15,7 @@ from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteSummary
-from sparkmeta.errors import CommitStateUnknownError, SparkmetaError
+from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError
 from sparkmeta.inspect.units import byte_size
 from sparkmeta.maintain.dangling_deletes.plan import plan_removal, refuse_rewrite
 from sparkmeta.maintain.rewrite_data_files.groups import NUMBER, FileGroups
@@ -89,8 +89,13 @@ class DataRewriteSummary(RewriteSummary):
 
 @dataclass
 class _Done:
-    """Counts of a plan's commits."""
+    """What a plan's commits did.
 
+    Attributes:
+        snapshot_id: the snapshot of the last one.
+    """
+
+    snapshot_id: int | None = None
     commits: int = 0
     failed_commits: int = 0
     rewritten_data_files: int = 0
@@ -178,21 +183,32 @@ class DataRewritePlan(RewritePlan[TableT]):
         """Write the new data files, and commit them. Return the new table, or the same if there is nothing to do.
 
         Other commits stay valid. With partial progress, groups are committed one part after another; a part that fails
-        is logged, and the others go on.
+        is logged, and the others go on. After an error, `is_partly_committed` says whether parts were committed, and
+        `result` what they did.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: another commit removed one of the files or deleted rows of it: plan again.
+            CommitConflictError: another commit removed one of the files or deleted rows of it, or a part of this plan
+                was committed before an error: plan again.
             CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
             CorruptFileError: a data file or a delete file is damaged.
             ValidationError: a row does not fit the table, or the branch was set back to an earlier snapshot.
         """
         if not self._committed:
+            if self.is_partly_committed:
+                problem = "parts of the plan were committed before an error: plan again"
+                raise CommitConflictError(f"{self.table.metadata.location}: {problem}")
             self._committed.append(self._commit())
         return self._committed[0]
 
+    @property
+    def is_partly_committed(self) -> bool:
+        """Whether `commit` raised an error after it had committed a part of the plan."""
+        return not self._committed and self._done.commits > 0
+
     def _commit(self) -> TableT:
         table, done = self.table, self._done
+        done.failed_commits = done.failed_data_files = 0
         errors: list[SparkmetaError] = []
         for start, end in self._parts:
             groups = self._groups.groups.slice(start, end - start)
@@ -230,7 +246,10 @@ class DataRewritePlan(RewritePlan[TableT]):
             return commit_steps(table, [self._step(written, start, end)])
 
     def _count(self, snapshot: Snapshot | None) -> None:
-        if snapshot is None or snapshot.summary is None:
+        if snapshot is None:
+            return
+        self._done.snapshot_id = snapshot.snapshot_id
+        if snapshot.summary is None:
             return
         properties = snapshot.summary.additional_properties
         for name, key in _COUNTED.items():
@@ -239,10 +258,9 @@ class DataRewritePlan(RewritePlan[TableT]):
     def result(self) -> dict[str, Any]:
         """Return the summary and the counts of the commits, null before them, as for JSON."""
         done, committed = self._done, None
-        if self._committed and (done.commits or any(done.counts.values())):
-            after = self._committed[0].metadata.snapshot_by_name(self.branch)
+        if done.commits or any(done.counts.values()):
             committed = {
-                "snapshot_id": None if after is None else after.snapshot_id,
+                "snapshot_id": done.snapshot_id,
                 "commits": done.commits,
                 "failed_commits": done.failed_commits,
                 "rewritten_data_files": done.rewritten_data_files,
