@@ -94,8 +94,12 @@ LIMITS = Limits()
 
 
 def word_counts(files: PlannedFiles) -> Indices:
-    """Return how many words each file needs; 0 for those without deletes of positions."""
-    words = np.maximum(-(-files.numbers("record_count") // 64), 1)
+    """Return how many words each file needs; 0 for those without deletes of positions.
+
+    A file with an unknown number of rows (-1) has a count that does not fit.
+    """
+    rows = files.numbers("record_count")
+    words = np.where(rows < 0, LIMITS.batch + 1, np.maximum(-(-rows // 64), 1))
     return np.where(files.have(ContentType.POSITION_DELETES), words, 0)
 
 

@@ -60,6 +60,15 @@ def test_deletion_vectors(rows: RowTable, spark: SparkSession) -> None:
     assert ids_of(rows.load(spark)) == set(range(700)) - deleted
 
 
+def test_deletes_of_files_with_unknown_counts(rows: RowTable, spark: SparkSession) -> None:
+    files = [
+        rows.data(f"{n}.{kind}", numbered(n * 200, n * 200 + 200), record_count=-1) for n, kind in enumerate(EXTENSIONS)
+    ]
+    rows.add(0, 0, *files, rows.data("known.parquet", numbered(600, 700)))
+    rows.add(1, 0, *(rows.vector(file, [0, 63, 64, 199]) for file in files))
+    assert ids_of(rows.load(spark)) == set(range(700)) - {n * 200 + at for n in range(3) for at in (0, 63, 64, 199)}
+
+
 def test_position_deletes(rows: RowTable, spark: SparkSession) -> None:
     """Of a partition, and of a file; what is about older files than itself does not apply to newer ones."""
     files = [rows.data(f"{n}.{kind}", numbered(n * 10, n * 10 + 10), **PART_X) for n, kind in enumerate(EXTENSIONS)]
