@@ -78,7 +78,7 @@ def _scan(table: sm.Table, args: argparse.Namespace) -> sm.Scan:
         scan = scan.use_ref(args.ref)
     if args.as_of is not None:
         scan = scan.as_of(args.as_of)
-    return scan.filter(args.filter) if args.filter else scan
+    return scan if args.filter is None else scan.filter(args.filter)
 
 
 def _write(plan: DataFrame, args: argparse.Namespace) -> dict[str, int]:

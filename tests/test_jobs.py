@@ -171,6 +171,12 @@ def test_errors_are_one_line(main_of, tmp_path: Path, capsys):
     assert not (tmp_path / "plan").exists()
 
 
+def test_an_empty_filter_is_an_error(main_of, written: PyIcebergTable, tmp_path: Path, capsys) -> None:
+    arguments = ["--table", written.metadata_location, "--filter", "", "--output", str(tmp_path / "plan")]
+    assert main_of("plan_table.py")(arguments) == 1
+    assert capsys.readouterr().err.startswith("plan_table: can't read the filter ''")
+
+
 def test_parts_that_were_committed_before_a_conflict(
     spark: SparkSession, main_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -113,8 +113,8 @@ def rewrite_manifests(source: Source, row_options: RowOptions, files: bool, comm
 
 def _options(row_filter: str | None, **options: Any) -> dict[str, Any]:
     """Return the arguments of a plan: lists are split at commas, and a missing filter is left out."""
-    lists = {name: names(value) for name, value in options.items() if name in _LISTS and value}
-    return options | lists | ({"row_filter": row_filter} if row_filter else {})
+    lists = {name: names(value) for name, value in options.items() if name in _LISTS and value is not None}
+    return options | lists | ({} if row_filter is None else {"row_filter": row_filter})
 
 
 _LISTS = {"cluster_by", "sort_by"}

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import sparkmeta as sm
 from sparkmeta.cli import main
+from tests.handmade import HandmadeTable
 from tests.maintain.test_compact import SCHEMA, SPEC, append, new_table
 
 JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
@@ -77,6 +78,21 @@ def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]
     assert [line for line in error if line.startswith("compact_manifests: ")] == [
         "compact_manifests: max_entries is -1: expected a whole number of 1 or more"
     ]
+
+
+COMMANDS_WITH_FILTERS = ("compact", "rewrite-manifests", "rewrite-data-files", "rewrite-position-delete-files", "plan")
+
+
+@pytest.mark.parametrize("name", COMMANDS_WITH_FILTERS)
+def test_an_empty_filter_is_an_error(name: str, table: sm.Table, tmp_path: Path) -> None:
+    """As it is what a shell makes of an unset variable, and must not mean everything."""
+    HandmadeTable(tmp_path / "lists").write()
+    of_command = str(tmp_path / "lists") if name == "rewrite-manifests" else table.location()
+    assert "Error: can't read the filter ''" in command(of_command, "--filter", "", code=1, name=name)
+
+
+def test_an_empty_list_of_columns_is_an_error(table: sm.Table) -> None:
+    assert "cluster_by names ''" in command(table.location(), "--cluster-by", "", code=1)
 
 
 def test_an_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
