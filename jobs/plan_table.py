@@ -19,14 +19,13 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.cli.errors import error_line
 from sparkmeta.cli.job import add_table_arguments, load_job_table
 from sparkmeta.cli.output import JSON_OPTIONS
-from sparkmeta.errors import from_spark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(arguments)
     try:
         print(json.dumps(plan_table(args)))
-    except (sm.SparkmetaError, PySparkException) as error:
-        print(f"plan_table: {str(from_spark(error) or error).strip().splitlines()[0]}", file=sys.stderr)
+    except Exception as error:
+        if (line := error_line(error)) is None:
+            raise
+        print(f"plan_table: {line}", file=sys.stderr)
         return 1
     return 0
 

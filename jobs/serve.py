@@ -15,10 +15,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import sparkmeta as sm
+from sparkmeta.cli.errors import error_line
 from sparkmeta.cli.serve import log_to_stderr, serve_options
 from sparkmeta.cli.source import configured_catalog, key_value
 
@@ -53,8 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spark = SparkSession.builder.appName("sparkmeta serve").getOrCreate()
         log_to_stderr()
         sm.serve(catalog, spark, options=options).run()
-    except (sm.SparkmetaError, PySparkException) as error:
-        print(f"serve: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+    except Exception as error:
+        if (line := error_line(error)) is None:
+            raise
+        print(f"serve: {line}", file=sys.stderr)
         return 1
     return 0
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyarrow import parquet
+from pyiceberg.exceptions import NoSuchTableError
 
-from sparkmeta import load_table
+from sparkmeta import Table, ValidationError, load_table
+from sparkmeta.cli.job import job_parser, run_job
 from tests.conftest import iceberg_jar
 from tests.maintain.test_compact import append, new_table
 from tests.maintain.test_rewrite_data_files import only_the_first_commit_wins
@@ -169,6 +171,33 @@ def test_errors_are_one_line(main_of, tmp_path: Path, capsys):
     assert errors.startswith("plan_table: ")
     assert "nothing" in errors
     assert not (tmp_path / "plan").exists()
+
+
+@pytest.mark.parametrize("output", ["nosuch://x/y", "/proc/x/y"])
+def test_an_error_of_the_jvm_is_one_line(output: str, main_of, written: PyIcebergTable, capsys) -> None:
+    assert main_of("plan_table.py")(["--table", written.metadata_location, "--output", output, "--no-report"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("plan_table: ")
+    assert output.partition(":")[0].removesuffix("/y") in line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError("the disk is full"), "the disk is full"),
+        (OSError(), "OSError"),
+        (NoSuchTableError("no\nsuch"), "no"),
+        (ValidationError("\x1b[31mred"), "\\x1b[31mred"),
+    ],
+)
+def test_errors_of_a_plan_are_one_line(
+    error: Exception, line: str, spark: SparkSession, written: PyIcebergTable, capsys
+) -> None:
+    def plan(_: Table) -> Any:
+        raise error
+
+    assert run_job(job_parser("some_job.py", "Some job."), plan, ["--table", written.metadata_location]) == 1
+    assert capsys.readouterr().err == f"some_job: {line}\n"
 
 
 def test_an_empty_filter_is_an_error(main_of, written: PyIcebergTable, tmp_path: Path, capsys) -> None:

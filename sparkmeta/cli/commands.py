@@ -15,6 +15,7 @@ import click
 
 from sparkmeta.cli.cache import cache
 from sparkmeta.cli.catalogs import namespaces, tables, views
+from sparkmeta.cli.errors import error_line
 from sparkmeta.cli.health import health
 from sparkmeta.cli.maintain import (
     compact,
@@ -56,7 +57,6 @@ from sparkmeta.cli.tables import (
 )
 from sparkmeta.cli.upkeep import maintain
 from sparkmeta.cli.view import view
-from sparkmeta.errors import SparkmetaError, from_spark
 
 if TYPE_CHECKING:
     from sparkmeta.scan import Scan
@@ -97,30 +97,11 @@ class _Commands(click.Group):
         except Exception as error:
             if isinstance(error, BrokenPipeError) and drop_unread_output():
                 ctx.exit(0)
-            message = None if ctx.meta.get(VERBOSE) else error_line(error)
+            message = None if ctx.meta.get(VERBOSE) else error_line(error, " (--verbose shows all of it)")
             if message is None:
                 raise
             raise click.ClickException(message) from error
         return result
-
-
-def error_line(error: Exception) -> str | None:
-    """Return one line that describes an error to users, or None if the error is a bug of sparkmeta."""
-    known = error if isinstance(error, SparkmetaError) else from_spark(error)
-    if known is not None:
-        return _first_line(str(known))
-    from pyspark.errors import PySparkException
-
-    module = type(error).__module__
-    if module == "pyiceberg.exceptions" or isinstance(error, OSError):
-        return _first_line(str(error))
-    if isinstance(error, PySparkException) or module == "py4j.protocol":
-        return f"Spark: {_first_line(str(error).strip())} (--verbose shows all of it)"
-    return None
-
-
-def _first_line(text: str) -> str:
-    return " ".join(text.splitlines()[:1])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

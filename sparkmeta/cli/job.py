@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from sparkmeta.cli.errors import error_line
 from sparkmeta.cli.source import configured_catalog, key_value
-from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError, from_spark
+from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], argument
     name = parser.prog.removesuffix(".py")
     try:
         _plan_and_commit(parsed, name, plan)
-    except (SparkmetaError, PySparkException) as error:
-        print(f"{name}: {str(from_spark(error) or error).strip().splitlines()[0]}", file=sys.stderr)  # noqa: T201
+    except Exception as error:
+        if (line := error_line(error)) is None:
+            raise
+        print(f"{name}: {line}", file=sys.stderr)  # noqa: T201
         return 3 if isinstance(error, CommitConflictError | CommitFailedError) else 1
     return 0
 

@@ -19,6 +19,7 @@ from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from sparkmeta.inspect.excerpt import printable
 from sparkmeta.inspect.units import byte_size
 from sparkmeta.storage.location import normalize
 
@@ -122,7 +123,7 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
     if len(printed) > limit:
         console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
     if printed and base and any(column.kind == "path" for column in columns):
-        console.print(Text(f"paths are below {_printable(base)}", style="dim"), soft_wrap=True)
+        console.print(Text(f"paths are below {printable(base)}", style="dim"), soft_wrap=True)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str = "") -> Console:
@@ -204,7 +205,7 @@ def print_lines(rows: DataFrame, limit: int | None) -> None:
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
     """Print labels and values, one pair per line. A list takes a line for each item."""
     console = OutputConsole()
-    console.print(Text(_printable(title), style="bold"), soft_wrap=True)
+    console.print(Text(printable(title), style="bold"), soft_wrap=True)
     table = TextTable(box=None, pad_edge=False, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
@@ -232,8 +233,8 @@ def cell(value: object, kind: str = "plain", base: str = "", longest_path: int =
     if kind == "bytes" and isinstance(value, int):
         return byte_size(value)
     if kind == "path":
-        return _middle_out(_printable(_below(str(value), base)), longest_path)
-    return _shortened(_printable(_plain(value)))
+        return _middle_out(printable(_below(str(value), base)), longest_path)
+    return _shortened(printable(_plain(value)))
 
 
 def timestamp(moment: datetime) -> str:
@@ -278,11 +279,6 @@ def _middle_out(path: str, longest: int) -> str:
     """Shorten a long path in its middle, since its ends distinguish files."""
     head = (longest - 1) // 2
     return path if len(path) <= longest else f"{path[:head]}…{path[1 + head - longest :]}"
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, which could move the cursor of a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 # -- progress -------------------------------------------------------------------------------------------------------

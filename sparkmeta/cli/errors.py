@@ -1,0 +1,26 @@
+"""Describe errors in one line, for commands and jobs."""
+
+from __future__ import annotations
+
+from sparkmeta.errors import SparkmetaError, first_line, from_spark
+from sparkmeta.inspect.excerpt import printable
+
+
+def error_line(error: Exception, hint: str = "") -> str | None:
+    """Return one line that describes an error to users, or None if the error is a bug of sparkmeta.
+
+    Args:
+        error: the error.
+        hint: what to add to errors of Spark, whose first line says little.
+    """
+    known = error if isinstance(error, SparkmetaError) else from_spark(error)
+    if known is not None:
+        return printable(first_line(known))
+    from pyspark.errors import PySparkException
+
+    module = type(error).__module__
+    if module == "pyiceberg.exceptions" or isinstance(error, OSError):
+        return printable(first_line(error))
+    if isinstance(error, PySparkException) or module == "py4j.protocol":
+        return f"Spark: {printable(first_line(error))}{hint}"
+    return None
