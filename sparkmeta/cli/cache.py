@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -51,9 +52,15 @@ def info(folder: str, properties: tuple[tuple[str, str], ...], as_json: bool) ->
         print_table([{column.name: row[column.source] for column in _COLUMNS} for row in rows], _COLUMNS)
 
 
+def _number_of_days(_: click.Context, __: click.Parameter, days: float) -> float:
+    if not math.isfinite(days * DAY_MS):
+        raise click.BadParameter(f"{days} is not a number of days.")
+    return days
+
+
 @cache.command()
 @click.option("--older-than", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
-              help="Age of the files to delete; 0 empties the cache.")  # fmt: skip
+              callback=_number_of_days, help="Age of the files to delete; 0 empties the cache.")  # fmt: skip
 @click.option("--commit", is_flag=True, help="Delete the files. Without this, only their number is printed.")
 @_takes_properties
 @_takes_folder

@@ -540,3 +540,8 @@ def test_a_folder_that_is_no_cache_is_refused(command: list[str], tmp_path: Path
     assert sorted(metadata.iterdir()) == before
     (tmp_path / "empty").mkdir()
     run(*command, str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "1e308", "-1"])
+def test_an_age_that_is_no_number_of_days_is_refused(days: str, tmp_path: Path) -> None:
+    assert "Invalid value for '--older-than'" in run("prune", str(tmp_path), "--older-than", days, code=2)
