@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from sparkmeta import load_table
 from sparkmeta.cli import main
-from sparkmeta.cli.output import TextColumn, cell, print_table, text_table
+from sparkmeta.cli.output import TextColumn, cell, print_rows, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
 from sparkmeta.inspect.units import byte_size
 from tests.peers.slices import SOAK
@@ -459,6 +459,27 @@ def test_spark_that_does_not_start(location):
 )
 def test_cell(value, kind, text):
     assert cell(value, kind, "/w/t") == text
+
+
+def test_dates_that_python_does_not_have(capsys, monkeypatch, spark: SparkSession):
+    values = {
+        "day": "date'+12921-08-18'",
+        "early": "date'-1199-01-02'",
+        "ntz": "timestamp_ntz'+12921-08-18 01:02:03.000004'",
+        "moment": "timestamp'-1199-01-02 01:02:03Z'",
+        "struct": "struct(date'+12921-08-18' AS a, 1 AS b, null AS c)",
+        "list": "array(date'-1199-01-02', date'2020-01-01', null)",
+        "map": "map('k', date'+12921-08-18')",
+        "n": "7",
+    }
+    rows = spark.sql(f"SELECT {', '.join(f'{value} AS {name}' for name, value in values.items())}")
+    monkeypatch.setenv("COLUMNS", "250")
+    print_rows(rows, [TextColumn(name) for name in values], 1)
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.split("  ") == [
+        "12921-08-18", "-1199-01-02", "12921-08-18 01:02:03.000004", "-1199-01-02 01:02:03Z",
+        "a=12921-08-18, b=1, c=null", "[-1199-01-02, 2020-01-01, null]", "[k: 12921-08-18]", "7",
+    ]  # fmt: skip
 
 
 def test_long_paths_keep_both_ends():

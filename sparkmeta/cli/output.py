@@ -26,6 +26,7 @@ from sparkmeta.storage.location import normalize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 PIPED_WIDTH = 160
@@ -118,12 +119,48 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
         base: A folder. Paths below it are printed relative to it.
         more: A hint to print if there are more rows.
     """
-    printed = rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow().to_pylist()
+    printed = _values(rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow())
     console = print_table(printed[:limit], columns, base)
     if len(printed) > limit:
         console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
     if printed and base and any(column.kind == "path" for column in columns):
         console.print(Text(f"paths are below {printable(base)}", style="dim"), soft_wrap=True)
+
+
+def _values(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return rows of Python's values. Dates and times in years that Python does not have are texts."""
+    try:
+        return rows.to_pylist()
+    except (OverflowError, ValueError):
+        return [dict(zip(rows.column_names, map(_value, row), strict=True)) for row in zip(*rows.columns, strict=True)]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    import pyarrow as pa
+
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        return [tuple(map(_value, entry.values())) for entry in scalar.values]
+    if isinstance(scalar, pa.ListScalar):
+        return [*map(_value, scalar.values)]
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(part) for name, part in scalar.items()}
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return _time_text(scalar)
+
+
+def _time_text(scalar: pa.Scalar) -> str:
+    """Return a date or a time of any year as text, in UTC if it has a zone."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not isinstance(scalar, pa.TimestampScalar):
+        return str(np.datetime64(scalar.value, "D"))
+    text = str(np.datetime64(scalar.value, scalar.type.unit)).replace("T", " ").removesuffix(".000000")
+    return f"{text}Z" if scalar.type.tz else text
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str = "") -> Console:
