@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from sparkmeta.cli import main
 from sparkmeta.cli.output import TextColumn, cell, print_rows, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
 from sparkmeta.inspect.units import byte_size
+from tests.handmade import HandmadeTable, data
 from tests.peers.slices import SOAK
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 
@@ -212,6 +214,27 @@ def test_columns_and_where(run, location):
     assert rows_of(run("files", location, "-o", "json", *options)) == [{"record_count": 5, "country": "NO"}] * LOADS
     assert run("files", location, *options[2:]).stdout.count("  country=NO") == LOADS
     assert "no rows" in run("files", location, "--where", "record_count > 5").stdout
+
+
+@pytest.mark.parametrize("path", ["c.x", "a.b", "`a.b`", "`c.x`"])
+def test_metrics_of_nested_columns_and_of_names_with_dots(run, tmp_path: Path, path: str):
+    """By the names of the JSON output, or quoted as for Spark."""
+    x = {"id": 3, "name": "x", "required": False, "type": "long"}
+    c = {"id": 2, "name": "c", "required": False, "type": {"type": "struct", "fields": [x]}}
+    columns = ({"id": 1, "name": "a.b", "required": False, "type": "long"}, c)
+    bounds = [{"key": 1, "value": struct.pack("<q", 4)}, {"key": 3, "value": struct.pack("<q", 7)}]
+    file = data("file:///t/a.parquet", lower_bounds=bounds)
+    table = HandmadeTable(tmp_path / "t", schemas=(columns,), specs=((),)).add(0, 0, file).write()
+    low = 7 if "c" in path else 4
+    name = f"readable_metrics.{path}"
+    (row,) = rows_of(run("files", table, "-o", "json", "--columns", f"{name}, {name}.lower_bound,content"))
+    assert row[path.replace("`", "")]["lower_bound"] == row["lower_bound"] == low
+    assert row["content"] == 0
+    heading, line, *_ = run(
+        "entries", table, "--columns", f"{name}.lower_bound,data_file.record_count"
+    ).stdout.splitlines()
+    assert heading.split()[0] == f"{name}.lower_bound"
+    assert line.split()[0] == str(low)
 
 
 def test_snapshot_options(run, location, written):

@@ -10,12 +10,15 @@ import click
 
 from sparkmeta.cli.output import TextColumn, print_json_rows, print_rows, progress
 from sparkmeta.cli.source import SnapshotChoice, Source, takes_snapshot, takes_source
+from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import SparkmetaError
+from sparkmeta.inspect.readable_metrics import READABLE_METRICS, leaf_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from sparkmeta.table import Table
 
@@ -139,7 +142,7 @@ class RowOptions:
 
     Attributes:
         as_json: Print JSON lines instead of a text table.
-        columns: The columns to print. Empty for the default.
+        columns: The columns to print, with nested fields after a dot. Empty for the default.
         where: A Spark SQL condition.
         limit: The number of rows to print. None for the default.
     """
@@ -153,11 +156,16 @@ class RowOptions:
         if not self.as_json and self.limit is not None and self.limit > MOST_TEXT_ROWS:
             raise click.UsageError(f"--limit above {MOST_TEXT_ROWS:,} needs --output json")
 
-    def read_columns(self, text: Sequence[TextColumn]) -> list[str] | None:
-        """Return the columns to read, given those of the text output. None stands for all."""
+    def read_columns(self, text: Sequence[TextColumn], leaves: Iterable[str]) -> list[str] | None:
+        """Return the columns to read. None stands for all.
+
+        Args:
+            text: the columns of the text output.
+            leaves: the full names of the table's leaf columns.
+        """
         if self.where is not None or (self.as_json and not self.columns):
             return None
-        return [_decoded(name) for name in self.columns] or [column.source for column in text]
+        return [_decoded(name, leaves) for name in self.columns] or [column.source for column in text]
 
     def print(self, rows: DataFrame, text: Sequence[TextColumn], base: str) -> None:
         """Print rows.
@@ -168,19 +176,41 @@ class RowOptions:
             base: A folder. Paths below it are printed relative to it in the text output.
         """
         matching = rows if self.where is None else rows.where(self.where)
+        paths = [_path(name.replace("`", ""), rows.schema) or name for name in self.columns]
         if self.as_json:
             with progress("Reading"):
-                print_json_rows(matching.select(*self.columns) if self.columns else matching, self.limit)
+                print_json_rows(matching.select(*paths) if paths else matching, self.limit)
         else:
-            named = [TextColumn(name) for name in self.columns]
+            named = [TextColumn(name, path) for name, path in zip(self.columns, paths, strict=True)]
             with progress("Reading"):
                 print_rows(matching, named or text, self.limit or TEXT_ROWS, base, more=_MORE)
 
 
-def _decoded(name: str) -> str:
+def _decoded(name: str, leaves: Iterable[str]) -> str:
     """Return the smallest part of a column that can be decoded alone: a field of certain structs, or the column."""
+    name = name.replace("`", "")
+    metrics = [full for full in (f"{READABLE_METRICS}.{leaf}" for leaf in leaves) if f"{name}.".startswith(f"{full}.")]
+    if metrics:
+        return max(metrics, key=len)
     parts = name.split(".")
-    return ".".join(parts[: 2 if parts[0] in {"data_file", "readable_metrics"} else 1])
+    return ".".join(parts[: 2 if parts[0] in {"data_file", READABLE_METRICS} else 1])
+
+
+def _path(name: str, row: StructType) -> str | None:
+    """Return a column or nested field as Spark names it, with backticks; None if a row has none of this name.
+
+    Args:
+        name: the names of the fields, with dots between and maybe in them.
+        row: the fields that there are.
+    """
+    for field in sorted(row.fields, key=lambda field: len(field.name), reverse=True):
+        if name == field.name:
+            return quoted(field.name)
+        if name.startswith(f"{field.name}.") and isinstance(field.dataType, type(row)):
+            below = _path(name[len(field.name) + 1 :], field.dataType)
+            if below is not None:
+                return f"{quoted(field.name)}.{below}"
+    return None
 
 
 def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,7 +256,7 @@ def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
             text = text_columns(table, metadata_table.text)
             arguments: dict[str, Any] = {} if choice is None else {"snapshot_id": choice.snapshot_id_in(table)}
             if metadata_table.of_files:
-                arguments["columns"] = row_options.read_columns(text)
+                arguments["columns"] = row_options.read_columns(text, leaf_columns(table.state.types.typing_schema))
             rows = _rows(table, name, arguments)
         row_options.print(rows, text, table.location())
 
