@@ -367,6 +367,20 @@ def test_bad_metadata_file(run, tmp_path):
     assert "9" in error
 
 
+def test_control_characters_of_names_are_escaped(tmp_path: Path):
+    evil = HandmadeTable(tmp_path / "ns" / "e\x1b[31mvil")
+    evil.write()
+    of_catalog = ["--catalog", "c", "--property", "type=hadoop", "--property", f"warehouse={tmp_path}"]
+    folder = str(evil.folder)
+    for arguments in (
+        ["tables", "ns", *of_catalog], ["rewrite-manifests", folder], ["plan", folder, "--report"],
+        ["health", folder], ["files", folder + "/none"],
+    ):  # fmt: skip
+        result = CliRunner().invoke(main, arguments, color=True)
+        assert "\x1b" not in result.output, arguments
+        assert "e\\x1b[31mvil" in result.output, arguments
+
+
 def test_bad_filter(run, location):
     assert "nothing" in one_error(run("plan", location, "--filter", "nothing = 1", code=1))
     assert "id ==== 1" in one_error(run("plan", location, "--filter", "id ==== 1", code=1))

@@ -9,6 +9,7 @@ import click
 from sparkmeta.cli.output import print_json, progress
 from sparkmeta.cli.source import CatalogSource, takes_catalog
 from sparkmeta.cli.tables import takes_output
+from sparkmeta.inspect.excerpt import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,4 +72,4 @@ def _print(identifiers: Sequence[tuple[str, ...]], as_json: bool) -> None:
         print_json(identifiers)
         return
     for identifier in identifiers:
-        click.echo(".".join(identifier))
+        click.echo(printable(".".join(identifier)))

@@ -57,6 +57,7 @@ from sparkmeta.cli.tables import (
 )
 from sparkmeta.cli.upkeep import maintain
 from sparkmeta.cli.view import view
+from sparkmeta.inspect.excerpt import printable_lines
 
 if TYPE_CHECKING:
     from sparkmeta.scan import Scan
@@ -182,7 +183,7 @@ def _print_report(_: Table, scan: Scan, row_options: RowOptions) -> None:
     if row_options.as_json:
         print_json(report.to_dict())
     else:
-        click.echo(str(report))
+        click.echo(printable_lines(str(report)))
 
 
 def _print_count(_: Table, scan: Scan, row_options: RowOptions) -> None:

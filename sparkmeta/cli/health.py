@@ -10,6 +10,7 @@ import click
 from sparkmeta.cli.output import print_json, progress
 from sparkmeta.cli.source import Source, takes_source
 from sparkmeta.cli.tables import takes_output
+from sparkmeta.inspect.excerpt import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ def health(source: Source, columns: str | None, html: str | None, as_json: bool,
     if as_json:
         print_json(report.to_dict())
     else:
-        click.echo(str(report))
+        click.echo(printable_lines(str(report)))
 
 
 def _arguments(source: Source) -> str:

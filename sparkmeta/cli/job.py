@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from sparkmeta.cli.errors import error_line
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError
+from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..
     spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
     options = {name: value for name, value in vars(parsed).items() if name not in _JOB_ARGUMENTS and value is not None}
     plan = plan_of(load_job_table(spark, parsed), **options)
-    print(plan.summary(), file=sys.stderr)  # noqa: T201
+    print(printable_lines(str(plan.summary())), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
     try:
         if parsed.commit:

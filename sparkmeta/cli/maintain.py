@@ -13,6 +13,7 @@ from sparkmeta.cli.plans import UNCHANGED, carry_out
 from sparkmeta.cli.source import KeyValue, Source, Timestamp, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.errors import translated_errors
+from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.storage.location import escape_glob
 
 if TYPE_CHECKING:
@@ -281,8 +282,8 @@ def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as
         expressions = [expression.model_dump(mode="json", by_alias=True) for expression in summary.expressions]
         print_json({"plan": asdict(summary) | {"expressions": expressions}, "committed": upgraded})
     else:
-        click.echo(str(summary))
-        click.echo(UNCHANGED if upgraded is None else f"written: {upgraded}")
+        click.echo(printable_lines(str(summary)))
+        click.echo(UNCHANGED if upgraded is None else printable_lines(f"written: {upgraded}"))
 
 
 @click.command("downgrade")

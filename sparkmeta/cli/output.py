@@ -130,9 +130,12 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
 def _values(rows: pa.Table) -> list[dict[str, Any]]:
     """Return rows of Python's values. Dates and times in years that Python does not have are texts."""
     try:
-        return rows.to_pylist()
+        values: list[dict[str, Any]] = rows.to_pylist()
     except (OverflowError, ValueError):
-        return [dict(zip(rows.column_names, map(_value, row), strict=True)) for row in zip(*rows.columns, strict=True)]
+        values = [
+            dict(zip(rows.column_names, map(_value, row), strict=True)) for row in zip(*rows.columns, strict=True)
+        ]
+    return values
 
 
 def _value(scalar: pa.Scalar) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from sparkmeta.cli.output import print_json, progress
+from sparkmeta.inspect.excerpt import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -84,6 +85,6 @@ def _print_result(
     if as_json:
         print_json(result)
         return
-    click.echo(str(summary))
+    click.echo(printable_lines(str(summary)))
     for line in outcome(result["committed"]) if result["committed"] is not None else ():
-        click.echo(line)
+        click.echo(printable_lines(line))

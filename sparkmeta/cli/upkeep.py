@@ -11,6 +11,7 @@ import click
 
 from sparkmeta.cli.source import VERBOSE, KeyValue
 from sparkmeta.errors import ValidationError
+from sparkmeta.inspect.excerpt import printable_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,5 +68,5 @@ def print_results(config: MaintenanceConfig, spark: SparkSession, *, commit: boo
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
+    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {printable_lines(line)}\n")
     sys.stderr.flush()

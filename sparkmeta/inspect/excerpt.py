@@ -146,6 +146,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def printable_lines(text: str) -> str:
+    """Escape a text as `printable` does, but for the ends of its lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def columns(text: str) -> int:
     """Return the number of columns that a text takes in a fixed-width font."""
     return sum(map(_columns, text))
