@@ -18,7 +18,7 @@ from pyspark.sql import types as spark
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import typed_literal
+from sparkmeta.columns.types import default_literal
 from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.rows.columns import ReadColumns, read_type
@@ -146,7 +146,7 @@ def _read_columns(
                     values.append(_partition_value(field, partition))
                 case FromDefault(column=column):
                     kind = read_type(field.field_type)
-                    values.append(typed_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))
+                    values.append(default_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))
                 case Null():
                     values.append(sql.lit(None).cast(read_type(field.field_type)))
     except _UnreadError:

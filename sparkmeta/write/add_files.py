@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.literals import bound_value
 from sparkmeta.columns.sql import quoted
 from sparkmeta.edit.range_sort import most_tasks
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
@@ -25,7 +26,7 @@ from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.location import normalize
 from sparkmeta.storage.location_columns import location_key
 from sparkmeta.write.existing_tasks import FILE_PATH, HAS_IDS, IS_MISSING, ExistingFiles
-from sparkmeta.write.file_partitions import FileField, FilePartitions, bound_value
+from sparkmeta.write.file_partitions import FileField, FilePartitions
 from sparkmeta.write.files import checkpointed, refuse_transforms
 from sparkmeta.write.footer_facts import TableColumns, names_of
 from sparkmeta.write.input import refuse_types, written_columns

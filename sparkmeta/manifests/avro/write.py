@@ -119,10 +119,11 @@ _CONTENTS = ("data", "deletes")
 def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec, content: int) -> dict[str, str]:
     """Return the key-value metadata of a manifest (semantics 2.2-9)."""
     from sparkmeta.spec.partitioning import partition_spec_to_json
+    from sparkmeta.spec.schema import schema_to_json
 
     fields = partition_spec_to_json(spec)["fields"]
     known = {
-        "schema": schema.model_dump_json(),
+        "schema": json.dumps(schema_to_json(schema)),
         "partition-spec": json.dumps(fields),
         "partition-spec-id": str(spec.spec_id),
         "format-version": str(format_version),
