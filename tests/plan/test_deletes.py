@@ -126,6 +126,7 @@ def test_signed_zeros_are_different_partitions_and_nan_is_one(table: HandmadeTab
         (long_bounds(1, 5, nulls=None), long_bounds(6, 9, nulls=1), True),
         (long_bounds(1, 5, nulls=10), long_bounds(1, 5, nulls=0), False),
         (long_bounds(1, 5, nulls=0), long_bounds(1, 5, nulls=10), False),
+        (long_bounds(1, 5, nulls=-1), long_bounds(6, 9, nulls=1), True),
         ({}, long_bounds(6, 9), True),
         (long_bounds(1, 5), {}, True),
     ],
