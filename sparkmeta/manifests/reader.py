@@ -8,6 +8,7 @@ which of the two is used, and where.
     Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark
     V4 leaf                   v4.decode                                v4.spark
     V4 leaf of another layout v4.decode                                whole files (binaryFile), then as in tasks
+      or that Spark misreads
     files of a V4 root        v4.decode, on the driver                 v4.spark
     leaf of the cache         cache.decode                             cache.spark
 """
@@ -207,7 +208,8 @@ class ManifestReader:
         """
         assert self.tree is not None
         is_ours, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
-        if not self._spark_opens(manifests.filter(is_ours), placement):
+        by_spark = self._spark_opens(manifests.filter(is_ours), placement)
+        if not by_spark or not self.types.spark_reads_stats(projection):
             is_ours, is_foreign = pa.repeat(False, len(manifests)), pc.or_(is_ours, is_foreign)
         leaves, decoded = manifests.filter(is_ours), manifests.filter(is_foreign)
         listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))

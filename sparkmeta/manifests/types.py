@@ -203,6 +203,16 @@ class TableTypes:
             for spec_id, spec in self.specs.items()
         }
 
+    def spark_reads_stats(self, projection: EntryProjection) -> bool:
+        """Return whether Spark's Parquet reader widens the stats of V4 leaves that a projection needs.
+
+        It takes days for nanoseconds, where a date was promoted to timestamp_ns.
+        """
+        names = self.tree_types.stats_of(projection)
+        nanos = [field_id for field_id, name in names.items() if name == "timestamp_ns"]
+        dates = (index_by_id(schema).get(field_id) for schema in self.metadata.schemas for field_id in nanos)
+        return not any(date is not None and str(date.field_type) == "date" for date in dates)
+
     # -- what readers take ------------------------------------------------------------------------------------------
 
     @cached_property
