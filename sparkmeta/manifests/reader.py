@@ -337,8 +337,11 @@ class ManifestReader:
 
     @cached_property
     def manifest_cache(self) -> ManifestCache | None:
-        """The cache of decoded Avro manifests; None if the session has no folder for it."""
-        if not self.settings.manifest_cache:
+        """The cache of decoded Avro manifests; None if the session has no folder for it.
+
+        Its leaves name partition fields as manifests do, so that it has none of tables whose specs share ids.
+        """
+        if not self.settings.manifest_cache or self.types.partition_ids:
             return None
         return open_cache(self.spark, self.settings.manifest_cache, self.access, self.types)
 

@@ -12,13 +12,13 @@ from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection, PartitionIds
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
-from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type
+from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type, with_unique_ids
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -111,10 +111,22 @@ class TableTypes:
 
     # -- partitions -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def specs(self) -> dict[int, PartitionSpec]:
-        """The table's partition specs by id."""
-        return self.metadata.specs()
+        """The table's partition specs by id, with partition field ids that are unique over all specs."""
+        return with_unique_ids(self.metadata.specs(), self.metadata.default_spec_id)
+
+    @cached_property
+    def partition_ids(self) -> PartitionIds:
+        """The partition field ids in manifests of specs that have other ids in `specs`."""
+        ids = {
+            spec_id: tuple(
+                (field.field_id, unique.field_id)
+                for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
+            )
+            for spec_id, spec in self.metadata.specs().items()
+        }
+        return tuple((spec_id, pairs) for spec_id, pairs in ids.items() if any(a != b for a, b in pairs))
 
     @cached_property
     def partition_type(self) -> StructType:
@@ -218,7 +230,8 @@ class TableTypes:
     @cached_property
     def tree_types(self) -> TreeTypes:
         """The types that tasks need to read V4 manifests."""
-        return TreeTypes(self.stats_types, frozenset(self.primitive_fields), self.spec_fields, self.tuple_sources)
+        columns = frozenset(self.primitive_fields)
+        return TreeTypes(self.stats_types, columns, self.spec_fields, self.tuple_sources, self.partition_ids)
 
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
         """Return a projection with the whole partition tuple.
@@ -228,7 +241,7 @@ class TableTypes:
             stats: ids of the columns to read stats of.
         """
         types = {field_id: self.field_type(field_id) for field_id in stats}
-        return EntryProjection.of(columns, self.partition_fields, types)
+        return EntryProjection.of(columns, self.partition_fields, types, self.partition_ids)
 
 
 def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:
