@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
+from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
@@ -208,7 +209,7 @@ class Scan:
     def row_scan(self) -> RowScan:
         """The reader of rows, which scans of ranges of snapshots share."""
         if has_transforms(self._filter.row_filter):
-            raise UnsupportedError(f"transforms in filters select files to plan, not rows: {self.row_filter}")
+            raise UnsupportedError(f"transforms in filters select files to plan, not rows: {as_text(self.row_filter)}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
 
     # -- rows -------------------------------------------------------------------------------------------------------
