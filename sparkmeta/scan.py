@@ -156,6 +156,9 @@ class Scan:
         """Return the schema of the scan: that of a given snapshot or tag, or else the table's.
 
         See `with_table_schema`.
+
+        Raises:
+            ValidationError: the table's metadata does not have the schema of the given snapshot.
         """
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch or self.table_schema:

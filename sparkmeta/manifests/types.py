@@ -12,6 +12,7 @@ from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
+from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection, PartitionIds
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
@@ -48,21 +49,35 @@ class TableTypes:
         """The table's schemas by id."""
         return {schema.schema_id: schema for schema in self.metadata.schemas}
 
-    @cached_property
-    def snapshot_schema(self) -> Schema:
-        """The schema that the snapshot was written with, or the table's if the snapshot names none."""
+    @property
+    def _written(self) -> Schema | None:
+        """The schema that the snapshot names, or the table's if it names none; None if it is not in the metadata."""
         schema_id = self.snapshot.schema_id if self.snapshot else None
-        return self.metadata.schema() if schema_id is None else self.schemas[schema_id]
+        return self.metadata.schema() if schema_id is None else self.schemas.get(schema_id)
+
+    @property
+    def snapshot_schema(self) -> Schema:
+        """The schema that the snapshot was written with, or the table's if the snapshot names none.
+
+        Raises:
+            ValidationError: the table's metadata does not have the schema.
+        """
+        written = self._written
+        if written is None:
+            assert self.snapshot is not None
+            where = f"{self.metadata.location}: snapshot {self.snapshot.snapshot_id}"
+            raise ValidationError(f"{where} has schema-id {self.snapshot.schema_id}: no such schema is in the metadata")
+        return written
 
     @cached_property
     def typing_schema(self) -> Schema:
         """The schema that types values in manifests.
 
         This is the table's schema, which has every type promotion. It is the snapshot's if the table's schema reuses
-        the id of a column for another type, as a replaced table may.
+        the id of a column for another type, as a replaced table may, and the metadata has it.
         """
-        current, schema_id = self.metadata.schema(), self.snapshot.schema_id if self.snapshot else None
-        written = self.schemas.get(current.schema_id if schema_id is None else schema_id, current)
+        current = self.metadata.schema()
+        written = self._written or current
         types = {field_id: str(field.field_type) for field_id, field in index_by_id(current).items()}
         promoted = all(
             field_id not in types or reads_as(str(field.field_type), types[field_id])
