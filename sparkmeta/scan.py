@@ -89,7 +89,9 @@ class Scan:
         """Return this scan with only the given columns of those that it has."""
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
-        common = tuple(name for name in self.selected_fields if name in field_names)
+        key = str if self.case_sensitive else str.lower
+        keys = set(map(key, field_names))
+        common = tuple(name for name in self.selected_fields if key(name) in keys)
         return replace(self, selected_fields=common)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:

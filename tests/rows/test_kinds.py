@@ -189,6 +189,13 @@ def test_filters_and_columns(table: sm.Table) -> None:
     )
 
 
+def test_columns_are_selected_as_names_are_looked_up(table: sm.Table) -> None:
+    scan = table.scan(selected_fields=("ID", "Country"), case_sensitive=False)
+    assert scan.select("country", "NOTE").to_df().columns == ["country"]
+    assert scan.select("id").with_case_sensitive(True).select("ID").selected_fields == ("ID",)
+    assert table.scan(selected_fields=("id", "country")).select("ID", "country").selected_fields == ("country",)
+
+
 def test_counts_limits_and_small_results(table: sm.Table) -> None:
     assert table.scan().count() == 3 * ROWS
     assert table.scan("id < 7").count() == 7
