@@ -222,12 +222,12 @@ class TableTypes:
         expressions = self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else []
         return {
             spec_id: tuple(
-                (field.field_id, source)
-                for field in spec.fields
-                if self.partition_fields[field.field_id] != ANY
+                (unique.field_id, source)
+                for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
+                if self.partition_fields[unique.field_id] != ANY
                 and (source := stats_field_id(expressions, spec, field)) is not None
             )
-            for spec_id, spec in self.specs.items()
+            for spec_id, spec in self.metadata.specs().items()
         }
 
     def spark_reads_stats(self, projection: EntryProjection) -> bool:
