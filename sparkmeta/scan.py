@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
+from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
@@ -88,7 +89,9 @@ class Scan:
         """Return this scan with only the given columns of those that it has."""
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
-        common = tuple(name for name in self.selected_fields if name in field_names)
+        key = str if self.case_sensitive else str.lower
+        keys = set(map(key, field_names))
+        common = tuple(name for name in self.selected_fields if key(name) in keys)
         return replace(self, selected_fields=common)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
@@ -155,6 +158,9 @@ class Scan:
         """Return the schema of the scan: that of a given snapshot or tag, or else the table's.
 
         See `with_table_schema`.
+
+        Raises:
+            ValidationError: the table's metadata does not have the schema of the given snapshot.
         """
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch or self.table_schema:
@@ -208,7 +214,7 @@ class Scan:
     def row_scan(self) -> RowScan:
         """The reader of rows, which scans of ranges of snapshots share."""
         if has_transforms(self._filter.row_filter):
-            raise UnsupportedError(f"transforms in filters select files to plan, not rows: {self.row_filter}")
+            raise UnsupportedError(f"transforms in filters select files to plan, not rows: {as_text(self.row_filter)}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
 
     # -- rows -------------------------------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ class TableState:
 
     @property
     def specs(self) -> dict[int, PartitionSpec]:
-        """The table's partition specs by their ids."""
-        return self.metadata.specs()
+        """The table's partition specs by their ids, with unique partition field ids; see `TableTypes.specs`."""
+        return self.types.specs
 
     # -- manifests --------------------------------------------------------------------------------------------------
 

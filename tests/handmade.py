@@ -29,6 +29,8 @@ BY_DAY_AND_BUCKET = (
     {"source-id": 4, "field-id": 1002, "name": "ts_day", "transform": "day"},
     {"source-id": 1, "field-id": 1003, "name": "id_bucket", "transform": "bucket[4]"},
 )
+# As of a table of version 1: its specs count the ids of their fields from 1000 on, each for itself.
+BY_ID = ({"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"},)
 DATE = {"type": "int", "logicalType": "date"}
 
 _FILE_FIELDS = (
@@ -48,6 +50,7 @@ _PARTITIONS = {
     1: [avro_field("part", 1000, ["null", "string"])],
     2: [avro_field("ratio", 1001, ["null", "double"])],
     3: [avro_field("ts_day", 1002, ["null", DATE]), avro_field("id_bucket", 1003, ["null", "int"])],
+    4: [avro_field("id", 1000, ["null", "long"])],
 }
 
 
@@ -57,7 +60,7 @@ def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
     known = sorted(value for value in values if value is not None and str(value) != "nan")
 
     def bound(value: Any) -> bytes:
-        return str(value).encode() if spec_id == 1 else struct.pack("<d", value)
+        return str(value).encode() if spec_id == 1 else struct.pack("<q" if spec_id == 4 else "<d", value)
 
     return {
         "contains_null": None in values,

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 STATS = {1: "long", 2: "string"}
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
-_SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "part", StringType()))
-_TYPES = tree_schema(STATS)
+SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "part", StringType()))
 
 
 @dataclass(frozen=True)
@@ -102,12 +101,17 @@ def equality_deletes(path: str, part: str = "a", **values: Any) -> Entry:
 
 @dataclass
 class TreeTable:
-    """A table in the making, in a folder of this machine. `spec`: BY_PART, or none; `others`: further specs."""
+    """A table in the making, in a folder of this machine.
+
+    spec: BY_PART, or none. others: further specs. schema: of the table. types: the columns that leaves have stats of.
+    """
 
     folder: Path
     spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC
     properties: Mapping[str, str] = field(default_factory=dict)
     others: Sequence[PartitionSpec] = ()
+    schema: Schema = SCHEMA
+    types: Mapping[int, str] = field(default_factory=lambda: STATS)
     snapshots: list[Snapshot] = field(default_factory=list)
     _versions: dict[Any, dict[str, int | None]] = field(default_factory=dict)
     _row_ids: int = 0
@@ -122,7 +126,7 @@ class TreeTable:
     def leaf(self, name: str, *entries: Entry, content: str | None = None, **values: Any) -> Entry:
         """Write a leaf and return the root's entry for it. content: of the file, by its first entry otherwise."""
         rows = [_row(entry, {"status": int(entry.status), **entry.version}) for entry in entries]
-        table = pa.Table.from_pylist(rows, schema=_TYPES)
+        table = pa.Table.from_pylist(rows, schema=tree_schema(self.types))
         is_data = entries[0].row["content_type"] == ContentType.DATA
         written = write_manifest(table, content or (DATA if is_data else DELETE))
         location = self._write(f"{name}.parquet", written)
@@ -208,7 +212,7 @@ class TreeTable:
         rows = [self._root_row(entry, Status.EXISTING, number) for entry in existing]
         rows += [self._root_row(entry, Status.DELETED, number) for entry in deleted]
         rows += [self._root_row(entry, Status.ADDED, number) for entry in added]
-        table = pa.Table.from_pylist(rows, schema=_TYPES)
+        table = pa.Table.from_pylist(rows, schema=tree_schema(self.types))
         known = dict(properties or {})
         written = write_root(table, known) if with_layout else write_manifest(table, ROOT, known)
         document = {
@@ -251,7 +255,7 @@ class TreeTable:
 
     def load(self, spark: SparkSession, *, expired: Collection[int] = ()) -> Table:
         """The table with the snapshots so far, at the last one; `expired` are left out."""
-        metadata = new_metadata(self.location, _SCHEMA, self.spec, UNSORTED_SORT_ORDER, self.properties, 4)
+        metadata = new_metadata(self.location, self.schema, self.spec, UNSORTED_SORT_ORDER, self.properties, 4)
         last = self.snapshots[-1].snapshot_id
         changed = {
             "partition_specs": [*metadata.partition_specs, *self.others],

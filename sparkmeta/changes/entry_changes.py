@@ -152,7 +152,8 @@ class EntryChanges:
     def projection(self) -> EntryProjection:
         """The columns that are returned: `shown`, and those that identify changes."""
         shown = self.shown
-        return EntryProjection.of({*shown.columns, *_NEEDED}, dict(shown.partition), dict(shown.stats))
+        needed = {*shown.columns, *_NEEDED}
+        return EntryProjection.of(needed, dict(shown.partition), dict(shown.stats), shown.partition_ids)
 
     @cached_property
     def _column_types(self) -> dict[int, str]:

@@ -108,6 +108,18 @@ def reads_as(name: str, later: str) -> bool:
     return name in {later, "unknown"} or (name, later) == ("string", "binary")
 
 
+def promoted_days(values: pa.Array, type_name: str) -> pa.Array:
+    """Convert dates to numbers of type `timestamp_ns`; Arrow casts other values to the type they were promoted to.
+
+    Raises:
+        ValueError: a date is outside of the type's range.
+    """
+    if type_name != "timestamp_ns" or not pa.types.is_date32(values.type):
+        return values
+    _, _, unit = _PROMOTED[type_name]
+    return pc.multiply_checked(values.cast(pa.int32()).cast(pa.int64()), unit)
+
+
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:
     """Encode values of a `bound_arrow_type` as bytes for `decode_bounds`; null stays null."""
     kind = values.type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from pyiceberg.expressions import (
     AlwaysFalse,
@@ -15,36 +15,46 @@ from pyiceberg.expressions import (
     GreaterThan,
     GreaterThanOrEqual,
     In,
+    IsNaN,
+    IsNull,
     LessThan,
     LessThanOrEqual,
     LiteralPredicate,
     Not,
     NotEqualTo,
     NotIn,
+    NotNaN,
+    NotNull,
+    NotStartsWith,
     Or,
     Reference,
+    SetPredicate,
+    StartsWith,
+    UnaryPredicate,
+    UnboundPredicate,
 )
 from pyiceberg.expressions.literals import BooleanLiteral, DecimalLiteral, LongLiteral, StringLiteral
 from pyiceberg.expressions.parser import predicate as predicate_syntax
 from pyparsing import ParseException
 
-from sparkmeta.columns.junctions import balanced
+from sparkmeta.columns.junctions import Junction, balanced, fold
 from sparkmeta.errors import InvalidFilterError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyiceberg.expressions.literals import Literal
 
-# Literals of pyiceberg's grammar, except truth values and strings with backslashes, and their conversions. Lists have
-# literals of one kind; kinds are tried in order.
+# Literals of pyiceberg's grammar, except truth values and strings with backslashes, and their conversions. Kinds are
+# tried in order. Lists have literals of one kind, or integers and decimals, which pyiceberg does not mix.
 _SPACE: Final = r"[ \t\n\r]*+"
 _LITERALS: Final[dict[str, Callable[[str], Literal[Any]]]] = {
     r"'(?:[^'\n\r\\]|'')*+'": lambda text: StringLiteral(text[1:-1].replace("''", "'")),
     r"[+-]?(?:\d+\.\d*+|\.\d++)": lambda text: DecimalLiteral(Decimal(text)),
     r"[+-]?\d++": lambda text: LongLiteral(int(text)),
 }
-_LIST: Final = "|".join(f"{literal}(?:{_SPACE},{_SPACE}{literal})++" for literal in _LITERALS)
+_LISTED: Final = (*_LITERALS, f"(?:{'|'.join([*_LITERALS][1:])})")
+_LIST: Final = "|".join(f"{literal}(?:{_SPACE},{_SPACE}{literal})++" for literal in _LISTED)
 _TOKEN: Final = re.compile(
     rf"""\s*(?:(?P<list>\({_SPACE}(?:{_LIST}){_SPACE}\))"""
     r"""|(?P<quoted>'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[\w$.]+)|(?P<other>[^\s'"]))""",
@@ -66,6 +76,12 @@ _COMPARISON: Final = re.compile(
     + "|".join(_LITERALS)
     + ")"
 )
+_UNARY: Final = {IsNull: "IS NULL", NotNull: "IS NOT NULL", IsNaN: "IS NAN", NotNaN: "IS NOT NAN"}
+_PREFIXES: Final = {StartsWith: "LIKE", NotStartsWith: "NOT LIKE"}
+_SETS: Final = {In: "IN", NotIn: "NOT IN"}
+# Most literals of a list, and characters of a literal, in an error message.
+_SHOWN_LITERALS: Final = 10
+_SHOWN_CHARS: Final = 100
 _JUNCTIONS: Final = {"and": And, "or": Or}
 _BINDING: Final = {"(": 0, "or": 1, "and": 2, "not": 3}
 _EXPECTED: Final = (
@@ -79,12 +95,58 @@ def parse_text(text: str) -> BooleanExpression:
     return _Parser(text).parse()
 
 
-def as_text(predicate: BooleanExpression) -> str:
-    """Return a comparison as in a filter string, for error messages; other predicates by their classes."""
-    if isinstance(predicate, LiteralPredicate) and type(predicate) in _SYMBOLS:
-        name = predicate.term.name if isinstance(predicate.term, Reference) else predicate.term
-        return f"{name} {_SYMBOLS[type(predicate)]} {shown(predicate.literal.value)}"
-    return shown(predicate)
+def as_text(expression: BooleanExpression) -> str:
+    """Return an unbound filter as a filter string, with NOT pushed to the predicates, for error messages."""
+    return fold(expression, lambda leaf, negated: _predicate_text(~leaf if negated else leaf), _junction_text).text
+
+
+class _Shown(NamedTuple):
+    """The text of an expression. is_or: whether it has to be in parentheses in an AND."""
+
+    text: str
+    is_or: bool = False
+
+
+def _junction_text(junction: Junction, operands: Sequence[_Shown]) -> _Shown:
+    if junction is Or:
+        return _Shown(" OR ".join(operand.text for operand in operands), is_or=True)
+    return _Shown(" AND ".join(f"({operand.text})" if operand.is_or else operand.text for operand in operands))
+
+
+def _predicate_text(predicate: BooleanExpression) -> _Shown:
+    kind: Any = type(predicate)
+    if isinstance(predicate, AlwaysTrue | AlwaysFalse):
+        return _Shown("TRUE" if isinstance(predicate, AlwaysTrue) else "FALSE")
+    if not isinstance(predicate, UnboundPredicate):
+        return _Shown(shown(predicate))
+    name = predicate.term.name if isinstance(predicate.term, Reference) else predicate.term
+    match predicate:
+        case UnaryPredicate() if kind in _UNARY:
+            return _Shown(f"{name} {_UNARY[kind]}")
+        case SetPredicate() if kind in _SETS:
+            return _Shown(f"{name} {_SETS[kind]} ({_list_text(predicate)})")
+        case LiteralPredicate() if kind in _PREFIXES:
+            return _Shown(f"{name} {_PREFIXES[kind]} {_literal_text(f'{predicate.literal.value}%')}")
+        case LiteralPredicate() if kind in _SYMBOLS:
+            return _Shown(f"{name} {_SYMBOLS[kind]} {_literal_text(predicate.literal.value)}")
+    return _Shown(shown(predicate))
+
+
+def _list_text(predicate: SetPredicate) -> str:
+    values = [literal.value for literal in predicate.literals]
+    try:
+        values.sort()
+    except TypeError:  # of several types
+        values.sort(key=str)
+    texts = [_literal_text(value) for value in values[:_SHOWN_LITERALS]]
+    return ", ".join([*texts, "..."] if len(values) > _SHOWN_LITERALS else texts)
+
+
+def _literal_text(value: Any) -> str:
+    if isinstance(value, bool | Decimal):
+        return str(value).lower()
+    quoted = isinstance(value, str) and len(value) <= _SHOWN_CHARS
+    return "'{}'".format(value.replace("'", "''")) if quoted else shown(value)
 
 
 class _Parser:
@@ -176,13 +238,15 @@ def _literal(text: str) -> Literal[Any]:
 
 def _in_list(text: str, literals: str) -> BooleanExpression | None:
     """Parse a predicate with a list of literals, of which pyiceberg's grammar gets only the first."""
-    kind = next(kind for kind in _LITERALS if re.match(rf"\({_SPACE}{kind}{_SPACE},", literals))
-    values = re.findall(kind, literals)
+    kind = next(
+        kind for kind in _LISTED if re.fullmatch(rf"\({_SPACE}{kind}(?:{_SPACE},{_SPACE}{kind})++{_SPACE}\)", literals)
+    )
+    values, read = re.findall(kind, literals), _LITERALS.get(kind, _literal)
     short = predicate_syntax.parse_string(f"{text.removesuffix(literals)}({values[0]})", parse_all=True)[0]
     if not isinstance(short, EqualTo | NotEqualTo):
         return None
     set_predicate: Any = In if isinstance(short, EqualTo) else NotIn
-    predicate: BooleanExpression = set_predicate(short.term, {*map(_LITERALS[kind], values)})
+    predicate: BooleanExpression = set_predicate(short.term, {*map(read, values)})
     return predicate
 
 

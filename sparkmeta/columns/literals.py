@@ -6,7 +6,7 @@ import enum
 import math
 import re
 import uuid
-from datetime import date
+from datetime import UTC, date, datetime, time
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -304,6 +304,21 @@ _CONVERSIONS: Final[dict[str, Callable[[Literal[Any], PrimitiveType], Placed | N
     "fixed": _binary,
     "binary": _binary,
 }
+
+
+def bound_value(value: Any) -> Any:
+    """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
+    match value:
+        case datetime():
+            since = value.replace(tzinfo=value.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+            return since // datetime.resolution
+        case date():
+            return value.toordinal() - _EPOCH
+        case time():
+            return bound_value(datetime.combine(date(1970, 1, 1), value))
+        case uuid.UUID():
+            return value.bytes
+    return value
 
 
 def iso_date(days: int) -> str:

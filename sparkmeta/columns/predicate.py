@@ -80,9 +80,14 @@ def parse_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
     """Parse a filter string in pyiceberg's syntax; return an expression unchanged.
 
     Raises:
-        InvalidFilterError: invalid text; the message names the text and the problem.
+        InvalidFilterError: invalid text, or neither; the message names it and the problem.
     """
-    return parse_text(row_filter) if isinstance(row_filter, str) else row_filter
+    if isinstance(row_filter, str):
+        return parse_text(row_filter)
+    if not isinstance(row_filter, BooleanExpression):
+        expected = "expected a filter string or an expression of pyiceberg"  # type: ignore[unreachable]
+        raise InvalidFilterError(f"the filter is {shown(row_filter)}: {expected}")
+    return row_filter
 
 
 def bind_filter(

@@ -10,7 +10,7 @@ from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, Primiti
 from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.literals import iso_timestamp
+from sparkmeta.columns.literals import bound_value, iso_timestamp
 from sparkmeta.columns.sql import Sql
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
         ArithmeticError: a Decimal has a finer scale than the type.
     """
     return value if isinstance(value, Sql) else Sql(literal_sql(value, primitive))
+
+
+def default_literal(value: Any, primitive: PrimitiveType) -> Sql:
+    """Return a default value of a column, as pyiceberg has it, as a literal; see `typed_literal`."""
+    return typed_literal(bound_value(value), primitive)
 
 
 def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Sql:

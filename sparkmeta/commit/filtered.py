@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
 from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.sql import Sql
@@ -76,7 +77,7 @@ class FilteredFiles:
         if len(partly):
             raise ValidationError(
                 f"{state.metadata.location}: cannot delete {partly.column('location')[0]} as a whole: some of its rows "
-                f"may not match {self.row_filter}"
+                f"may not match {as_text(parse_filter(self.row_filter))}"
             )
 
 

@@ -15,7 +15,7 @@ from sparkmeta.edit.range_sort import spread, task_reader, task_rows
 from sparkmeta.edit.sorted_manifests import manifest_format
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.manifests.avro.container import manifest_data
-from sparkmeta.manifests.avro.raw_entries import COLUMNS, RemovedEntries, encoded_entries
+from sparkmeta.manifests.avro.raw_entries import RemovedEntries, encoded_entries
 from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.manifests.parts import PART_SCHEMA, part_of, whole_manifests
@@ -164,7 +164,7 @@ class _RewriteTasks:
 
     def _written(self, unit: Mapping[str, Any]) -> tuple[int, tuple[bytes, pa.Table]]:
         form = self.forms[unit["content"], unit["spec_id"]]
-        read = partial(self._entries, form, EntryProjection.of(COLUMNS, dict(form.partition), {}))
+        read = partial(self._entries, form, form.projection)
         batches = [batch for source in unit["sources"] for batch in read(source)]
         return unit[_GROUP], write_manifest(pa.Table.from_batches(batches), form)
 

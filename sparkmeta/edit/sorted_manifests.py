@@ -139,6 +139,7 @@ def manifest_format(
         name,
         target_bytes,
         executor_writer(state.files),
+        state.types.partition_ids,
     )
 
 

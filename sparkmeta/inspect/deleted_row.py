@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.manifests.arrays import default_scalar
 
 # Metadata keys with a field's id, in Parquet files and in ORC files of Iceberg.
 _ID_KEYS = (b"PARQUET:field_id", b"iceberg.id", b"ICEBERG:iceberg.id")
@@ -60,7 +61,7 @@ def _struct(array: pa.StructArray, target: RowField, kind: pa.StructType) -> pa.
 
 
 def _default(target: RowField, kind: pa.DataType, length: int) -> pa.Array:
-    return pa.nulls(length, kind) if target.default is None else pa.repeat(pa.scalar(target.default, kind), length)
+    return pa.nulls(length, kind) if target.default is None else pa.repeat(default_scalar(target.default, kind), length)
 
 
 def _list(array: pa.ListArray, target: RowField, kind: pa.ListType) -> pa.ListArray:

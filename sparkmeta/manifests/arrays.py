@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sparkmeta.columns.literals import bound_value
 
 
 def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -36,6 +40,16 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
         for field in kind
     ]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+
+
+def default_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return a default value of a column, as pyiceberg has it, as a scalar of an Arrow type; UUIDs as text or bytes."""
+    if pa.types.is_string(kind):
+        return pa.scalar(str(value), kind)
+    number = bound_value(value)
+    if pa.types.is_temporal(kind):
+        return pa.array([number], pa.int32() if pa.types.is_date(kind) else pa.int64()).view(kind)[0]
+    return pa.scalar(number, kind)
 
 
 def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:

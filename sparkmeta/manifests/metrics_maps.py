@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def stats_for_maps(projection: EntryProjection, column_types: Mapping[int, str])
     """Return a projection with the stats of all columns instead of its metrics maps."""
     stats = {**column_types, **dict(projection.stats)}
     columns = tuple(name for name in projection.columns if name not in METRICS_MAP_IDS)
-    return EntryProjection(columns, projection.partition, tuple(sorted(stats.items())))
+    return replace(projection, columns=columns, stats=tuple(sorted(stats.items())), entry_filter=None)
 
 
 def with_metrics_maps(

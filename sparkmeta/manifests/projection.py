@@ -29,6 +29,10 @@ _ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_co
 FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 
 
+# Spec id -> (partition field id in the spec's manifests, the field's unique id), for specs in which these differ.
+PartitionIds = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+
+
 @dataclass(frozen=True)
 class EntryFilter:
     """A filter of entries: live ones whose stats and partition tuple pass tests.
@@ -55,16 +59,21 @@ class EntryProjection:
         partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
         stats: (column field id, Iceberg type name) of the fields of `content_stats`.
         entry_filter: the entries to read; None for all.
+        partition_ids: the ids of partition fields in manifests.
     """
 
     columns: tuple[str, ...]
     partition: tuple[tuple[int, str], ...] = ()
     stats: tuple[tuple[int, str], ...] = ()
     entry_filter: EntryFilter | None = None
+    partition_ids: PartitionIds = ()
 
     @staticmethod
     def of(
-        columns: Iterable[str], partition: Mapping[int, str] | None = None, stats: Mapping[int, str] | None = None
+        columns: Iterable[str],
+        partition: Mapping[int, str] | None = None,
+        stats: Mapping[int, str] | None = None,
+        partition_ids: PartitionIds = (),
     ) -> EntryProjection:
         """Return a projection with `columns` in the order of the content entry."""
         names = set(columns)
@@ -73,7 +82,12 @@ class EntryProjection:
         if unknown:
             raise ValueError(f"not columns of a content entry: {sorted(unknown)}")
         ordered = tuple(name for name in known if name in names)
-        return EntryProjection(ordered, tuple(sorted((partition or {}).items())), tuple(sorted((stats or {}).items())))
+        tuple_types, stats_types = (tuple(sorted((types or {}).items())) for types in (partition, stats))
+        return EntryProjection(ordered, tuple_types, stats_types, partition_ids=partition_ids)
+
+    def unique_ids(self, spec_id: int) -> dict[int, int]:
+        """Return partition field id in manifests of a spec -> unique id; empty if they are the same."""
+        return dict(dict(self.partition_ids).get(spec_id, ()))
 
     @cached_property
     def schema(self) -> pa.Schema:

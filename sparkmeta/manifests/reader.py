@@ -8,6 +8,7 @@ which of the two is used, and where.
     Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark
     V4 leaf                   v4.decode                                v4.spark
     V4 leaf of another layout v4.decode                                whole files (binaryFile), then as in tasks
+      or that Spark misreads
     files of a V4 root        v4.decode, on the driver                 v4.spark
     leaf of the cache         cache.decode                             cache.spark
 """
@@ -207,7 +208,8 @@ class ManifestReader:
         """
         assert self.tree is not None
         is_ours, is_foreign = self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)
-        if not self._spark_opens(manifests.filter(is_ours), placement):
+        by_spark = self._spark_opens(manifests.filter(is_ours), placement)
+        if not by_spark or not self.types.spark_reads_stats(projection):
             is_ours, is_foreign = pa.repeat(False, len(manifests)), pc.or_(is_ours, is_foreign)
         leaves, decoded = manifests.filter(is_ours), manifests.filter(is_foreign)
         listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))
@@ -335,8 +337,11 @@ class ManifestReader:
 
     @cached_property
     def manifest_cache(self) -> ManifestCache | None:
-        """The cache of decoded Avro manifests; None if the session has no folder for it."""
-        if not self.settings.manifest_cache:
+        """The cache of decoded Avro manifests; None if the session has no folder for it.
+
+        Its leaves name partition fields as manifests do, so that it has none of tables whose specs share ids.
+        """
+        if not self.settings.manifest_cache or self.types.partition_ids:
             return None
         return open_cache(self.spark, self.settings.manifest_cache, self.access, self.types)
 

@@ -12,13 +12,14 @@ from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.errors import ValidationError
+from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection, PartitionIds
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
-from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type
+from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type, with_unique_ids
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -48,21 +49,35 @@ class TableTypes:
         """The table's schemas by id."""
         return {schema.schema_id: schema for schema in self.metadata.schemas}
 
-    @cached_property
-    def snapshot_schema(self) -> Schema:
-        """The schema that the snapshot was written with, or the table's if the snapshot names none."""
+    @property
+    def _written(self) -> Schema | None:
+        """The schema that the snapshot names, or the table's if it names none; None if it is not in the metadata."""
         schema_id = self.snapshot.schema_id if self.snapshot else None
-        return self.metadata.schema() if schema_id is None else self.schemas[schema_id]
+        return self.metadata.schema() if schema_id is None else self.schemas.get(schema_id)
+
+    @property
+    def snapshot_schema(self) -> Schema:
+        """The schema that the snapshot was written with, or the table's if the snapshot names none.
+
+        Raises:
+            ValidationError: the table's metadata does not have the schema.
+        """
+        written = self._written
+        if written is None:
+            assert self.snapshot is not None
+            where = f"{self.metadata.location}: snapshot {self.snapshot.snapshot_id}"
+            raise ValidationError(f"{where} has schema-id {self.snapshot.schema_id}: no such schema is in the metadata")
+        return written
 
     @cached_property
     def typing_schema(self) -> Schema:
         """The schema that types values in manifests.
 
         This is the table's schema, which has every type promotion. It is the snapshot's if the table's schema reuses
-        the id of a column for another type, as a replaced table may.
+        the id of a column for another type, as a replaced table may, and the metadata has it.
         """
-        current, schema_id = self.metadata.schema(), self.snapshot.schema_id if self.snapshot else None
-        written = self.schemas.get(current.schema_id if schema_id is None else schema_id, current)
+        current = self.metadata.schema()
+        written = self._written or current
         types = {field_id: str(field.field_type) for field_id, field in index_by_id(current).items()}
         promoted = all(
             field_id not in types or reads_as(str(field.field_type), types[field_id])
@@ -111,10 +126,22 @@ class TableTypes:
 
     # -- partitions -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def specs(self) -> dict[int, PartitionSpec]:
-        """The table's partition specs by id."""
-        return self.metadata.specs()
+        """The table's partition specs by id, with partition field ids that are unique over all specs."""
+        return with_unique_ids(self.metadata.specs(), self.metadata.default_spec_id)
+
+    @cached_property
+    def partition_ids(self) -> PartitionIds:
+        """The partition field ids in manifests of specs that have other ids in `specs`."""
+        ids = {
+            spec_id: tuple(
+                (field.field_id, unique.field_id)
+                for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
+            )
+            for spec_id, spec in self.metadata.specs().items()
+        }
+        return tuple((spec_id, pairs) for spec_id, pairs in ids.items() if any(a != b for a, b in pairs))
 
     @cached_property
     def partition_type(self) -> StructType:
@@ -195,20 +222,31 @@ class TableTypes:
         expressions = self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else []
         return {
             spec_id: tuple(
-                (field.field_id, source)
-                for field in spec.fields
-                if self.partition_fields[field.field_id] != ANY
+                (unique.field_id, source)
+                for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
+                if self.partition_fields[unique.field_id] != ANY
                 and (source := stats_field_id(expressions, spec, field)) is not None
             )
-            for spec_id, spec in self.specs.items()
+            for spec_id, spec in self.metadata.specs().items()
         }
+
+    def spark_reads_stats(self, projection: EntryProjection) -> bool:
+        """Return whether Spark's Parquet reader widens the stats of V4 leaves that a projection needs.
+
+        It takes days for nanoseconds, where a date was promoted to timestamp_ns.
+        """
+        names = self.tree_types.stats_of(projection)
+        nanos = [field_id for field_id, name in names.items() if name == "timestamp_ns"]
+        dates = (index_by_id(schema).get(field_id) for schema in self.metadata.schemas for field_id in nanos)
+        return not any(date is not None and str(date.field_type) == "date" for date in dates)
 
     # -- what readers take ------------------------------------------------------------------------------------------
 
     @cached_property
     def tree_types(self) -> TreeTypes:
         """The types that tasks need to read V4 manifests."""
-        return TreeTypes(self.stats_types, frozenset(self.primitive_fields), self.spec_fields, self.tuple_sources)
+        columns = frozenset(self.primitive_fields)
+        return TreeTypes(self.stats_types, columns, self.spec_fields, self.tuple_sources, self.partition_ids)
 
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
         """Return a projection with the whole partition tuple.
@@ -218,7 +256,7 @@ class TableTypes:
             stats: ids of the columns to read stats of.
         """
         types = {field_id: self.field_type(field_id) for field_id in stats}
-        return EntryProjection.of(columns, self.partition_fields, types)
+        return EntryProjection.of(columns, self.partition_fields, types, self.partition_ids)
 
 
 def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:

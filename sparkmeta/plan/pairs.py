@@ -65,6 +65,17 @@ def pairs_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> P
     return Pairs(leaves, chosen, data.filter(pc.invert(is_target)), deletes.filter(pc.invert(affiliated)), partners)
 
 
+def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
+    """Return small id of a delete leaf -> that of the live data leaf that it is affiliated to, if there is one."""
+    if state.tree is None:
+        return {}
+    leaves, targets = state.data_manifests, deletes.column("referenced_file").combine_chunks()
+    places = pc.index_in(targets, leaves.column("location").combine_chunks(), skip_nulls=True)
+    columns = (deletes.column(MANIFEST), leaves.column(MANIFEST).take(places))
+    pairs = zip(*(column.to_pylist() for column in columns), strict=True)
+    return {delete_leaf: leaf for delete_leaf, leaf in pairs if leaf is not None}
+
+
 def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
     """Pair manifests of a manifest list, of deletion vectors only: a DV applies within its spec and partition.
 

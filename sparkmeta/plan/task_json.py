@@ -30,6 +30,8 @@ from sparkmeta.spec.partitioning import partition_spec_to_json
 from sparkmeta.spec.schema import schema_to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyiceberg.schema import Schema
     from pyspark.sql import Column, DataFrame
 
@@ -63,10 +65,20 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
 
 def partition_json(state: TableState) -> Sql:
     """Return an entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
+    renumbered = dict(state.types.partition_ids)
+    text = _tuple_json(state, {field_id: field_id for field_id in state.types.partition_fields})
+    for spec_id, ids in renumbered.items():
+        of_spec = _tuple_json(state, {unique: written for written, unique in ids})
+        text = sql.when(sql.col("partition_spec_id") == spec_id, of_spec).otherwise(text)
+    return text
+
+
+def _tuple_json(state: TableState, ids: Mapping[int, int]) -> Sql:
+    """Return partition values as a JSON object. ids: unique partition field id -> the id to name the value by."""
     types = state.types.partition_types
     values = [
-        single_value(partition_value(field_id), types[field_id]).alias(str(field_id))
-        for field_id in state.types.partition_fields
+        single_value(partition_value(field_id), types[field_id]).alias(str(written))
+        for field_id, written in ids.items()
     ]
     without_nulls = sql.call("map", "ignoreNullFields", "true")
     return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")

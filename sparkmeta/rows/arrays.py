@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import time
-from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.manifests.arrays import default_scalar
 from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, Source
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -89,17 +87,8 @@ def projected_array(
                 raise ValueError(f"column {source.column.name} was dropped, and its partition values are not planned")
             return pa.repeat(value.cast(kind), length)
         case FromDefault():
-            return pa.repeat(_default(source.column, kind), length)
+            return pa.repeat(default_scalar(source.column.default, kind), length)
     return pa.nulls(length, kind)
-
-
-def _default(column: Column, kind: pa.DataType) -> pa.Scalar:
-    value: Any = column.default
-    if isinstance(value, UUID):
-        return pa.scalar(str(value), kind)
-    if isinstance(value, time):
-        return pa.scalar(value, pa.time64("us")).cast(kind)
-    return pa.scalar(value, kind)
 
 
 def _from_file(array: pa.Array, source: FromFile, kind: pa.DataType, partition: Partition) -> pa.Array:

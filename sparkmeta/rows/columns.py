@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Types that Spark's Parquet reader does not read.
 _UNREAD: Final = ("unknown", "variant")
+# Types that it reads as numbers. Files that were added to a table may have them in other units.
+_NUMBERS_OF_UNITS: Final = ("time", "timestamp_ns", "timestamptz_ns")
 
 _PARQUET_ID: Final = "parquet.field.id"
 
@@ -112,6 +114,14 @@ def field_values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
     if isinstance(field.field_type, StructType):
         for child in field.field_type.fields:
             yield from field_values(child, value[child.name])
+
+
+def spark_reads(file_type: str, kind: str) -> bool:
+    """Return whether Spark's Parquet reader reads values of a file's type as those of a table's type.
+
+    Times, and timestamps of nanoseconds, are read as numbers, which nothing scales: dates are days there.
+    """
+    return reads_as(file_type, kind) and (file_type == kind or kind not in _NUMBERS_OF_UNITS)
 
 
 def read_type(kind: IcebergType) -> spark.DataType:
@@ -227,8 +237,8 @@ class _History:
             and avro_name(field.name) == field.name
             and field.name.lower() != ROW_INDEX
             and field.initial_default is None
-            and kind not in _UNREAD
+            and kind not in (*_UNREAD, *_NUMBERS_OF_UNITS)
             and not (kind == "struct" and not child_fields(field.field_type))
-            and all(earlier != "unknown" and reads_as(earlier, kind) for earlier in self.types[field.field_id])
+            and all(earlier != "unknown" and spark_reads(earlier, kind) for earlier in self.types[field.field_id])
             and all(self.tells(child, path) for child in child_fields(field.field_type))
         )

@@ -31,7 +31,6 @@ _TYPES = {
     pa.float32(): "float",
     pa.float64(): "double",
     pa.date32(): "date",
-    pa.time32("ms"): "time",
     pa.time64("us"): "time",
     pa.string(): "string",
     pa.large_string(): "string",

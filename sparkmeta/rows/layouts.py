@@ -16,12 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import typed_literal
+from sparkmeta.columns.types import default_literal
 from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.rows.columns import ReadColumns, read_type
+from sparkmeta.rows.columns import ReadColumns, read_type, spark_reads
 from sparkmeta.rows.data_file import refuse_other_count
 from sparkmeta.rows.delete_sets import Indices
 from sparkmeta.rows.file_schema import file_columns
@@ -146,7 +145,7 @@ def _read_columns(
                     values.append(_partition_value(field, partition))
                 case FromDefault(column=column):
                     kind = read_type(field.field_type)
-                    values.append(typed_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))
+                    values.append(default_literal(column.default, cast("PrimitiveType", field.field_type)).cast(kind))
                 case Null():
                     values.append(sql.lit(None).cast(read_type(field.field_type)))
     except _UnreadError:
@@ -199,7 +198,7 @@ def _is_promoted(physical: Column, column: Column) -> bool:
         return physical.type in ("uuid", "fixed[16]")
     if column.type.startswith(("geometry", "geography")):
         return physical.type == "binary"
-    return reads_as(physical.type, column.type) or (physical.type, column.type) == ("long", "time")
+    return spark_reads(physical.type, column.type) or (physical.type, column.type) == ("long", "time")
 
 
 def _stored_struct(source: FromFile, kind: spark.StructType) -> spark.StructType:

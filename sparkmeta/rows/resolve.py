@@ -242,7 +242,7 @@ class _Resolution:
 
 _TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _LENGTHS = ("fixed", "uuid")
-_SAME = frozenset({("binary", "string"), ("long", "time"), ("struct", "variant")})
+_SAME = frozenset({("binary", "string"), ("long", "time"), ("time32[ms]", "time"), ("struct", "variant")})
 
 
 def can_read(file_type: str, type_name: str) -> bool:
@@ -250,7 +250,8 @@ def can_read(file_type: str, type_name: str) -> bool:
 
     They can if the types are the same, or if the file's was promoted (table spec, Schema Evolution). They also can if
     the format or the writer has fewer types than Iceberg: strings, UUIDs, fixed and shapes stored as bytes, times as
-    longs, timestamps of another unit or without the time zone. A value that does not fit is an error when it is read.
+    longs or in milliseconds, timestamps of another unit or without the time zone. A value that does not fit is an error
+    when it is read.
     """
     if reads_as(file_type, type_name) or (file_type, type_name) in _SAME:
         return True

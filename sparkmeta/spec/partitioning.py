@@ -220,11 +220,53 @@ def partition_type(
     return StructType(*(NestedField(f.field_id, names[f.field_id], f.field_type, required=False) for f in fields))
 
 
+def with_unique_ids(specs: Mapping[int, PartitionSpec], default_spec_id: int) -> dict[int, PartitionSpec]:
+    """Return specs in which a partition field id is given to one field only, as it need not be in version 1.
+
+    Of fields with one id, that of the default spec, or else of the newest one, keeps it. Others get ids that no spec
+    has, and their specs have the same JSON as before. A field may be void in some specs.
+    """
+    newest_first = sorted(specs.values(), key=lambda spec: (spec.spec_id != default_spec_id, -spec.spec_id))
+    given: dict[int, list[tuple[PartitionField, int]]] = {}
+    next_id = max((field.field_id for spec in newest_first for field in spec.fields), default=0) + 1
+    unique: dict[int, PartitionSpec] = {}
+    for spec in newest_first:
+        ids = []
+        for field in spec.fields:
+            alike = given.setdefault(field.field_id, [])
+            place = next((place for place, (other, _) in enumerate(alike) if _is_same(other, field)), None)
+            if place is not None:
+                other, field_id = alike[place]
+                alike[place] = (field if _is_void(other) else other, field_id)
+            else:
+                field_id = next_id if alike else field.field_id
+                next_id += bool(alike)
+                alike.append((field, field_id))
+            ids.append(field_id)
+        unique[spec.spec_id] = _with_field_ids(spec, ids)
+    return {spec_id: unique[spec_id] for spec_id in specs}
+
+
+def _with_field_ids(spec: PartitionSpec, ids: Sequence[int]) -> PartitionSpec:
+    if ids == [field.field_id for field in spec.fields]:
+        return spec
+    fields = (field.model_copy(update={"field_id": field_id}) for field, field_id in zip(spec.fields, ids, strict=True))
+    known: dict[str, Any] = {"spec-id": spec.spec_id}
+    renumbered = TableSpec(*fields, **known)
+    renumbered._json = partition_spec_to_json(spec)
+    return renumbered
+
+
+def _is_same(field: PartitionField, other: PartitionField) -> bool:
+    """Return whether fields of one id are one field: its values are of one transform where they are not void."""
+    same = field.transform == other.transform or _is_void(field) or _is_void(other)
+    return field.source_id == other.source_id and same
+
+
 def _merged(newer: PartitionField | None, older: PartitionField) -> PartitionField:
     if newer is None:
         return older
-    same = newer.transform == older.transform or _is_void(newer) or _is_void(older)
-    if newer.source_id != older.source_id or not same:
+    if not _is_same(newer, older):
         raise ValidationError(f"partition field id {older.field_id} is given to both {newer} and {older}")
     return older if _is_void(newer) else newer
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.literals import bound_value
 from sparkmeta.columns.sql import quoted
 from sparkmeta.edit.range_sort import most_tasks
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
@@ -24,8 +25,8 @@ from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.location import normalize
 from sparkmeta.storage.location_columns import location_key
-from sparkmeta.write.existing_tasks import FILE_PATH, HAS_IDS, IS_MISSING, ExistingFiles
-from sparkmeta.write.file_partitions import FileField, FilePartitions, bound_value
+from sparkmeta.write.existing_tasks import FILE_PATH, IS_MISSING, NEEDS_MAPPING, ExistingFiles
+from sparkmeta.write.file_partitions import FileField, FilePartitions
 from sparkmeta.write.files import checkpointed, refuse_transforms
 from sparkmeta.write.footer_facts import TableColumns, names_of
 from sparkmeta.write.input import refuse_types, written_columns
@@ -50,11 +51,12 @@ class AddedFiles:
 
     Attributes:
         files: their rows of `inspect.files`, which Spark keeps.
-        without_ids: whether some have columns without field ids, so that readers need a name mapping.
+        needs_mapping: whether readers need a name mapping: some have no field ids, or lack columns of identity
+            partitions.
     """
 
     files: DataFrame
-    without_ids: bool
+    needs_mapping: bool
 
 
 def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check_duplicates: bool) -> AddedFiles:
@@ -83,8 +85,8 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
     parts = max(1, min(most_tasks(state.spark), -(-count // _TASK_FILES)))
     with translated_errors():
         described = checkpointed(map_arrow(named.repartition(parts), tasks.describe, tasks.schema))
-    without_ids = _without_ids(described)
-    return AddedFiles(described.drop(HAS_IDS, IS_MISSING, PROBLEM), without_ids)
+    needs_mapping = _needs_mapping(described)
+    return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, PROBLEM), needs_mapping)
 
 
 def existing_files(state: TableState) -> ExistingFiles:
@@ -201,8 +203,8 @@ def _refuse_paths(paths: Sequence[str], state: TableState, problem: str) -> None
         raise ValidationError(f"{state.metadata.location}: {', '.join(paths[:_NAMED])}{more} {verb} {problem}")
 
 
-def _without_ids(described: DataFrame) -> bool:
-    """Return whether some files have no field ids.
+def _needs_mapping(described: DataFrame) -> bool:
+    """Return whether readers need a name mapping for some files.
 
     Raises:
         ValidationError: a file does not fit; the error is that of the first path.
@@ -212,10 +214,10 @@ def _without_ids(described: DataFrame) -> bool:
     (result,) = described.agg(
         F.count_if(is_broken).alias("broken"),
         F.min(F.when(is_broken, F.struct(FILE_PATH, PROBLEM, IS_MISSING))).alias("first"),
-        F.count_if(~F.col(HAS_IDS)).alias("without_ids"),
+        F.count_if(NEEDS_MAPPING).alias("needs_mapping"),
     ).toArrow().to_pylist()  # fmt: skip
     if result["broken"]:
         first, others = result["first"], result["broken"] - 1
         more = f" (and {others:,} more files do not fit)" if others else ""
         raise (NotFoundError if first[IS_MISSING] else ValidationError)(f"{first[PROBLEM]}{more}")
-    return bool(result["without_ids"])
+    return bool(result["needs_mapping"])

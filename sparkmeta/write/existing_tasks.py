@@ -29,7 +29,7 @@ from sparkmeta.write.metrics import FileMetrics, bound_of, metric_leaves
 from sparkmeta.write.tasks import METRICS_MAPS, PROBLEM, files_schema
 
 FILE_PATH: Final = "file_path"
-HAS_IDS: Final = "has_field_ids"
+NEEDS_MAPPING: Final = "needs_name_mapping"
 IS_MISSING: Final = "is_missing"
 
 _SUFFIXES: Final = {"parquet": "PARQUET", "orc": "ORC", "avro": "AVRO"}
@@ -67,8 +67,8 @@ class ExistingFiles:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The schema of the results: `files_schema`, whether a file has field ids, and a problem instead of a file."""
-        schema = files_schema(self.partition).append(pa.field(HAS_IDS, pa.bool_()))
+        """The schema of the results: `files_schema`, whether a file needs a name mapping, and what is wrong with it."""
+        schema = files_schema(self.partition).append(pa.field(NEEDS_MAPPING, pa.bool_()))
         return schema.append(pa.field(IS_MISSING, pa.bool_())).append(pa.field(PROBLEM, pa.string()))
 
     def describe(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +111,8 @@ class ExistingFiles:
             facts = layout.facts(footer, location)
             if numbers := self.partitions.floats & facts.keys():
                 facts = layout.with_nans(file, footer, facts, numbers)
-        described = _Described(location, "PARQUET", footer.num_rows, size, layout.has_ids)
+        described = _Described(location, "PARQUET", footer.num_rows, size)
+        described.needs_mapping = self._needs_mapping(layout.columns, has_ids=layout.has_ids)
         described.partition = self.partitions.values(location, facts, layout.columns)
         described.split_offsets = split_offsets(footer)
         described.maps = metrics_of(self.columns.leaves, facts) | {"column_sizes": layout.sizes(footer)}
@@ -154,10 +155,20 @@ class ExistingFiles:
             except ValidationError as error:
                 raise ValidationError(f"{location}: {error}") from error
         facts = {leaf.id: _facts(metrics, leaf.id) for leaf in metrics.leaves}
-        described = _Described(location, file_format, metrics.rows, self.reader.length(location), has_ids(columns))
+        described = _Described(location, file_format, metrics.rows, self.reader.length(location))
+        described.needs_mapping = self._needs_mapping(present, has_ids=has_ids(columns))
         described.partition = self.partitions.values(location, facts, present)
         described.maps = {**metrics.counts(), **metrics.bounds()}
         return described
+
+    def _needs_mapping(self, columns: frozenset[int], *, has_ids: bool) -> bool:
+        """Return whether readers need a name mapping for a file, or have to know which columns it lacks.
+
+        Columns of a table without a name mapping are read by their names, and missing ones as null. Those of identity
+        partitions have the partition's value.
+        """
+        identities = {field.source for field in self.partitions.fields if field.is_identity}
+        return not has_ids or not identities <= columns
 
     def _part(self, location: str, file_format: str) -> pa.RecordBatch:
         """Return a file as a row of a plan, without deletes."""
@@ -184,7 +195,7 @@ class ExistingFiles:
             "file_size_in_bytes": [file.size for file in files],
             "split_offsets": [file.split_offsets or None for file in files],
             "sort_order_id": [0] * len(files),
-            HAS_IDS: [file.has_ids for file in files],
+            NEEDS_MAPPING: [file.needs_mapping for file in files],
             IS_MISSING: [file.is_missing for file in files],
             PROBLEM: [file.problem for file in files],
         }
@@ -216,7 +227,7 @@ class _Described:
     file_format: str | None = None
     record_count: int | None = None
     size: int | None = None
-    has_ids: bool | None = None
+    needs_mapping: bool | None = None
     partition: tuple[Any, ...] | None = None
     split_offsets: list[int] | None = None
     maps: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, unquote_plus
@@ -17,6 +16,7 @@ import pyarrow as pa
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.literals import bound_value
 from sparkmeta.commit.partition_folders import NULL_FOLDERS, folder_value
 from sparkmeta.errors import ValidationError, shown
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.write.footer_facts import Facts
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")
 # A value that the rows do not prove.
@@ -192,19 +191,6 @@ def _is_bounded(facts: Facts, field: FileField) -> bool:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
-
-
-def bound_value(value: Any) -> Any:
-    """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
-    if isinstance(value, datetime):
-        return (value.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND if value.tzinfo is None else (
-            value - _EPOCH) // _MICROSECOND  # fmt: skip
-    if isinstance(value, date):
-        return (value - _EPOCH.date()).days
-    return value.bytes if isinstance(value, UUID) else value
-
-
-_MICROSECOND: Final = datetime.resolution
 
 
 def _undetermined(location: str, field: FileField, problem: str) -> ValidationError:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import time
-from typing import Any, Final
-from uuid import UUID
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.arrays import compact_lists
+from sparkmeta.manifests.arrays import compact_lists, default_scalar
 from sparkmeta.rows.file_schema import PARQUET_ID
 from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.avro_name import avro_name
@@ -126,7 +124,8 @@ class FileColumns:
         self, array: pa.Array | None, column: Column, kind: pa.DataType, rows: int, path: tuple[str, ...]
     ) -> pa.Array:
         if array is None:
-            return pa.nulls(rows, kind) if column.default is None else pa.repeat(_default(column, kind), rows)
+            default = column.default
+            return pa.nulls(rows, kind) if default is None else pa.repeat(default_scalar(default, kind), rows)
         if pa.types.is_null(array.type):
             return pa.nulls(rows, kind)
         match column.type:
@@ -200,18 +199,6 @@ def _without_nulls(array: pa.Array) -> pa.Array:
         return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
     _, *data = array.buffers()
     return pa.Array.from_buffers(kind, len(array), [None, *data], offset=array.offset)
-
-
-def _default(column: Column, kind: pa.DataType) -> pa.Scalar:
-    value: Any = column.default
-    if isinstance(value, UUID):
-        value = value.bytes
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
-        number = pa.scalar(value if isinstance(value, int) else pa.scalar(value, kind).value)
-        return pa.array([number.as_py()], pa.int32() if pa.types.is_date(kind) else pa.int64()).view(kind)[0]
-    if isinstance(value, time):
-        return pa.scalar(value, pa.time64("us")).cast(kind)
-    return pa.scalar(value, kind)
 
 
 def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:

@@ -340,7 +340,8 @@ def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:
     """Return whether every engine reads values of a Parquet type as those of the table's."""
     if is_int96:
         return type_name in _INSTANTS
-    return reads_as(file_type, type_name) or (type_name == "uuid" and file_type in ("uuid", "fixed[16]"))
+    pair = (file_type, type_name)
+    return reads_as(*pair) or pair in (("fixed[16]", "uuid"), ("time32[ms]", "time"))
 
 
 def _leaf_sources(

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.types import UUID_DIGITS, UUID_TEXT, public_value, spark_type, typed_literal
+from sparkmeta.columns.types import UUID_DIGITS, UUID_TEXT, default_literal, public_value, spark_type
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.rows.projected import child_fields, type_name
 from sparkmeta.rows.resolve import Column
@@ -304,4 +304,4 @@ def way_to(schema: Schema, field_id: int) -> list[NestedField]:
 def _default_value(field: NestedField, wanted: PrimitiveType) -> Sql:
     if field.write_default is None:
         return sql.Sql("NULL").cast(spark_type(wanted))
-    return public_value(typed_literal(field.write_default, wanted), wanted)
+    return public_value(default_literal(field.write_default, wanted), wanted)

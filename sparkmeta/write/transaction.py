@@ -247,7 +247,7 @@ class RowTransaction(Transaction[TableT]):
         """Add existing data files; see `Table.add_files`."""
         with self._change(branch, snapshot_properties) as change:
             added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
-            if added.without_ids and name_mapping(self.table_metadata) is None:
+            if added.needs_mapping and name_mapping(self.table_metadata) is None:
                 self.set_properties({NAME_MAPPING: self.table_metadata.schema().name_mapping.model_dump_json()})
             change.update.append(added.files)
         return self

@@ -86,7 +86,7 @@ def main(scale: float, heap: str, repeats: int, no_java: bool, no_rows: bool) ->
     converted = Path()
     for repeat in range(repeats + 1):
         for name in [*contenders][1 if no_java else 0 :]:
-            run, folder = _measured(spark, name, workload, contenders[name](spark, location))
+            run, folder = measured(spark, name, workload, contenders[name](spark, location))
             runs += [run] if repeat else []
             # The last conversion is planned and downgraded.
             if name == CONVERT and repeat == repeats:
@@ -95,13 +95,13 @@ def main(scale: float, heap: str, repeats: int, no_java: bool, no_rows: bool) ->
                 shutil.rmtree(folder)
     trees = {CONVERTED: converted}
     if not no_rows:
-        run, trees[OTHER] = _measured(spark, BY_ROWS, workload, _append(spark, location, by_rows=True))
+        run, trees[OTHER] = measured(spark, BY_ROWS, workload, _append(spark, location, by_rows=True))
         runs.append(run)
     runs += _plans(spark, trees, workload, repeats)
-    runs.append(_measured(spark, DOWNGRADE, workload, _downgrade(spark, converted))[0])
+    runs.append(measured(spark, DOWNGRADE, workload, _downgrade(spark, converted))[0])
     _require_all_files(spark, [*trees.values()], workload)
     shutil.rmtree(FOLDER)
-    _show(runs)
+    show(runs)
     console.print(f"written: {write_runs(BUILD, 'conversion', runs)}")
 
 
@@ -148,7 +148,7 @@ def _plans(spark: SparkSession, trees: dict[str, Path], workload: Workload, repe
                 def plan(folder: Path = folder, row_filter: str = query.row_filter) -> None:
                     consume(_opened(spark, folder).scan(row_filter).plan_files())
 
-                run, _ = _measured(spark, f"{name}: {query.name}", workload, (plan, folder))
+                run, _ = measured(spark, f"{name}: {query.name}", workload, (plan, folder))
                 runs += [run] if repeat else []
     return runs
 
@@ -163,7 +163,8 @@ def _require_all_files(spark: SparkSession, folders: list[Path], workload: Workl
             assert count == expected, (folder, query.name, count, expected)
 
 
-def _measured(spark: SparkSession, name: str, workload: Workload, prepared: Prepared) -> tuple[Run, Path]:
+def measured(spark: SparkSession, name: str, workload: Workload, prepared: Prepared) -> tuple[Run, Path]:
+    """Return the figures of a run, and the folder of its table."""
     work, folder = prepared
     gc.collect()
     spark._jvm.System.gc()  # type: ignore[union-attr]
@@ -176,7 +177,8 @@ def _measured(spark: SparkSession, name: str, workload: Workload, prepared: Prep
     return Run(name, workload.files, seconds, cpu, *(size // MIB for size in sizes)), folder
 
 
-def _show(runs: list[Run]) -> None:
+def show(runs: list[Run]) -> None:
+    """Print the best time, the median CPU and the largest memory of each name's runs."""
     shown = RichTable(title=f"{runs[0].files:,} files", title_justify="left")
     for name in ("", "best, s", "median CPU, s", "driver MiB", "workers MiB", "heap after, MiB"):
         shown.add_column(name, justify="right" if name else "left")

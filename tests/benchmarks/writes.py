@@ -1,10 +1,11 @@
 """`python -m tests.benchmarks.writes`: rows written by sparkmeta and by Iceberg's Spark runtime, in turns.
 
 Rows of 11 columns come from Parquet files and go into tables of 30 partitions: of format version 3 by Iceberg, into
-metadata trees by sparkmeta. Each run appends to a new table, or deletes 1 % of the rows of the table by deletion
-vectors. Spark's own Parquet writer, which makes neither metrics nor a commit, is measured beside the appends. Before
-the tables are thrown away both must have the same rows. Existing files are added as well, see `existing_files`. Prints
-Iceberg's seconds, wall and CPU, divided by ours, and writes build/bench/writes-<time>.json.
+metadata trees by sparkmeta. Each run appends to a new table, deletes 1 % of its rows by deletion vectors, and upserts
+as many rows as 1 %, of which nine in ten have the key of a row. Spark's own Parquet writer, which makes neither metrics
+nor a commit, is measured beside the appends. Before the tables are thrown away both must have the same rows. Existing
+files are added as well, see `existing_files`. Prints Iceberg's seconds, wall and CPU, divided by ours, and writes
+build/bench/writes-<time>.json.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import shutil
 import uuid
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from tests.benchmarks.existing_files import FILES, add_existing
@@ -100,6 +103,26 @@ class Writers:
     def delete_by_sparkmeta(self) -> None:
         self.tables[-1:] = [self.tables[-1].delete(DELETED)]
 
+    def upsert_by_iceberg(self) -> None:
+        self.changes.createOrReplaceTempView("changes")
+        self.shops[-1].sql(
+            """MERGE INTO {t} t USING changes s ON t.id = s.id
+               WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
+        )
+
+    def upsert_by_sparkmeta(self) -> None:
+        self.tables[-1:] = [self.tables[-1].upsert(self.changes, ["id"])]
+
+    @cached_property
+    def changes(self) -> DataFrame:
+        """One row in a hundred with another value, and a tenth of them with a new key."""
+        count = self.rows.count()
+        key = F.when(F.col("id") % 1000 == 0, F.col("id") + count).otherwise(F.col("id"))
+        changed = self.rows.where("id % 100 = 0").withColumn("id", key).withColumn("n", F.col("n") + 1)
+        folder = BUILD / "rows" / f"changes-{count}"
+        changed.write.mode("overwrite").parquet(str(folder))
+        return self.spark.read.parquet(str(folder))
+
     def require_equal_rows(self) -> None:
         """Compare the newest tables of both."""
         shop = next(shop for shop in reversed(self.shops) if shop.table.currentSnapshot() is not None)
@@ -125,15 +148,19 @@ def main(rows: int, rounds: int, files: int, heap: str) -> None:
     """Write rows with Iceberg's Spark runtime and with sparkmeta, in one run."""
     spark = session(heap)
     writers = Writers(Java(spark), source(spark, rows))
+    writers.changes.count()
     names = ("Iceberg", "sparkmeta")
     appends = [Measured("30 partitions", "append", rows, name, [], []) for name in names]
     deletes = [Measured("30 partitions", "delete of 1 %", rows, name, [], []) for name in names]
+    upserts = [Measured("30 partitions", "upsert of 1 %", rows, name, [], []) for name in names]
     by_spark = Measured("30 partitions", "append", rows, "Spark's Parquet", [], [])
     works = (
         (appends[0], writers.append_by_iceberg),
         (deletes[0], writers.delete_by_iceberg),
+        (upserts[0], writers.upsert_by_iceberg),
         (appends[1], writers.append_by_sparkmeta),
         (deletes[1], writers.delete_by_sparkmeta),
+        (upserts[1], writers.upsert_by_sparkmeta),
         (by_spark, writers.write_by_spark),
     )
     for number in range(rounds + 1):
@@ -144,9 +171,10 @@ def main(rows: int, rounds: int, files: int, heap: str) -> None:
         Path(FOLDER).mkdir(parents=True, exist_ok=True)
     show(appends)
     show(deletes)
+    show(upserts)
     show([by_spark, appends[1]])
     added = add_existing(writers.java, files, rounds) if files else []
-    console.print(f"written: {write_runs(BUILD, 'writes', [*appends, *deletes, by_spark, *added])}")
+    console.print(f"written: {write_runs(BUILD, 'writes', [*appends, *deletes, *upserts, by_spark, *added])}")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,13 @@ def test_reads_what_pyiceberg_reads(text: str) -> None:
     assert parse_filter(text) == parse(text)
 
 
+@pytest.mark.parametrize("row_filter", [None, True, 1, b"x = 1", ["x = 1"]])
+def test_filters_are_texts_or_expressions(row_filter: Any) -> None:
+    with pytest.raises(InvalidFilterError, match="expected a filter string or an expression of pyiceberg") as refused:
+        parse_filter(row_filter)
+    assert str(refused.value).startswith(f"the filter is {row_filter!r}: ")
+
+
 def test_constants_within_a_filter() -> None:
     assert parse_filter("true and x = 1") == EqualTo("x", 1)
     assert parse_filter("not (false or not true)") == AlwaysTrue()
@@ -207,8 +214,17 @@ def test_binds(row_filter: str | BooleanExpression, expected: Any) -> None:
         ("nope = 1", "no column 'nope' in the schema, which has 'id', "),
         ("ID = 1", "no column 'ID' in the schema: did you mean 'id'?"),
         ("nam = 'a'", "no column 'nam' in the schema: did you mean 'name'?"),
-        ("x is nan", "never NaN"),
-        ("x like 'a%'", "no prefix"),
+        ("x is nan", "x IS NAN: column x has type int: values of type int are never NaN"),
+        ("not x is nan", "x IS NAN: column x has type int: values of type int are never NaN"),
+        ("x is not nan", "x IS NOT NAN: column x has type int: values of type int are never NaN"),
+        ("x like 'a%'", "x LIKE 'a%': column x has type int: values of type int have no prefix"),
+        ("x not like 'it''s%'", "x NOT LIKE 'it''s%': column x"),
+        ("x in (1, 'a')", "x in (1, 'a')"),
+        (In("x", {"a"}), "x = 'a': column x"),
+        (In("x", {"a", "b"}), "x IN ('a', 'b'): column x has type int"),
+        (NotIn("name", {7, 5}), "name NOT IN (5, 7): column name has type string"),
+        (In("name", set(range(100))), "name IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...): column name has type string"),
+        ("s in (1, 2)", "s IN (1, 2): column s has type"),
         ("x = 'a'", "x = 'a': column x has type int: 'a' is not a number"),
         ("name = 5", "name = 5: column name has type string: 5 does not convert to string"),
         ("s = 1", "only be tested for null"),

@@ -22,9 +22,9 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro import raw_entries
 from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
 from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
+from sparkmeta.manifests.avro.raw_entries import encoded_entries
 from sparkmeta.manifests.avro.schema import bytes_for_fixed, manifest_schema, parse
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, entry_schema, write_manifest
+from sparkmeta.manifests.avro.write import COLUMNS, ENTRY, ManifestFormat, entry_schema, write_manifest
 from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import METRICS_MAPS, Status
 from sparkmeta.storage.executors import ExecutorWriter

@@ -9,6 +9,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.columns import sql
+from sparkmeta.errors import ValidationError
 from sparkmeta.plan.deletes import keys
 from tests.costs import limit
 from tests.handmade import (
@@ -126,6 +127,7 @@ def test_signed_zeros_are_different_partitions_and_nan_is_one(table: HandmadeTab
         (long_bounds(1, 5, nulls=None), long_bounds(6, 9, nulls=1), True),
         (long_bounds(1, 5, nulls=10), long_bounds(1, 5, nulls=0), False),
         (long_bounds(1, 5, nulls=0), long_bounds(1, 5, nulls=10), False),
+        (long_bounds(1, 5, nulls=-1), long_bounds(6, 9, nulls=1), True),
         ({}, long_bounds(6, 9), True),
         (long_bounds(1, 5), {}, True),
     ],
@@ -280,6 +282,27 @@ def test_a_snapshot_of_before_a_column_was_replaced_is_read_by_its_own_types(
     assert parts == {A: "x", B: "y"}
     assert [row.file_path for row in scan.filter("part = 'x' and id = 3").plan_files().collect()] == [A]
     assert scan.filter("part = 'x' and id = 7").plan_files().collect() == []
+
+
+def test_a_snapshot_whose_schema_was_removed(table: HandmadeTable, spark: SparkSession) -> None:
+    """Nothing that needs it falls back to another; as a branch, the snapshot is read by the table's schema."""
+    table.add(0, 1, data(A, partition={"part": "x"}, **long_bounds(1, 5)), data(B, partition={"part": "y"}))
+    table.write()
+    metadata = table.metadata()
+    metadata["snapshots"][0]["schema-id"] = 7
+    path = table.folder / "metadata" / "v2.metadata.json"
+    path.write_text(json.dumps(metadata))
+    loaded = sm.load_table(str(path), spark=spark)
+    scan, message = (
+        loaded.scan("part = 'x'", snapshot_id=SNAPSHOT_ID),
+        rf"snapshot {SNAPSHOT_ID} has schema-id 7: no such",
+    )
+    for use in (scan.schema, scan.plan_files, scan.to_df, scan.count):
+        with pytest.raises(ValidationError, match=message):
+            use()
+    for by_table in (loaded.scan("part = 'x'"), loaded.scan("part = 'x'").use_ref("main"), scan.with_table_schema()):
+        assert [row.file_path for row in by_table.plan_files().collect()] == [A]
+    assert loaded.inspect.files(snapshot_id=SNAPSHOT_ID).count() == 2
 
 
 def test_a_field_that_a_later_spec_made_void_keeps_its_type(table: HandmadeTable, spark: SparkSession) -> None:

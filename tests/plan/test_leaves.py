@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import date
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import DateType, LongType, NestedField, StringType
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
+import sparkmeta as sm
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests import deletion_vectors
 from sparkmeta.manifests.projection import FILE_COLUMNS
 from sparkmeta.manifests.v4 import spark as leaf
 from sparkmeta.manifests.v4 import tree_manifests as tree_reader
 from sparkmeta.spec.entry import METRICS_MAP_IDS
-from tests.trees import BY_PART, TreeTable, data, equality_deletes, stats
+from tests.trees import BY_PART, STATS, TreeTable, data, equality_deletes, stats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,3 +270,38 @@ def test_few_deletes_take_no_job_of_their_own(
         "a1": ["e1"],
         "b1": [],
     }
+
+
+@pytest.mark.parametrize("in_root", [True, False], ids=["with stats of the leaf", "without"])
+@pytest.mark.parametrize("later", ["timestamp", "timestamp_ns"])
+def test_stats_of_dates_that_were_promoted(tmp_path: Path, spark: SparkSession, later: str, in_root: bool) -> None:
+    """Leaves that were written before have the days of dates as bounds."""
+    days = NestedField(3, "day", DateType())
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "part", StringType()), days)
+    tree = TreeTable(tmp_path / "t", schema=schema, types=STATS | {3: "date"})
+
+    def of_days(first: int, last: int) -> dict[str, Any]:
+        bounds = {"lower_bound": date(2024, 1, first), "upper_bound": date(2024, 1, last)}
+        return stats("a") | {"3": {**bounds, "value_count": 10, "null_value_count": 0}}
+
+    files = [data(path, content_stats=of_days(*days)) for path, days in {"d1": (1, 5), "d2": (10, 15)}.items()]
+    leaf_entry = tree.leaf("m", *files)
+    if not in_root:
+        leaf_entry = leaf_entry.with_fields(content_stats=stats("a"))
+    tree.snapshot(added=[leaf_entry])
+    tree.load(spark)
+    (path,) = tree.folder.glob("metadata/*.json")
+    metadata = json.loads(path.read_text())
+    columns = [
+        {**column, "type": later} if column["id"] == 3 else column for column in metadata["schemas"][0]["fields"]
+    ]
+    metadata["schemas"].append({"type": "struct", "schema-id": 1, "fields": columns})
+    metadata["current-schema-id"] = 1
+    path.write_text(json.dumps(metadata))
+    table = sm.load_table(str(path), spark=spark)
+    filters = {"day = '2024-01-05T00:00:00'": ["d1"], "day > '2024-01-12T00:00:00'": ["d2"], "day < '2000-01-01'": []}
+    for row_filter, expected in filters.items():
+        assert [row["file_path"] for row in table.scan(row_filter).plan_files().collect()] == expected
+    bounds = table.inspect.files().selectExpr("cast(readable_metrics.day.lower_bound AS string) AS lower").collect()
+    nanos = {"2024-01-01 00:00:00", "2024-01-10 00:00:00"}, {"1704067200000000000", "1704844800000000000"}
+    assert {row["lower"] for row in bounds} == nanos[later == "timestamp_ns"]

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 import sparkmeta as sm
 from sparkmeta.errors import InvalidFilterError
+from tests.costs import limit
 from tests.small_table import small_catalog
+from tests.trees import STATS, TreeTable, data, equality_deletes, stats
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 TESTS = {
@@ -53,3 +59,37 @@ def test_a_null_test_keeps_every_file_and_stays(row_filter: str, table: sm.Table
 def test_other_tests_are_refused(row_filter: str, table: sm.Table) -> None:
     with pytest.raises(InvalidFilterError, match=r"can only be tested for null|are never NaN"):
         table.scan(row_filter).plan_files()
+
+
+@pytest.fixture(params=["few", "many"])
+def _many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletes that are too many for the driver are grouped by Spark."""
+    if request.param == "many":
+        limit(monkeypatch, broadcast_deletes=0, driver_deletes=0)
+
+
+@pytest.mark.usefixtures("_many")
+@pytest.mark.parametrize("required", [False, True], ids=["optional", "required"])
+@pytest.mark.parametrize(
+    ("of_data", "of_delete", "applies"),
+    [(6, 9, True), (6, 10, False), (10, 9, False), (10, 10, False)],
+)
+def test_rows_of_a_null_struct_are_deleted_by_a_null_key(
+    tmp_path: Path, spark: SparkSession, of_data: int, of_delete: int, applies: bool, required: bool
+) -> None:
+    """The stats of a nested column count no row whose struct is null: these are the nulls that both files have."""
+    nested = StructType(NestedField(4, "x", LongType(), required=required))
+    schema = Schema(
+        NestedField(1, "id", LongType()), NestedField(2, "part", StringType()), NestedField(3, "st", nested)
+    )
+    tree = TreeTable(tmp_path / "t", schema=schema, types=STATS | {4: "long"})
+
+    def of_x(lower: int, upper: int, values: int) -> dict[str, object]:
+        counts = {"value_count": values, "null_value_count": 0}
+        return stats("a") | {"4": {"lower_bound": lower, "upper_bound": upper, **counts}}
+
+    tree.snapshot(added=[data("d1", content_stats=of_x(1, 5, of_data))])
+    eq = equality_deletes("eq", content_stats=of_x(6, 9, of_delete)).with_fields(equality_ids=[4])
+    tree.snapshot(existing=[data("d1", content_stats=of_x(1, 5, of_data))], added=[eq])
+    (planned,) = tree.load(spark).scan().plan_files().select("deletes.file_path").collect()
+    assert planned["file_path"] == (["eq"] if applies else [])

@@ -5,20 +5,23 @@ Where files of several formats are in a table, Spark's Parquet reader and tasks 
 
 from __future__ import annotations
 
+import json
+from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
 from sparkmeta.session import is_connect
-from tests.handmade import BY_PART
+from tests.conftest import configured
+from tests.handmade import BY_ID, BY_PART, BY_RATIO
 from tests.rows.row_table import RowTable
 from tests.small_table import ROWS, write_small_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 PART_X, PART_Y = {"partition": {"part": "x"}}, {"partition": {"part": "y"}}
@@ -195,6 +198,13 @@ def test_filters_and_columns(table: sm.Table) -> None:
     )
 
 
+def test_columns_are_selected_as_names_are_looked_up(table: sm.Table) -> None:
+    scan = table.scan(selected_fields=("ID", "Country"), case_sensitive=False)
+    assert scan.select("country", "NOTE").to_df().columns == ["country"]
+    assert scan.select("id").with_case_sensitive(True).select("ID").selected_fields == ("ID",)
+    assert table.scan(selected_fields=("id", "country")).select("ID", "country").selected_fields == ("country",)
+
+
 def test_counts_limits_and_small_results(table: sm.Table) -> None:
     assert table.scan().count() == 3 * ROWS
     assert table.scan("id < 7").count() == 7
@@ -269,3 +279,76 @@ def test_partition_values_that_files_lack(rows: RowTable, spark: SparkSession) -
     file["data_file"] |= {"file_path": f"file://{path}", "file_size_in_bytes": path.stat().st_size}
     rows.add(0, 1, file)
     assert tuples(rows.load(spark).scan().to_df()) == [(4, "x", None)]
+
+
+def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: SparkSession) -> None:
+    """As those of version 1 may, in which each spec counts its fields from 1000 on."""
+    unused = {"source-id": 2, "field-id": 1000, "name": "unused", "transform": "truncate[1]"}
+    rows.specs, rows.summaries, rows.version = ((), BY_PART, BY_RATIO, (unused,), BY_ID), True, 2
+    rows.properties["schema.name-mapping.default"] = '[{"field-id": 1, "names": ["id"]}]'  # lets files lack a column
+    of_ids = [{"partition": {"id": number}} for number in (1, 2)]
+    lacks_id = rows.data("a.parquet", pa.table({"part": ["x", "y"]}), [2], **of_ids[0])
+    rows.add(0, 4, lacks_id).add(0, 4, rows.data("b.orc", numbered(2, 3), **of_ids[1]))
+    rows.add(0, 1, rows.data("c.parquet", numbered(1, 3), **PART_X)).add(
+        0, 1, rows.data("d.avro", numbered(1, 3, "y"), **PART_Y)
+    )
+    rows.add(1, 4, rows.keys("e.parquet", pa.table({"part": ["y"]}), [2], **of_ids[0]))
+    rows.add(1, 1, rows.keys("f.parquet", pa.table({"id": [2]}), [1], **PART_X))
+    location = rows.write()
+    (rows.folder / "metadata" / "version-hint.text").write_text("1")
+
+    def check(table: sm.Table) -> None:
+        by_filter = {
+            "true": {("a", 1, "x"), ("b", 2, "x"), ("c", 1, "x"), ("d", 1, "y"), ("d", 2, "y")},
+            "id = 2": {("b", 2, "x"), ("d", 2, "y")},
+            "part >= 'y'": {("d", 1, "y"), ("d", 2, "y")},
+            "id = 2 and part = 'x'": {("b", 2, "x")},
+        }
+        for row_filter, expected in by_filter.items():
+            read = table.scan(row_filter, selected_fields=("id", "part", "_file")).to_df().collect()
+            assert sorted((file_name(row["_file"]), row["id"], row["part"]) for row in read) == sorted(expected)
+        planned = table.scan("id = 2 and part = 'x'").plan_files().collect()
+        # What is not known of a file is tested row by row.
+        assert {file_name(row["file_path"]): json.loads(row["residual"]) for row in planned} == {
+            "b": {"type": "eq", "term": "part", "value": "x"},
+            "c": {"type": "eq", "term": "id", "value": 2},
+        }
+        files = table.inspect.files().collect()
+        assert files[0]["partition"].__fields__ == ["id", "ratio", "unused", "part"]
+        shown = {(None, "x"): "c", (None, "y"): "d", (1, None): "a", (2, None): "b"}
+        data_files = ((row["partition"], row["file_path"]) for row in files if row["content"] == 0)
+        assert {(values["id"], values["part"]): file_name(path) for values, path in data_files} == shown
+        counts = (
+            table.inspect.partitions().select("partition.id", "partition.part", "spec_id", "record_count").collect()
+        )
+        assert set(map(tuple, counts)) == {(1, None, 4, 2), (2, None, 4, 1), (None, "x", 1, 2), (None, "y", 1, 2)}
+        tasks = [json.loads(row["task"])["data-file"] for row in table.scan().plan_task_json().collect()]
+        assert {(task["spec-id"], *task["partition"].items()) for task in tasks} == {
+            (4, ("1000", 1)), (4, ("1000", 2)), (1, ("1000", "x")), (1, ("1000", "y")),
+        }  # fmt: skip
+
+    check(sm.load_table(location, spark=spark))
+    with configured(spark, {"spark.sparkmeta.manifest-cache": str(rows.folder / "cache")}):
+        check(sm.load_table(location, spark=spark))
+    if is_connect(spark):
+        return  # see `test_a_tree`
+    sm.load_table(str(rows.folder), spark=spark).maintenance.rewrite_manifests().commit()
+    table = sm.load_table(str(rows.folder), spark=spark)
+    check(table)
+    written = [row["path"] for row in table.inspect.manifests().collect() if "/metadata/m" not in row["path"]]
+    values_by_id = set()
+    for manifest in (fastavro.reader(BytesIO(Path(path.removeprefix("file://")).read_bytes())) for path in written):
+        (data_file,) = (field["type"] for field in manifest.writer_schema["fields"] if field["name"] == "data_file")
+        ((field,),) = (field["type"]["fields"] for field in data_file["fields"] if field["name"] == "partition")
+        values = (entry["data_file"]["partition"][field["name"]] for entry in manifest)
+        values_by_id.add((field["field-id"], field["name"], *sorted(values)))
+    assert values_by_id == {(1000, "id", 1, 2), (1000, "part", "x", "y")}
+    table.maintenance.upgrade(4).commit()
+    check(sm.load_table(str(rows.folder), spark=spark))
+    sm.load_table(str(rows.folder), spark=spark).maintenance.compact_manifests().commit()
+    check(sm.load_table(str(rows.folder), spark=spark))
+
+
+def file_name(location: str) -> str:
+    """The letter of a file."""
+    return location.rpartition("/")[2][0]

@@ -36,6 +36,7 @@ from sparkmeta.spec.partitioning import (
     sort_order_from_json,
     sort_order_to_json,
     spec_partition_type,
+    with_unique_ids,
 )
 
 OLD = Schema(
@@ -188,6 +189,24 @@ def test_one_id_for_two_fields(other: tuple[int, Any]) -> None:
     ]
     with pytest.raises(ValidationError, match=r"partition field id 1000 is given to both 1000: b: .* and 1000: a: "):
         partition_type(specs, [NEW])
+
+
+def test_ids_that_are_unique_over_all_specs() -> None:
+    specs = {
+        0: spec(0, field(1, 1000, BucketTransform(4), "a"), field(3, 1001, BucketTransform(8), "name")),
+        1: spec(1, field(2, 1000, DayTransform(), "day"), field(3, 1001, VoidTransform(), "name")),
+        2: spec(2, field(1, 1000, BucketTransform(4), "b")),
+        3: spec(3, field(1, 1000, VoidTransform(), "c"), field(2, 1001, DayTransform(), "day")),
+    }
+
+    def ids(default: int) -> list[list[int]]:
+        return [[field.field_id for field in spec.fields] for spec in with_unique_ids(specs, default).values()]
+
+    assert ids(3) == ids(2) == [[1000, 1003], [1002, 1003], [1000], [1000, 1001]]
+    assert ids(1) == [[1002, 1001], [1000, 1001], [1002], [1002, 1003]]
+    for spec_id, unique in with_unique_ids(specs, 1).items():
+        assert partition_spec_to_json(unique) == partition_spec_to_json(specs[spec_id])
+    assert len(partition_type(with_unique_ids(specs, 1).values(), [NEW, OLD]).fields) == 4
 
 
 def test_no_partition_field() -> None:

@@ -10,9 +10,8 @@ import pyarrow as pa
 from sparkmeta.edit.range_sort import task_rows
 from sparkmeta.edit.sorted_manifests import SortedManifests
 from sparkmeta.manifests.avro.container import manifest_data
-from sparkmeta.manifests.avro.raw_entries import COLUMNS, encoded_entries
+from sparkmeta.manifests.avro.raw_entries import encoded_entries
 from sparkmeta.manifests.parts import part_of
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.storage.executors import ExecutorReader
 
 
@@ -28,7 +27,7 @@ class ManifestTasks(SortedManifests):
         Args:
             bounds: the last keys of the ranges.
         """
-        projection = EntryProjection.of(COLUMNS, dict(self.form.partition), {})
+        projection = self.form.projection
         for row in task_rows(batches):
             entries = encoded_entries(manifest_data(self.reader, row), part_of(row), projection, self.form)
             yield from self.cut_entries(bounds, entries)

@@ -11,6 +11,7 @@ import io
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ import pyarrow as pa
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.avro.container import Block, Data, Header, inflate, read_blocks, read_header
-from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema
+from sparkmeta.manifests.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema, with_partition_ids
 from sparkmeta.manifests.entries import EntryBuilder, RawRecords, field_name, projected_fields, typed_values
 from sparkmeta.manifests.parts import ManifestPart
 from sparkmeta.manifests.projection import EntryProjection
@@ -104,10 +105,16 @@ def decode_records(
         CorruptFileError: see `decode_manifest`.
         UnsupportedError: an unsupported Avro codec.
     """
-    header = read_header(data, part.location)
+    header = manifest_header(data, part, projection)
     schema = schema_that_fits(data, header, part.location)
     for first, records in _records(data, part, header, schema, projection):
         yield pa.array(np.arange(first, first + len(records))), records
+
+
+def manifest_header(data: Data, part: ManifestPart, projection: EntryProjection) -> Header:
+    """Return the header of a manifest, with a schema in which partition fields have unique ids."""
+    header, ids = read_header(data, part.location), projection.unique_ids(part.spec_id)
+    return replace(header, schema=with_partition_ids(header.schema, ids)) if ids else header
 
 
 def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:

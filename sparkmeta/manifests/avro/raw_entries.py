@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro.container import Data, read_header
+from sparkmeta.manifests.avro.container import Data
 from sparkmeta.manifests.avro.decode import (
     BATCH_RECORDS,
     AvroRecords,
     compiler,
+    manifest_header,
     map_items,
     part_blocks,
     program_of,
@@ -38,9 +39,6 @@ from sparkmeta.manifests.projection import ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
-
-COLUMNS = ("version_info", "record_count", "first_row_id")
-"""The columns that are needed to encode entries, in addition to the partition tuple."""
 
 _ROW_ID = 142
 
@@ -82,7 +80,7 @@ def encoded_entries(
     Number Inheritance, First Row ID Inheritance).
 
     Args:
-        projection: has `COLUMNS`, and no filter.
+        projection: that of `form`, and more columns.
         removed: the entries that the new manifest's snapshot removes.
         changed_by: a snapshot whose ADDED and DELETED entries stay as they are.
 
@@ -90,7 +88,7 @@ def encoded_entries(
         CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
         UnsupportedError: an unsupported Avro codec.
     """
-    header = read_header(data, part.location)
+    header = manifest_header(data, part, projection)
     schema = schema_that_fits(data, header, part.location)
     blocks = part_blocks(data, part, header)
     builder = EntryBuilder(part, projection)

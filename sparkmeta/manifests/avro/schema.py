@@ -108,11 +108,32 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
         names: set[str] = set()
         return _with_types(record, lambda kind: _bytes_for_fixed(kind, names))
 
-    def of_file(record: dict[str, Any]) -> dict[str, Any]:
-        return _with_types(record, lambda kind: _map_record(kind, of_tuple), PARTITION_FIELD_ID)
-
-    other = _with_types(schema, lambda kind: _map_record(kind, of_file), DATA_FILE_FIELD_ID)
+    other = _with_tuples(schema, of_tuple)
     return other if other != schema else None
+
+
+def with_partition_ids(schema: dict[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
+    """Return the schema of manifest entries with other ids of partition fields: id -> new id."""
+
+    def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
+        fields = [
+            {**field, "field-id": ids[field["field-id"]]}
+            if isinstance(field, dict) and field.get("field-id") in ids
+            else field
+            for field in record.get("fields") or ()
+        ]
+        return {**record, "fields": fields}
+
+    return _with_tuples(schema, of_tuple)
+
+
+def _with_tuples(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of manifest entries with a changed record of partition fields."""
+
+    def of_file(record: dict[str, Any]) -> dict[str, Any]:
+        return _with_types(record, lambda kind: _map_record(kind, change), PARTITION_FIELD_ID)
+
+    return _with_types(schema, lambda kind: _map_record(kind, of_file), DATA_FILE_FIELD_ID)
 
 
 def _bytes_for_fixed(kind: Any, names: set[str]) -> Any:

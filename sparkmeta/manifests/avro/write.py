@@ -20,9 +20,9 @@ from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.avro.container import SYNC_SIZE, deflater
 from sparkmeta.manifests.avro.container_writer import container_blocks, container_header, packed_blocks
-from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse
+from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse, with_partition_ids
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.manifests.projection import PARTITION, EntryProjection, PartitionIds
 from sparkmeta.spec.entry import Status
 from sparkmeta.storage.location import join
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 ENTRY = "entry"
 """A column in addition to an entry's: the entry encoded with a `ManifestFormat`'s schema."""
+
+COLUMNS = ("version_info", "record_count", "first_row_id")
+"""The columns that are needed to encode entries, in addition to the partition tuple."""
 
 REQUIRED_DEFAULTS = {134: 0, 105: 67_108_864}
 """The values of required fields of data_file that a writer may not know: content and block size (semantics 3.1-2)."""
@@ -86,6 +89,7 @@ class ManifestFormat:
         name: the beginning of the files' names.
         target_bytes: the target size of a manifest.
         writer: writes the files.
+        partition_ids: the ids of partition fields in the files.
     """
 
     format_version: int
@@ -100,6 +104,18 @@ class ManifestFormat:
     name: str
     target_bytes: int
     writer: ExecutorWriter
+    partition_ids: PartitionIds = ()
+
+    @property
+    def projection(self) -> EntryProjection:
+        """What is read of entries to encode them."""
+        return EntryProjection.of(COLUMNS, dict(self.partition), {}, self.partition_ids)
+
+    @property
+    def written_schema(self) -> dict[str, Any]:
+        """The schema in the files: partition fields have the ids that the spec gives them."""
+        ids = {unique: written for written, unique in self.projection.unique_ids(self.spec_id).items()}
+        return with_partition_ids(dict(self.schema), ids)
 
     @cached_property
     def encoded(self) -> dict[str, Any]:
@@ -119,10 +135,11 @@ _CONTENTS = ("data", "deletes")
 def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec, content: int) -> dict[str, str]:
     """Return the key-value metadata of a manifest (semantics 2.2-9)."""
     from sparkmeta.spec.partitioning import partition_spec_to_json
+    from sparkmeta.spec.schema import schema_to_json
 
     fields = partition_spec_to_json(spec)["fields"]
     known = {
-        "schema": schema.model_dump_json(),
+        "schema": json.dumps(schema_to_json(schema)),
         "partition-spec": json.dumps(fields),
         "partition-spec-id": str(spec.spec_id),
         "format-version": str(format_version),
@@ -161,7 +178,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
     """
     whole = entries.combine_chunks()
     sync = os.urandom(SYNC_SIZE)
-    header = container_header(form.schema, _CODECS[form.codec], form.properties, sync)
+    header = container_header(form.written_schema, _CODECS[form.codec], form.properties, sync)
     data = b"".join([header, *container_blocks(whole.column(ENTRY).combine_chunks(), _packer(form), sync)])
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
     live = whole.filter(pc.not_equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED)))

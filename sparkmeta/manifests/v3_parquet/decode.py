@@ -6,7 +6,7 @@ Spark's reader is faster (`spark.py`). Columns are resolved by field id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,13 @@ def decode_parquet_manifest(
     Raises:
         CorruptFileError: not a Parquet file, or not a manifest.
     """
-    builder, ordinal = EntryBuilder(part, projection), 0
+    builder, ordinal, unique_ids = EntryBuilder(part, projection), 0, projection.unique_ids(part.spec_id)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         columns = _projected_columns(file.schema_arrow, projection, part.location)
         for batch in file.iter_batches(BATCH_RECORDS, columns=columns):
             ordinals = pa.array(np.arange(ordinal, ordinal + len(batch)), pa.int64())
-            yield builder.batch(ordinals, ParquetRecords(batch, part.location))
+            yield builder.batch(ordinals, ParquetRecords(batch, part.location, unique_ids))
             ordinal += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(
@@ -50,15 +50,17 @@ def decode_parquet_manifest(
 
 
 class ParquetRecords:
-    """`RawRecords` over a batch of a manifest's columns."""
+    """`RawRecords` over a batch of a manifest's columns. unique_ids: see `EntryProjection`."""
 
-    def __init__(self, batch: pa.RecordBatch, location: str) -> None:
+    def __init__(self, batch: pa.RecordBatch, location: str, unique_ids: Mapping[int, int]) -> None:
         self._batch = batch
         self._fields = _by_id(batch.schema, batch.columns)
         file = self._fields.pop(DATA_FILE_FIELD_ID, None)
         self._fields |= {} if file is None else _by_id(file.type, file.flatten())
         tuples = self._fields.get(PARTITION_FIELD_ID)
-        self._partition = {} if tuples is None else _by_id(tuples.type, tuples.flatten())
+        values = {} if tuples is None else _by_id(tuples.type, tuples.flatten())
+        self._partition = {unique_ids.get(field_id, field_id): column for field_id, column in values.items()}
+        self._unique_ids = unique_ids
         self._location = location
 
     def __len__(self) -> int:
@@ -79,7 +81,7 @@ class ParquetRecords:
         return self._cast(values, kind, map_id)
 
     def taken(self, places: np.ndarray[Any, Any]) -> ParquetRecords:
-        return ParquetRecords(self._batch.take(pa.array(places)), self._location)
+        return ParquetRecords(self._batch.take(pa.array(places)), self._location, self._unique_ids)
 
     def _cast(self, values: pa.Array | None, kind: pa.DataType, field_id: int) -> pa.Array:
         if values is None:

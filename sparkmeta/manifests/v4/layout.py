@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.bounds import bound_arrow_type, promoted_days
 from sparkmeta.errors import CorruptFileError, NotFoundError
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.parquet_file import parquet_bytes
@@ -300,8 +300,12 @@ def _read_struct(
     location: str,
     *,
     named: bool = False,
+    type_name: str = "",
 ) -> pa.StructArray:
-    """Return a struct with its children resolved by id or, if `named`, else by name. Null structs stay null."""
+    """Return a struct with its children resolved by id or, if `named`, else by name. Null structs stay null.
+
+    type_name: the Iceberg type of the column, for its bounds.
+    """
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is not a struct")
     places = {_field_id(field): index for index, field in enumerate(values.type)}
@@ -312,7 +316,7 @@ def _read_struct(
     arrays = [
         pa.nulls(len(values), child.type)
         if (index := places.get(child.id, names.get(child.name))) is None
-        else _cast(flat[index], child.type, prefix + child.name, location)
+        else _cast(flat[index], child.type, prefix + child.name, location, type_name if child.name in BOUNDS else "")
         for child in children
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null())
@@ -344,18 +348,25 @@ def _read_stats(
         if index is None:
             paths = in_sources.get(field_id)
             structs.append(
-                pa.nulls(rows, struct_type) if paths is None else _of_source(values, paths, struct_type, location)
+                pa.nulls(rows, struct_type)
+                if paths is None
+                else _of_source(values, paths, struct_type, location, stats[field_id])
             )
             continue
         children = stats_children(field_id, bound_arrow_type(stats[field_id]))
         prefix = f"{CONTENT_STATS}.{field_id}."
-        structs.append(_read_struct(flat[index], struct_type, children, prefix, location, named=True))
+        kind_name = stats[field_id]
+        structs.append(
+            _read_struct(flat[index], struct_type, children, prefix, location, named=True, type_name=kind_name)
+        )
     if not structs:
         return pa.array([{}] * rows, kind)
     return pa.StructArray.from_arrays(structs, fields=list(kind), mask=values.is_null())
 
 
-def _of_source(values: pa.StructArray, paths: Mapping[str, str], kind: pa.StructType, location: str) -> pa.StructArray:
+def _of_source(
+    values: pa.StructArray, paths: Mapping[str, str], kind: pa.StructType, location: str, type_name: str
+) -> pa.StructArray:
     """Return the stats of a partition field from values at paths of `_values_in_sources`."""
     bound, nothing = kind.field("lower_bound").type, pa.nulls(len(values), kind.field("lower_bound").type)
 
@@ -363,7 +374,7 @@ def _of_source(values: pa.StructArray, paths: Mapping[str, str], kind: pa.Struct
         if which not in paths:
             return nothing
         raw = pc.struct_field(values, paths[which].split(".", 1))
-        return _cast(raw, bound, f"{CONTENT_STATS}.{paths[which]}", location)
+        return _cast(raw, bound, f"{CONTENT_STATS}.{paths[which]}", location, type_name)
 
     value = read("")
     bounds = {name: pc.coalesce(read(name), value) for name in BOUNDS}
@@ -373,11 +384,11 @@ def _of_source(values: pa.StructArray, paths: Mapping[str, str], kind: pa.Struct
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(known))
 
 
-def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str) -> pa.Array:
+def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str, type_name: str = "") -> pa.Array:
     if values.type == kind:
         return values
     try:
-        return values.cast(kind)
+        return promoted_days(values, type_name).cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise CorruptFileError(location, name, values.type, f"not {kind}: {error}"[:200]) from error
 

@@ -8,7 +8,7 @@ deletes its stats, leave: as a whole where the facts of the group tell that.
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.facts import FACTS, all_apply, compared_ids, compares, none_applies
 from sparkmeta.plan.deletes.groups import GROUP, delete_groups, refuse_second_dvs
@@ -40,6 +40,7 @@ from sparkmeta.plan.deletes.rules import (
     FOREIGN_DELETE,
     OLDER_DV,
     TWO_DVS,
+    UNKNOWN_FILE,
     Check,
     Rule,
     consistent,
@@ -52,7 +53,7 @@ from sparkmeta.session import selectable_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from sparkmeta.plan.deletes.groups import DeleteGroups
     from sparkmeta.state import TableState
 
+_NO_OWNER: Final = -1
 _PATH: Final = "delete_path"
 _DV: Final = "dv_of_file"
 _FILLER_KEY: Final = "filler_key"
@@ -94,6 +96,7 @@ def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, sta
         (DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, dv), (location,)),
         (OLDER_DV, OLDER_DV.broken(view, dv), (location, dv["location"])),
         (FOREIGN_DELETE, dv.isNotNull() & FOREIGN_DELETE.broken(view, dv), (location, dv["location"])),
+        *((UNKNOWN_FILE, dv.isNotNull() & broken(dv), (location, dv["location"])) for broken in _misplaced(deletes)),
     )
     attached = joined.where(checked.text).selectExpr("*", shown_deletes(shown)).drop(_PATH, _DV)
     narrow = EntryProjection.of(("version_info", "referenced_file"))
@@ -128,7 +131,10 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     of_file = [scope for scope in groups.scopes if scope == OF_FILE]
     shared_scopes = [scope for scope in groups.scopes if scope != OF_FILE]
     if of_file:
-        is_consistent, has_own_deletes = _consistent_group(sql.col(OF_FILE), state), sql.col(OF_FILE).isNotNull()
+        is_consistent, has_own_deletes = (
+            _consistent_group(sql.col(OF_FILE), deletes, state),
+            sql.col(OF_FILE).isNotNull(),
+        )
     applied = _applied_members(deletes, state, groups.scopes)
     if deletes.data_on_driver and (with_groups := _joined_on_driver(data, groups, state)) is not None:
         return with_groups.where(is_consistent.text).selectExpr(*columns, shown_deletes(applied))
@@ -328,16 +334,34 @@ def _consistent_data(state: TableState) -> Sql:
     return consistent((DATA_WITHOUT_SEQUENCE, broken, (sql.col("location"),)))
 
 
-def _consistent_group(group: Sql, state: TableState) -> Sql:
+def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
+    """Return the condition that the data leaf of a delete's leaf does not have the delete's file; none without such."""
+    if not deletes.owners:
+        return []
+    owners = ",".join(str(deletes.owners.get(leaf, _NO_OWNER)) for leaf in range(max(deletes.owners) + 1))
+
+    def broken(delete: Sql) -> Sql:
+        owner = sql.coalesce(sql.call("get", sql.call("split", owners, ","), delete["manifest"]), str(_NO_OWNER))
+        there = (owner == str(_NO_OWNER)) | (owner == sql.col(MANIFEST).cast("string"))
+        condition: Sql = UNKNOWN_FILE.broken({"location": sql.when(there, sql.col("location"))}, delete)
+        return condition
+
+    return [broken]
+
+
+def _consistent_group(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
     """True, or an error where a data file and a delete of its own contradict each other. group: by path, or null."""
     view = data_view(state)
     location = sql.col("location")
     checks: list[Check] = [(DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, {}), (location,))]
-    for rule in (OLDER_DV, FOREIGN_DELETE):
+    contradictions: list[tuple[Rule, Callable[[Sql], Sql]]] = [
+        *((rule, partial(rule.broken, view)) for rule in (OLDER_DV, FOREIGN_DELETE)),
+        *((UNKNOWN_FILE, misplaced) for misplaced in _misplaced(deletes)),
+    ]
+    for rule, contradicts in contradictions:
 
-        def broken(delete: Sql, rule: Rule = rule) -> Sql:
-            contradicts: Sql = rule.broken(view, delete)
-            return is_of_file(delete) & contradicts
+        def broken(delete: Sql, contradicts: Callable[[Sql], Sql] = contradicts) -> Sql:
+            return is_of_file(delete) & contradicts(delete)
 
         first = sql.call("get", sql.filter(group, broken), 0)
         checks.append((rule, sql.exists(group, broken), (location, first["location"])))

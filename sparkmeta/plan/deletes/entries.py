@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from sparkmeta.plan.deletes.kinds import delete_projection, equality_ids, only_dvs
 from sparkmeta.plan.filter import matching_entries
+from sparkmeta.plan.pairs import owners
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
@@ -30,6 +33,7 @@ class DeleteEntries:
         only_dvs: whether all are deletion vectors that name their data file.
         on_driver: whether they are few rows on the driver, which groups them faster than a job would.
         data_on_driver: whether the data entries are there too.
+        owners: small id of a leaf of a tree -> that of the data leaf that it is affiliated to.
     """
 
     entries: DataFrame | None
@@ -39,6 +43,7 @@ class DeleteEntries:
     only_dvs: bool = False
     on_driver: bool = False
     data_on_driver: bool = False
+    owners: Mapping[int, int] = field(default_factory=dict)
 
     def sized(self, frame: DataFrame) -> DataFrame:
         """Return a relation of deletes with a join hint, since Spark can't size what Python decodes."""
@@ -64,4 +69,4 @@ def delete_entries(choice: Choice) -> DeleteEntries:
         entries = state.entries(manifests, projection, choice.delete_reading.placement)
     matching = matching_entries(entries, scan_filter)
     on_driver = (choice.driver_groups, choice.driver_joins)
-    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver)
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver, owners=owners(state, manifests))

@@ -27,10 +27,10 @@ def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
     """
     required, kind = state.types.always_required(field_id), state.types.primitive_fields[field_id].field_type
     data, deleted = data_stats(field_id), delete[CONTENT_STATS][str(field_id)]
-    both_null = _may_be_null(data, required) & _may_be_null(deleted, required)
-    apart = (_all_null(data, required) & ~_may_be_null(deleted, required)) | (
-        _all_null(deleted, required) & ~_may_be_null(data, required)
-    )
+    null_in_data = _may_be_null(data, sql.col("record_count"), required)
+    null_in_delete = _may_be_null(deleted, delete["record_count"], required)
+    both_null = null_in_data & null_in_delete
+    apart = (_all_null(data, required) & ~null_in_delete) | (_all_null(deleted, required) & ~null_in_data)
     if _is_ordered(kind):
         apart = apart | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
     return both_null | ~apart
@@ -82,14 +82,15 @@ def _is_ordered(kind: IcebergType) -> bool:
     return not isinstance(kind, UUIDType)
 
 
-def _may_be_null(stats: Sql, required: bool) -> Sql:
-    nulls = stats["null_value_count"]
-    return sql.lit(False) if required else nulls.isNull() | (nulls > 0)
+def _may_be_null(stats: Sql, record_count: Sql, required: bool) -> Sql:
+    """Return whether a row may be null. Rows with a null parent struct are null, and may be missing in the counts."""
+    uncounted = sql.coalesce(stats["value_count"] < record_count, False)
+    return sql.lit(False) if required else ~stats["null_value_count"].eqNullSafe(0) | uncounted
 
 
 def _all_null(stats: Sql, required: bool) -> Sql:
-    equal = sql.coalesce(stats["null_value_count"] == stats["value_count"], False)
-    return sql.lit(False) if required else equal
+    nulls = stats["null_value_count"]
+    return sql.lit(False) if required else sql.coalesce((nulls == stats["value_count"]) & (nulls >= 0), False)
 
 
 def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
