@@ -215,7 +215,8 @@ def _orc(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
 def avro_batches(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
     """Yield the records of an Avro file, whose fields are named by their ids (`f1`). Logical types are not applied."""
     header = read_header(data, location)
-    schema = parse(by_field_ids(header.schema, location), location)
+    renamed = by_field_ids(header.schema, location)
+    schema, kind = parse(renamed, location), pa.schema(list(_arrow_type(renamed)))
     for block in read_blocks(data, header, location):
         stream = io.BytesIO(inflate(data, block, header, location))
         try:
@@ -223,7 +224,34 @@ def avro_batches(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
         except Exception as error:
             problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
             raise CorruptFileError(location, "block", block.offset, problem) from error
-        yield pa.RecordBatch.from_pylist(records)
+        yield pa.RecordBatch.from_pylist(records, kind)
+
+
+def _arrow_type(avro: Any) -> pa.DataType:
+    """Return the Arrow type of values that fastavro reads by a schema of `by_field_ids`, which keeps int and long."""
+    match avro:
+        case list():
+            return next((_arrow_type(branch) for branch in avro if branch != "null"), pa.null())
+        case {"type": "record", "fields": fields}:
+            return pa.struct([pa.field(field["name"], _arrow_type(field["type"])) for field in fields])
+        case {"type": "array", "items": items}:
+            return pa.list_(_arrow_type(items))
+        case {"type": "map", "values": values}:
+            return pa.map_(pa.string(), _arrow_type(values))
+        case str():
+            return _PRIMITIVES.get(avro, pa.binary())  # or the name of a fixed type
+    return pa.binary()
+
+
+_PRIMITIVES = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+}
 
 
 _Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]

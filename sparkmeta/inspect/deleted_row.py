@@ -84,11 +84,19 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
         return _uuid_texts(array.cast(pa.binary()))
     if pa.types.is_decimal(kind) and pa.types.is_binary(array.type):
         return decode_bounds(array, type_name)  # Avro stores these like bounds
+    if type_name.startswith("timestamp"):
+        array = _timestamps(array, "ns" if type_name.endswith("_ns") else "us")
     if pa.types.is_date(kind) and pa.types.is_integer(array.type):
         return array.cast(pa.int32()).cast(kind)
     if pa.types.is_integer(kind) and not pa.types.is_integer(array.type):
         return array.cast(pa.int64())  # times and nanoseconds
     return array.cast(kind)
+
+
+def _timestamps(array: pa.Array, unit: str) -> pa.Array:
+    """Return an array as it is, or if it has dates from before a promotion, days in Avro, the timestamps of these."""
+    dates = array.cast(pa.date32()) if pa.types.is_int32(array.type) else array
+    return dates.cast(pa.timestamp(unit)) if pa.types.is_date(dates.type) else array
 
 
 def _uuid_texts(array: pa.BinaryArray) -> pa.StringArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import struct
 import zlib
@@ -79,7 +80,9 @@ def entry(**given: Any) -> dict[str, Any]:
     return {"record_count": 2, "spec_id": 3, "partition": {"p": "x"}} | given
 
 
-def read(data: bytes, file_format: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def read(
+    data: bytes, file_format: str, entries: list[dict[str, Any]], of: DeleteRows | None = None
+) -> list[dict[str, Any]]:
     reader = Memory({"f": data})
     files = pa.RecordBatch.from_pydict(
         {
@@ -88,7 +91,7 @@ def read(data: bytes, file_format: str, entries: list[dict[str, Any]]) -> list[d
             "deletes": pa.array([entries], pa.list_(ENTRY)),
         }
     )
-    batches: Iterator[pa.RecordBatch] = DeleteRows(SCHEMA, ROW).read(reader, [files])  # type: ignore[arg-type]
+    batches: Iterator[pa.RecordBatch] = (of or DeleteRows(SCHEMA, ROW)).read(reader, [files])  # type: ignore[arg-type]
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert reader.opened == ["f"]
     return rows
@@ -200,6 +203,65 @@ def test_deleted_rows_of_avro() -> None:
         "days": ["1970-01-02"],
         "m": [("k", 1.5)],
     }
+
+
+@pytest.mark.parametrize("kind", ["PARQUET", "AVRO"])
+def test_deleted_rows_with_dates_that_became_timestamps(kind: str) -> None:
+    days, types = {"a": 18262, "b": -1, "c": None}, {1: "timestamp", 2: "timestamptz", 3: "timestamp_ns"}
+    row = RowField(0, "struct", tuple(RowField(field_id, name) for field_id, name in types.items()))
+    shown = pa.struct(
+        [pa.field("t", pa.timestamp("us")), pa.field("tz", pa.timestamp("us", "UTC")), pa.field("ns", pa.int64())]
+    )
+    if kind == "PARQUET":
+        dates = pa.array(days.values(), pa.date32())
+        fields = [ided(f"c{field_id}", pa.date32(), field_id) for field_id in types]
+        rows = pa.StructArray.from_arrays([dates] * 3, fields=fields)
+        data = parquet({
+            "file_path": (2147483546, pa.array(list(days))), "pos": (2147483545, pa.array([0, 1, 2])),
+            "row": (2147483544, rows),
+        })  # fmt: skip
+    else:
+        date = ["null", {"type": "int", "logicalType": "date"}]
+        of_row = [{"name": f"c{field_id}", "type": date, "field-id": field_id} for field_id in types]
+        of_file = [
+            {"name": "file_path", "type": "string", "field-id": 2147483546},
+            {"name": "pos", "type": "long", "field-id": 2147483545},
+            {"name": "row", "type": {"type": "record", "name": "r", "fields": of_row}, "field-id": 2147483544},
+        ]
+        target = io.BytesIO()
+        records = [
+            {"file_path": path, "pos": place, "row": {f"c{field_id}": day for field_id in types}}
+            for place, (path, day) in enumerate(days.items())
+        ]
+        fastavro.writer(target, {"type": "record", "name": "d", "fields": of_file}, records)
+        data = target.getvalue()
+    schema = SCHEMA.set(SCHEMA.get_field_index("row"), pa.field("row", shown))
+    deleted = read(data, kind, [entry(record_count=3)], DeleteRows(schema, row))
+    naive = {"a": dt.datetime.fromisoformat("2020-01-01"), "b": dt.datetime.fromisoformat("1969-12-31")}
+    expected = [
+        {"t": at, "tz": at.replace(tzinfo=dt.UTC), "ns": days[path] * 86_400 * 10**9} for path, at in naive.items()
+    ]
+    assert [row["row"] for row in deleted] == [*expected, {"t": None, "tz": None, "ns": None}]
+
+
+def test_deleted_rows_of_avro_with_maps() -> None:
+    """Iceberg writes maps with keys of strings as maps of Avro."""
+    strings = {"type": "map", "values": "double"}
+    row = {"type": "record", "name": "r", "fields": [{"name": "m", "field-id": 4, "type": strings}]}
+    schema = {
+        "type": "record",
+        "name": "d",
+        "fields": [
+            {"name": "file_path", "type": "string", "field-id": 2147483546},
+            {"name": "pos", "type": "long", "field-id": 2147483545},
+            {"name": "row", "type": ["null", row], "field-id": 2147483544},
+        ],
+    }
+    target = io.BytesIO()
+    records = [{"file_path": "a", "pos": place, "row": {"m": {"k": 1.5, str(place): 2.5}}} for place in range(2)]
+    fastavro.writer(target, schema, records)
+    deleted = read(target.getvalue(), "AVRO", [entry()])
+    assert [row["row"]["m"] for row in deleted] == [[("k", 1.5), ("0", 2.5)], [("k", 1.5), ("1", 2.5)]]
 
 
 def vector(positions: list[int]) -> bytes:
