@@ -256,9 +256,9 @@ def print_facts(title: str, facts: Mapping[str, object]) -> None:
     console.print(table)
 
 
-def print_json(value: object) -> None:
-    """Print a JSON document."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def print_json(value: object, *, in_a_line: bool = False) -> None:
+    """Print a JSON document, indented or in a line."""
+    sys.stdout.write(json.dumps(value, indent=None if in_a_line else 2, ensure_ascii=False) + "\n")
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def carry_out(
         row_options: how rows are printed.
         columns: the columns of `plan.files()` in text.
         outcome: lines about the part `committed` of the plan's result.
-        files: whether to print the plan's files; without `commit` nothing else.
+        files: whether to print the plan's files; without `commit` nothing else. As JSON, the result is a line too.
         commit: whether to commit.
         doing: the name of the commit's progress.
     """
@@ -63,28 +63,25 @@ def carry_out(
             return
     with progress("Planning"):
         summary = plan.summary()
+
+    def print_result() -> None:
+        result = plan.result()
+        if row_options.as_json:
+            print_json(result, in_a_line=files)
+            return
+        click.echo(printable_lines(str(summary)))
+        if result["committed"] is not None:
+            for line in outcome(result["committed"]):
+                click.echo(printable_lines(line))
+        elif not commit and not getattr(summary, "is_empty", False):
+            click.echo(UNCHANGED)
+
     if commit:
         try:
             with progress(doing):
                 plan.commit()
         except Exception:
             if getattr(plan, "is_partly_committed", False):
-                _print_result(plan.result(), summary, outcome, as_json=row_options.as_json)
+                print_result()
             raise
-    result = plan.result()
-    _print_result(result, summary, outcome, as_json=row_options.as_json)
-    if row_options.as_json or result["committed"] is not None:
-        return
-    if not commit and not getattr(summary, "is_empty", False):
-        click.echo(UNCHANGED)
-
-
-def _print_result(
-    result: dict[str, Any], summary: Any, outcome: Callable[[Mapping[str, Any]], Iterable[str]], *, as_json: bool
-) -> None:
-    if as_json:
-        print_json(result)
-        return
-    click.echo(printable_lines(str(summary)))
-    for line in outcome(result["committed"]) if result["committed"] is not None else ():
-        click.echo(printable_lines(line))
+    print_result()

@@ -71,6 +71,14 @@ def test_commit(spark_session: SparkSession, tmp_path: Path, capsys: pytest.Capt
     assert "need no compaction" in command(table.location(), "--commit")
 
 
+def test_files_and_result_are_lines_of_json(spark_session: SparkSession, tmp_path: Path) -> None:
+    table = filled_table(spark_session, tmp_path)
+    printed = command(table.location(), "--files", "--commit", "--output", "json")
+    *rows, result = map(json.loads, printed.splitlines())
+    assert [row["reasons"] for row in rows] == [["small"]] * 3
+    assert result["committed"]["manifests_replaced"] == 3
+
+
 def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cluster_by names 'nope'" in command(table.location(), "--cluster-by", "nope", code=1)
     assert job("--table", table.location(), "--max-entries", "-1") == 1
