@@ -9,6 +9,7 @@ from pyiceberg.schema import index_name_by_id
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
     AddSchemaUpdate,
+    AssertLastAssignedFieldId,
     RemovePropertiesUpdate,
     SetCurrentSchemaUpdate,
     SetPropertiesUpdate,
@@ -36,8 +37,9 @@ _OF_COLUMNS = (
 
 
 class UpdateSchema(IcebergUpdateSchema):
-    """pyiceberg's builder of schema changes, which keeps table properties in step as Java's does.
+    """pyiceberg's builder of schema changes, which does what Java's does besides.
 
+    - It requires that no other commit has assigned ids of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
     - Properties of a renamed column get its new name, and those of a deleted column are removed.
     """
@@ -52,8 +54,10 @@ class UpdateSchema(IcebergUpdateSchema):
         updates, requirements = super()._commit()
         if not any(isinstance(update, AddSchemaUpdate | SetCurrentSchemaUpdate) for update in updates):
             return updates, requirements
-        properties = self._transaction.table_metadata.properties
-        return (*updates, *_property_updates(properties, self._schema, self._apply())), requirements
+        metadata = self._transaction.table_metadata
+        ids = AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id})
+        changed = _property_updates(metadata.properties, self._schema, self._apply())
+        return (*updates, *changed), (*requirements, ids)
 
 
 def _name_mapping(transaction: Transaction) -> NameMapping | None:

@@ -522,3 +522,32 @@ def test_files_of_one_table_are_appended_to_another_as_they_are(
         for either in (table, other)
     )
     assert left == right
+
+
+@pytest.mark.parametrize("format_version", [2, 4])
+def test_a_new_column_gets_no_id_that_another_commit_has_assigned(
+    spark_session: SparkSession, tmp_path: Path, format_version: int
+) -> None:
+    """The schema is the same again, but data files hold the dropped column under the id that the new one would get."""
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.ids", SCHEMA, format_version=format_version, spark=spark_session)
+    transaction = table.transaction()
+    transaction.update_schema().add_column("n", IntegerType()).commit()
+    table.update_schema().add_column("n", IntegerType()).commit()
+    table.refresh().append(spark_session.sql("SELECT 1L id, 'a' s, 4444 n"))
+    table.refresh().update_schema().delete_column("n").commit()
+    assert table.refresh().schema() == table.schema()
+    with pytest.raises(CommitConflictError, match="last assigned field id has changed"):
+        transaction.commit()
+    table = table.refresh()
+    table.update_schema().add_column("n", IntegerType()).commit()
+    assert table.refresh().scan().to_df().collect() == [(1, "a", None)]
+
+
+def test_a_column_and_an_expression_that_meet(table: sm.Table) -> None:
+    """The expressions of a partition spec of a tree take ids of columns."""
+    transaction = table.transaction()
+    transaction.update_schema().add_column("n", IntegerType()).commit()
+    table.update_spec().add_field("id", "truncate[10]").commit()
+    with pytest.raises(CommitConflictError, match="last assigned field id has changed"):
+        transaction.commit()
