@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
 
+# What a rewrite may add only if it removes some.
+_REWRITTEN = {"data files": {FileKind.DATA}, "deletes": {*FileKind} - {FileKind.DATA}}
+
 
 @dataclass(frozen=True)
 class _Added:
@@ -186,7 +189,8 @@ class SnapshotUpdate:
     ) -> Self:
         """Replace files with others that hold the same rows, so that readers see no change.
 
-        `deletes` are deletion vectors that delete the same rows as removed deletes.
+        `deletes` are deletion vectors that delete the same rows as removed deletes. Without removed data files there
+        can be no new ones, and without removed deletes no new deletes (semantics 4.10).
 
         The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
         do not conflict if the new files have a data sequence number that is less than theirs.
@@ -386,6 +390,8 @@ class _Attempt:
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         parts += [find_live_deletes(state, files, searches) for files in update._superseded]
         removal = reduce(Removal.plus, parts, Removal())
+        if update._rewrites:
+            self._refuse_more_kinds(state, added, removal)
         if FileKind.POSITION_DELETES in added.tally.counts:
             self._check_referenced(state, added)
         if FileKind.DELETION_VECTOR not in added.tally.counts:
@@ -397,6 +403,13 @@ class _Attempt:
             )
         self.progress.replaced = deletes.names
         return removal.plus(deletes.removal)
+
+    @staticmethod
+    def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
+        """Refuse a rewrite that adds data files, or deletes, and removes none."""
+        for what, kinds in _REWRITTEN.items():
+            if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
+                raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
 
     def _check_referenced(self, state: TableState, added: NewFiles) -> None:
         """Refuse position delete files whose data files others have replaced."""
