@@ -189,3 +189,9 @@ def test_a_rewrite_of_other_kinds_of_files(table: sm.Table, spark_session: Spark
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=vector))
     removed, new = vector.select("file_path", "content_offset"), files(spark_session, 9, records=0)
     refused(table, lambda tx: tx.update_snapshot().rewrite(removed, new), "a rewrite adds data files and removes none")
+
+
+def test_a_vector_of_no_rows(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
+    empty = changed(vectors(spark_session, tmp_path, "a.puffin", f1=[1]), record_count=0)
+    problem = "record_count of file .*a.puffin is 0: a deletion vector deletes at least one row"
+    refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=empty), problem)
