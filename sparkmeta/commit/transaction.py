@@ -82,7 +82,8 @@ class Transaction(Generic[TableT]):
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
         """
-        update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
+        started = replace(self.table.state, metadata=self.table_metadata)
+        update = SnapshotUpdate(started, branch, dict(snapshot_properties or {}))
         self._add_snapshot(update)
         return update
 
