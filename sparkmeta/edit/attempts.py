@@ -19,6 +19,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.spec.updates import without_intermediate
 
 if TYPE_CHECKING:
     from sparkmeta.edit.new_snapshot import SnapshotNames
@@ -60,6 +61,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             with translated_errors():
                 for step in steps:
                     metadata = step.apply(replace(table.state, metadata=metadata))
+            metadata = without_intermediate(metadata, table.metadata)
         except Exception:
             _discard_attempts(table, steps)
             raise

@@ -265,6 +265,7 @@ def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: S
         expression.expr_id for expression in table.metadata.expressions
     }  # type: ignore[union-attr]
     assert len(table.snapshots()) == 2
+    assert [entry.snapshot_id for entry in table.history()] == [table.current_snapshot().snapshot_id]  # type: ignore[union-attr]
     assert live(table) == ["f1", "f2"]
     assert table.current_snapshot().summary.additional_properties["note"] == "second"  # type: ignore[union-attr]
 
