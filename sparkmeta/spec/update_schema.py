@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.schema import index_name_by_id
@@ -15,8 +15,9 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
 )
 from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
+from pyiceberg.types import FloatType, IntegerType, LongType
 
-from sparkmeta.errors import ValidationError, first_line
+from sparkmeta.errors import ValidationError, first_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Transaction
     from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
+    from pyiceberg.types import IcebergType
 
 # Properties of a column, whose keys end with its full name.
 _OF_COLUMNS = (
@@ -42,6 +44,7 @@ class UpdateSchema(IcebergUpdateSchema):
     - It requires that no other commit has assigned ids of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
     - Properties of a renamed column get its new name, and those of a deleted column are removed.
+    - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
     """
 
     def __init__(
@@ -49,6 +52,34 @@ class UpdateSchema(IcebergUpdateSchema):
     ) -> None:
         mapping = _name_mapping(transaction)
         super().__init__(transaction, allow_incompatible_changes, case_sensitive, name_mapping=mapping)
+
+    def add_column(
+        self,
+        path: str | tuple[str, ...],
+        field_type: IcebergType,
+        doc: str | None = None,
+        required: bool = False,
+        default_value: Any = None,
+    ) -> UpdateSchema:
+        self._refuse_out_of_range(path, field_type, default_value)
+        super().add_column(path, field_type, doc, required, default_value)
+        return self
+
+    def set_default_value(self, path: str | tuple[str, ...], default_value: Any) -> UpdateSchema:
+        name = path if isinstance(path, str) else ".".join(path)
+        self._refuse_out_of_range(path, self._schema.find_field(name, self._case_sensitive).field_type, default_value)
+        super().set_default_value(path, default_value)
+        return self
+
+    def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
+        if not isinstance(kind, IntegerType | LongType | FloatType) or not isinstance(value, int | float):
+            return
+        if value < kind.min or value > kind.max:
+            name = path if isinstance(path, str) else ".".join(path)
+            raise ValidationError(
+                f"{self._transaction.table_metadata.location}: the default value of {name} is {shown(value)}: it is "
+                f"out of the range of {kind}"
+            )
 
     def _commit(self) -> UpdatesAndRequirements:
         updates, requirements = super()._commit()

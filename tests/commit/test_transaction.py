@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import FloatType, IntegerType, LongType, NestedField, StringType
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkmeta as sm
@@ -552,3 +552,19 @@ def test_a_column_and_an_expression_that_meet(table: sm.Table) -> None:
     table.update_spec().add_field("id", "truncate[10]").commit()
     with pytest.raises(CommitConflictError, match="last assigned field id has changed"):
         transaction.commit()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(IntegerType(), 2**31), (LongType(), -(2**63) - 1), (FloatType(), 1e300), (FloatType(), float("inf"))],
+)
+def test_default_values_that_are_out_of_range(table: sm.Table, kind: Any, value: float) -> None:
+    problem = f"the default value of n is .*: it is out of the range of {kind}"
+    with pytest.raises(ValidationError, match=problem):
+        table.update_schema().add_column("n", kind, default_value=value).commit()
+    table.update_schema().add_column("n", kind).commit()
+    table = table.refresh()
+    with pytest.raises(ValidationError, match=problem):
+        table.update_schema().set_default_value("n", value).commit()
+    table.update_schema().set_default_value("n", 7).commit()
+    assert table.refresh().schema().find_field("n").write_default == 7
