@@ -29,9 +29,9 @@ from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.operations.base_table import BaseTable
+from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.state import TableState
 
@@ -294,6 +294,9 @@ class SnapshotUpdate:
         """Write the snapshot's manifests. Return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
             self._progress = _Progress()
+        # Another commit may have changed the format since the transaction began.
+        refuse_lists_of_version_4(state.metadata, state.metadata.location)
+        refuse_encrypted(state.metadata, "and can't be committed to")
         return _Attempt(self, branch_head(state, self._branch)).apply()
 
     @property
