@@ -76,7 +76,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                 _discard_attempts(table, steps)
                 raise
             time.sleep(retry.wait(attempt))
-            table = table.refresh()
+            table = _refreshed(table, steps)
         except Exception as error:
             if proves_failure(error):
                 _discard_attempts(table, steps)
@@ -85,6 +85,15 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             _discard_unused(table, steps)
             return table.at(committed)
     raise AssertionError("unreachable")
+
+
+def _refreshed(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Return the newest version of the table. If it can't be loaded, delete the files of attempts."""
+    try:
+        return table.refresh()
+    except Exception:
+        _discard_attempts(table, steps)
+        raise
 
 
 def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:

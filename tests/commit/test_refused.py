@@ -184,8 +184,13 @@ def test_a_hint_that_is_wrong_costs_time_alone(table: sm.Table, spark_session: S
 
 
 def test_a_rewrite_of_other_kinds_of_files(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    data, vector = spark_session.sql("SELECT '/data/f2' file_path"), vectors(spark_session, tmp_path, "a.puffin", f1=[1])
-    refused(table, lambda tx: tx.update_snapshot().rewrite(data, None, vector), "a rewrite adds deletes and removes none")
+    data, vector = (
+        spark_session.sql("SELECT '/data/f2' file_path"),
+        vectors(spark_session, tmp_path, "a.puffin", f1=[1]),
+    )
+    refused(
+        table, lambda tx: tx.update_snapshot().rewrite(data, None, vector), "a rewrite adds deletes and removes none"
+    )
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=vector))
     removed, new = vector.select("file_path", "content_offset"), files(spark_session, 9, records=0)
     refused(table, lambda tx: tx.update_snapshot().rewrite(removed, new), "a rewrite adds data files and removes none")
