@@ -23,7 +23,7 @@ from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.list_writer import ListWriter
 from sparkmeta.commit.named import Searches, find_files, find_live_deletes
 from sparkmeta.commit.removal import Removal
-from sparkmeta.commit.table_files import table_of
+from sparkmeta.commit.table_files import frame_of, table_of
 from sparkmeta.commit.tree_writer import TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
@@ -132,7 +132,7 @@ class SnapshotUpdate:
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
-            self._removed.append(files)
+            self._removed.append(frame_of(files))
         if row_filter is not None:
             self._filters.append(FilteredFiles(row_filter))
         return self
@@ -173,10 +173,10 @@ class SnapshotUpdate:
         if deletes is not None:
             self._added.append(_Added(table_of(deletes), _DELETES))
         if removed is not None:
-            self._removed.append(removed)
+            self._removed.append(frame_of(removed))
             self._replaced.append(_Replaced(removed))
         if superseded is not None:
-            self._superseded.append(superseded)
+            self._superseded.append(frame_of(superseded))
         return self
 
     def rewrite(
@@ -203,18 +203,18 @@ class SnapshotUpdate:
                 of the commit.
         """
         self._rewrites = True
-        self._removed.append(removed)
+        self._removed.append(frame_of(removed))
         self._replaced.append(_Replaced(removed, by_position=data_sequence_number is not None))
         if added is not None:
-            self._added.append(_Added(added, (*_DATA, *_DELETES), data_sequence_number))
+            self._added.append(_Added(frame_of(added), (*_DATA, *_DELETES), data_sequence_number))
         if deletes is not None:
-            self._added.append(_Added(deletes, _DELETES))
+            self._added.append(_Added(frame_of(deletes), _DELETES))
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
         """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
         self._overwrites = True
-        self._partitions_of.append(ReplacedFiles(files))
+        self._partitions_of.append(ReplacedFiles(frame_of(files)))
         return self.append(files)
 
     def validate_no_conflicts(
@@ -263,7 +263,7 @@ class SnapshotUpdate:
             files: the data files, rows with `file_path`.
             with_deletes: whether they must not have been deleted either.
         """
-        self._referenced.append((files, with_deletes))
+        self._referenced.append((frame_of(files), with_deletes))
         return self
 
     def assume_new_files(self) -> Self:
