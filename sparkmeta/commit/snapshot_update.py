@@ -21,7 +21,7 @@ from sparkmeta.commit.conflicts import (
 from sparkmeta.commit.duplicates import refuse_duplicates
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.list_writer import ListWriter
-from sparkmeta.commit.named import Searches, find_files, find_live_deletes
+from sparkmeta.commit.named import NotLiveError, Searches, find_files, find_live_deletes
 from sparkmeta.commit.removal import Removal
 from sparkmeta.commit.table_files import frame_of, table_of
 from sparkmeta.commit.tree_writer import TreeWriter
@@ -256,8 +256,9 @@ class SnapshotUpdate:
     def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
         """Fail the commit if others replaced data files that the position delete files of this update are about.
 
-        Without it, those that a delete file names in `referenced_data_file` must exist; and delete files that name none
-        are refused after any commit that replaced files. Data files of deletion vectors must exist in any case.
+        Without it, this holds for those that a delete file names in `referenced_data_file`; and delete files that name
+        none are refused after any commit that replaced files. Names of files that the table never had are not refused.
+        Data files of deletion vectors must exist in any case.
 
         Args:
             files: the data files, rows with `file_path`.
@@ -433,7 +434,7 @@ class _Attempt:
         update = self.update
         try:
             removal = find_files(state, files, self.progress.searches)
-        except ValidationError as error:
+        except NotLiveError as error:
             if snapshots_since(state, update._start):
                 raise CommitConflictError(f"{error} any more") from error
             raise

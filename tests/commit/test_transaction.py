@@ -308,6 +308,11 @@ def test_writers_that_meet_both_win(table: sm.Table, spark_session: SparkSession
     commit(merged, lambda tx: tx.update_snapshot().delete(gone))
     with pytest.raises(ValidationError, match="/data/f1 is not a live file of the table"):
         commit(stale, lambda tx: tx.update_snapshot().delete(gone))
+    nameless = spark_session.sql("SELECT CAST(NULL AS STRING) file_path")
+    for bad, problem in ((gone.union(gone), "is to be removed twice"), (nameless, "file to remove is None")):
+        with pytest.raises(ValidationError, match=f"{problem}$") as caught:
+            commit(stale, lambda tx, bad=bad: tx.update_snapshot().delete(bad))
+        assert not isinstance(caught.value, CommitConflictError)
 
 
 def test_threads_commit_one_after_the_other(table: sm.Table, spark_session: SparkSession) -> None:
@@ -402,13 +407,14 @@ def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, fi
     spark = spark_session
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     stale = table
-    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2)))
+    other = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2))).current_snapshot()
 
     def overwrite(tx: Any) -> None:
         tx.update_snapshot().append(files(spark, 7, part="z")).validate_no_conflicts(filters)
 
     if conflicts:
-        with pytest.raises(CommitConflictError, match="added data that may match: /data/f2"):
+        who = f"snapshot {other.snapshot_id}, of another commit or an earlier change of this transaction,"  # type: ignore[union-attr]
+        with pytest.raises(CommitConflictError, match=f"{who} added data that may match: /data/f2"):
             commit(stale, overwrite)
     else:
         assert live(commit(stale, overwrite)) == ["f1", "f2", "f7"]
