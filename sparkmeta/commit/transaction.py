@@ -64,7 +64,7 @@ class Transaction(Generic[TableT]):
 
     Attributes:
         table: the version that the changes are based on.
-        autocommit: whether the first pyiceberg builder that ends commits the transaction.
+        autocommit: whether the first builder that ends commits the transaction. Later changes are refused then.
     """
 
     table: TableT
