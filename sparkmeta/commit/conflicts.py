@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.entry_changes import EntryChanges
+from sparkmeta.changes.entry_changes import SNAPSHOT, EntryChanges
 from sparkmeta.changes.history import snapshots_since
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
@@ -44,6 +44,7 @@ Isolation = Literal["serializable", "snapshot"]
 _REPLACE, _DELETE = "replace", "delete"
 _REPLACING = ("overwrite", _REPLACE)
 _COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
+_OTHERS = "another commit or an earlier change of this transaction"
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,8 @@ def refuse_new_deletes(
     deletes = DeleteEntries(new, state.delete_manifests, ids)
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
-    _refuse(state, [applied], "added deletes that apply to a file to replace")
+    for row in applied.select("location").limit(1).collect():
+        raise _conflict(state, _OTHERS, "added deletes that apply to a file to replace", row["location"])
 
 
 def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:
@@ -308,7 +310,11 @@ def _any(frame: DataFrame) -> bool:
 
 
 def _refuse(head: TableState, frames: Iterable[DataFrame], problem: str) -> None:
+    """Raise CommitConflictError for changes of other commits, rows with `location` and `SNAPSHOT`."""
     for frame in frames:
-        for row in frame.select("location").limit(1).collect():
-            who = "another commit, or an earlier change of this transaction,"
-            raise CommitConflictError(f"{head.metadata.location}: {who} {problem}: {row['location']}")
+        for row in frame.select("location", SNAPSHOT).limit(1).collect():
+            raise _conflict(head, f"snapshot {row[SNAPSHOT]}, of {_OTHERS},", problem, row["location"])
+
+
+def _conflict(head: TableState, who: str, problem: str, location: str) -> CommitConflictError:
+    return CommitConflictError(f"{head.metadata.location}: {who} {problem}: {location}")

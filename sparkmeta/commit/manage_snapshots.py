@@ -15,7 +15,7 @@ from sparkmeta.changes.history import lineage, snapshot_of
 from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.new_snapshot import branch_head, branch_update
-from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.updates import update_table_metadata
 
@@ -61,9 +61,10 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: a branch or tag has the name.
+            ValidationError: the name is empty or that of another branch or tag, or a limit is below 1.
         """
         self._refuse_existing(tag_name, snapshot_id)
+        _refuse_below_1(max_ref_age_ms=max_ref_age_ms)
         super().create_tag(snapshot_id, tag_name, max_ref_age_ms)
         return self
 
@@ -79,9 +80,14 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: a branch or tag has the name.
+            ValidationError: the name is empty or that of another branch or tag, or a limit is below 1.
         """
         self._refuse_existing(branch_name, snapshot_id)
+        _refuse_below_1(
+            max_ref_age_ms=max_ref_age_ms,
+            max_snapshot_age_ms=max_snapshot_age_ms,
+            min_snapshots_to_keep=min_snapshots_to_keep,
+        )
         super().create_branch(snapshot_id, branch_name, max_ref_age_ms, max_snapshot_age_ms, min_snapshots_to_keep)
         return self
 
@@ -101,7 +107,7 @@ class ManageSnapshots(IcebergManageSnapshots):
         """Rename a branch.
 
         Raises:
-            ValidationError: there is no such branch, it is main, or a branch or tag has the new name.
+            ValidationError: there is no such branch, it is main, or the new name is empty or that of a branch or tag.
         """
         ref = self._branch_but_main(branch_name, "renamed")
         self._refuse_existing(new_name, ref.snapshot_id)
@@ -131,19 +137,19 @@ class ManageSnapshots(IcebergManageSnapshots):
 
     def set_min_snapshots_to_keep(self, branch_name: str, min_snapshots_to_keep: int) -> Self:
         """Set how many snapshots of a branch an expiry keeps. Raises ValidationError for tags and unknown branches."""
-        _refuse_below_1("min_snapshots_to_keep", min_snapshots_to_keep)
+        _refuse_below_1(min_snapshots_to_keep=min_snapshots_to_keep)
         ref = self._ref(branch_name, SnapshotRefType.BRANCH)
         return self._set(branch_name, ref, min_snapshots_to_keep=min_snapshots_to_keep)
 
     def set_max_snapshot_age_ms(self, branch_name: str, max_snapshot_age_ms: int) -> Self:
         """Set how long an expiry keeps snapshots of a branch. Raises ValidationError for tags and unknown branches."""
-        _refuse_below_1("max_snapshot_age_ms", max_snapshot_age_ms)
+        _refuse_below_1(max_snapshot_age_ms=max_snapshot_age_ms)
         ref = self._ref(branch_name, SnapshotRefType.BRANCH)
         return self._set(branch_name, ref, max_snapshot_age_ms=max_snapshot_age_ms)
 
     def set_max_ref_age_ms(self, name: str, max_ref_age_ms: int) -> Self:
         """Set how long an expiry keeps a branch or tag. Raises ValidationError for unknown ones."""
-        _refuse_below_1("max_ref_age_ms", max_ref_age_ms)
+        _refuse_below_1(max_ref_age_ms=max_ref_age_ms)
         return self._set(name, self._ref(name), max_ref_age_ms=max_ref_age_ms)
 
     def _set(self, name: str, ref: SnapshotRef, snapshot_id: int | None = None, **retention: int) -> Self:
@@ -159,6 +165,8 @@ class ManageSnapshots(IcebergManageSnapshots):
     def _refuse_existing(self, name: str, snapshot_id: int) -> None:
         self._commit_if_ref_updates_exist()
         snapshot_of(self._transaction.table_metadata, snapshot_id)
+        if not name:
+            raise ValidationError(f"{self._transaction.table_metadata.location}: the name of a branch or tag is empty")
         if (ref := self._transaction.table_metadata.refs.get(name)) is not None:
             raise ValidationError(
                 f"{self._transaction.table_metadata.location}: there is a {ref.snapshot_ref_type} {name!r} already: "
@@ -215,9 +223,10 @@ class ManageSnapshots(IcebergManageSnapshots):
         return self
 
 
-def _refuse_below_1(name: str, value: int) -> None:
-    if value < 1:
-        raise ValidationError(f"{name} is {value}: expected a whole number of 1 or more")
+def _refuse_below_1(**limits: Any) -> None:
+    for name, value in limits.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValidationError(f"{name} is {shown(value)}: expected a whole number of 1 or more")
 
 
 @dataclass(frozen=True)

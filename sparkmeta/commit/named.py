@@ -39,6 +39,10 @@ _COLUMNS = ("file_path", "content_offset", "manifest_path", "spec_id", PARTITION
 _PATH, _OFFSET = "named_path", "named_offset"
 
 
+class NotLiveError(ValidationError):
+    """A file to remove is not a live file of the table."""
+
+
 @dataclass
 class Searches:
     """The searches of one commit, shared by its attempts."""
@@ -59,7 +63,8 @@ def find_files(state: TableState, files: DataFrame, searches: Searches) -> Remov
         searches: the searches of the commit.
 
     Raises:
-        ValidationError: a path is null, is not a live file of the table, or occurs twice.
+        NotLiveError: a path is not a live file of the table.
+        ValidationError: a path is null, or occurs twice.
     """
     return _find(state, files, searches, only_live_deletes=False)
 
@@ -97,7 +102,7 @@ def _find_few(state: TableState, rows: pa.Table, searches: Searches, *, only_liv
     removed = set(names)
     entries = entries.filter(pa.array([name in removed for name in names_of(entries)], pa.bool_()))
     if not only_live_deletes and (missing := removed.difference(names_of(entries))):
-        raise ValidationError(f"{state.metadata.location}: {min(missing).path} is not a live file of the table")
+        raise NotLiveError(f"{state.metadata.location}: {min(missing).path} is not a live file of the table")
     data_files = entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
     dvs = dvs_of(state, data_files, searches)
     unnamed = dvs.filter(pa.array([name not in removed for name in names_of(dvs)], pa.bool_()))
@@ -196,7 +201,7 @@ def _find_many(state: TableState, rows: DataFrame, *, only_live_deletes: bool) -
         entries = materialize(_entries_of(state, everywhere, keys))
         missing = _first_missing(keys, entries)
     if missing is not None and not only_live_deletes:
-        raise ValidationError(f"{state.metadata.location}: {missing} is not a live file of the table")
+        raise NotLiveError(f"{state.metadata.location}: {missing} is not a live file of the table")
     dvs = many_dvs_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
     named = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     unnamed = dvs.join(named.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")

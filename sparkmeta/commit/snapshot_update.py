@@ -21,17 +21,17 @@ from sparkmeta.commit.conflicts import (
 from sparkmeta.commit.duplicates import refuse_duplicates
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.list_writer import ListWriter
-from sparkmeta.commit.named import Searches, find_files, find_live_deletes
+from sparkmeta.commit.named import NotLiveError, Searches, find_files, find_live_deletes
 from sparkmeta.commit.removal import Removal
-from sparkmeta.commit.table_files import table_of
+from sparkmeta.commit.table_files import frame_of, table_of
 from sparkmeta.commit.tree_writer import TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.operations.base_table import BaseTable
+from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.summary import FileKind
 from sparkmeta.state import TableState
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
+
+# What a rewrite may add only if it removes some.
+_REWRITTEN = {"data files": {FileKind.DATA}, "deletes": {*FileKind} - {FileKind.DATA}}
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class SnapshotUpdate:
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
-            self._removed.append(files)
+            self._removed.append(frame_of(files))
         if row_filter is not None:
             self._filters.append(FilteredFiles(row_filter))
         return self
@@ -170,10 +173,10 @@ class SnapshotUpdate:
         if deletes is not None:
             self._added.append(_Added(table_of(deletes), _DELETES))
         if removed is not None:
-            self._removed.append(removed)
+            self._removed.append(frame_of(removed))
             self._replaced.append(_Replaced(removed))
         if superseded is not None:
-            self._superseded.append(superseded)
+            self._superseded.append(frame_of(superseded))
         return self
 
     def rewrite(
@@ -186,7 +189,8 @@ class SnapshotUpdate:
     ) -> Self:
         """Replace files with others that hold the same rows, so that readers see no change.
 
-        `deletes` are deletion vectors that delete the same rows as removed deletes.
+        `deletes` are deletion vectors that delete the same rows as removed deletes. Without removed data files there
+        can be no new ones, and without removed deletes no new deletes (semantics 4.10).
 
         The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
         do not conflict if the new files have a data sequence number that is less than theirs.
@@ -199,18 +203,18 @@ class SnapshotUpdate:
                 of the commit.
         """
         self._rewrites = True
-        self._removed.append(removed)
+        self._removed.append(frame_of(removed))
         self._replaced.append(_Replaced(removed, by_position=data_sequence_number is not None))
         if added is not None:
-            self._added.append(_Added(added, (*_DATA, *_DELETES), data_sequence_number))
+            self._added.append(_Added(frame_of(added), (*_DATA, *_DELETES), data_sequence_number))
         if deletes is not None:
-            self._added.append(_Added(deletes, _DELETES))
+            self._added.append(_Added(frame_of(deletes), _DELETES))
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
         """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
         self._overwrites = True
-        self._partitions_of.append(ReplacedFiles(files))
+        self._partitions_of.append(ReplacedFiles(frame_of(files)))
         return self.append(files)
 
     def validate_no_conflicts(
@@ -252,14 +256,15 @@ class SnapshotUpdate:
     def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
         """Fail the commit if others replaced data files that the position delete files of this update are about.
 
-        Without it, those that a delete file names in `referenced_data_file` must exist; and delete files that name none
-        are refused after any commit that replaced files. Data files of deletion vectors must exist in any case.
+        Without it, this holds for those that a delete file names in `referenced_data_file`; and delete files that name
+        none are refused after any commit that replaced files. Names of files that the table never had are not refused.
+        Data files of deletion vectors must exist in any case.
 
         Args:
             files: the data files, rows with `file_path`.
             with_deletes: whether they must not have been deleted either.
         """
-        self._referenced.append((files, with_deletes))
+        self._referenced.append((frame_of(files), with_deletes))
         return self
 
     def assume_new_files(self) -> Self:
@@ -290,6 +295,9 @@ class SnapshotUpdate:
         """Write the snapshot's manifests. Return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
             self._progress = _Progress()
+        # Another commit may have changed the format since the transaction began.
+        refuse_lists_of_version_4(state.metadata, state.metadata.location)
+        refuse_encrypted(state.metadata, "and can't be committed to")
         return _Attempt(self, branch_head(state, self._branch)).apply()
 
     @property
@@ -386,6 +394,8 @@ class _Attempt:
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         parts += [find_live_deletes(state, files, searches) for files in update._superseded]
         removal = reduce(Removal.plus, parts, Removal())
+        if update._rewrites:
+            self._refuse_more_kinds(state, added, removal)
         if FileKind.POSITION_DELETES in added.tally.counts:
             self._check_referenced(state, added)
         if FileKind.DELETION_VECTOR not in added.tally.counts:
@@ -397,6 +407,13 @@ class _Attempt:
             )
         self.progress.replaced = deletes.names
         return removal.plus(deletes.removal)
+
+    @staticmethod
+    def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
+        """Refuse a rewrite that adds data files, or deletes, and removes none."""
+        for what, kinds in _REWRITTEN.items():
+            if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
+                raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
 
     def _check_referenced(self, state: TableState, added: NewFiles) -> None:
         """Refuse position delete files whose data files others have replaced."""
@@ -417,7 +434,7 @@ class _Attempt:
         update = self.update
         try:
             removal = find_files(state, files, self.progress.searches)
-        except ValidationError as error:
+        except NotLiveError as error:
             if snapshots_since(state, update._start):
                 raise CommitConflictError(f"{error} any more") from error
             raise

@@ -56,6 +56,13 @@ def table_of(files: DataFrame | BaseTable | TableState) -> DataFrame | TableStat
     raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files, or a table")
 
 
+def frame_of(files: DataFrame) -> DataFrame:
+    """Return the DataFrame of files. Raises ValidationError if it is none."""
+    if hasattr(files, "toArrow"):
+        return files
+    raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files")
+
+
 @dataclass(frozen=True)
 class TableFiles:
     """The live files of a table, to be added to another.

@@ -26,6 +26,7 @@ from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.new_table import VERSION_PROPERTY
+from sparkmeta.spec.summary import summary_properties
 from sparkmeta.spec.update_schema import UpdateSchema
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
@@ -63,7 +64,7 @@ class Transaction(Generic[TableT]):
 
     Attributes:
         table: the version that the changes are based on.
-        autocommit: whether the first pyiceberg builder that ends commits the transaction.
+        autocommit: whether the first builder that ends commits the transaction. Later changes are refused then.
     """
 
     table: TableT
@@ -79,10 +80,16 @@ class Transaction(Generic[TableT]):
     ) -> SnapshotUpdate:
         """Begin a new snapshot of a branch. Its changes of files take effect when the transaction commits.
 
+        Args:
+            branch: the branch. It must exist, unless the table has no snapshots.
+            snapshot_properties: further properties of the snapshot's summary.
+
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
+            ValidationError: a property is not a string.
         """
-        update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
+        started = replace(self.table.state, metadata=self.table_metadata)
+        update = SnapshotUpdate(started, branch, summary_properties(snapshot_properties))
         self._add_snapshot(update)
         return update
 

@@ -19,6 +19,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.spec.updates import without_intermediate
 
 if TYPE_CHECKING:
     from sparkmeta.edit.new_snapshot import SnapshotNames
@@ -60,6 +61,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             with translated_errors():
                 for step in steps:
                     metadata = step.apply(replace(table.state, metadata=metadata))
+            metadata = without_intermediate(metadata, table.metadata)
         except Exception:
             _discard_attempts(table, steps)
             raise
@@ -74,7 +76,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                 _discard_attempts(table, steps)
                 raise
             time.sleep(retry.wait(attempt))
-            table = table.refresh()
+            table = _refreshed(table, steps)
         except Exception as error:
             if proves_failure(error):
                 _discard_attempts(table, steps)
@@ -83,6 +85,15 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             _discard_unused(table, steps)
             return table.at(committed)
     raise AssertionError("unreachable")
+
+
+def _refreshed(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Return the newest version of the table. If it can't be loaded, delete the files of attempts."""
+    try:
+        return table.refresh()
+    except Exception:
+        _discard_attempts(table, steps)
+        raise
 
 
 def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:

@@ -71,7 +71,8 @@ class RewritePlan(ABC, Generic[TableT]):
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: other commits have rewritten all of the manifests: plan again.
+            CommitConflictError: other commits have rewritten all of the manifests, or assigned row ids to their files:
+                plan again.
             CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
             ValidationError: a manifest does not hold as many files as the table's metadata says.
         """
@@ -130,5 +131,6 @@ class RewriteStep(ABC):
 def rewritten_by_others(state: TableState) -> CommitConflictError:
     """Return the error of a plan whose manifests other commits have all rewritten."""
     return CommitConflictError(
-        f"{state.metadata.location}: other commits have rewritten the manifests that were to be rewritten: plan again"
+        f"{state.metadata.location}: other commits have rewritten the manifests that were to be rewritten, or assigned "
+        "row ids to their files: plan again"
     )

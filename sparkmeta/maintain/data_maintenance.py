@@ -13,6 +13,7 @@ from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_del
 from sparkmeta.maintain.rewrite_data_files.options import DataRewriteOptions
 from sparkmeta.maintain.rewrite_data_files.plan import DataRewritePlan, plan_data_rewrite
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.summary import summary_properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,7 +105,7 @@ class DataMaintenance(Generic[TableT]):
             remove_dangling_deletes, output_spec_id, compression_factor, max_file_group_input_files,
             max_files_to_rewrite,
         )  # fmt: skip
-        return plan_data_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
+        return plan_data_rewrite(self.table, options, branch, summary_properties(snapshot_properties))
 
     def remove_dangling_deletes(
         self, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
@@ -126,7 +127,7 @@ class DataMaintenance(Generic[TableT]):
             ValidationError: an unknown branch.
             UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
         """
-        return plan_removal(self.table, branch, dict(snapshot_properties or {}))
+        return plan_removal(self.table, branch, summary_properties(snapshot_properties))
 
     def rewrite_position_delete_files(  # noqa: PLR0913  keyword arguments
         self,
@@ -170,4 +171,4 @@ class DataMaintenance(Generic[TableT]):
         options = DeleteRewriteOptions(
             row_filter, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes, min_input_files, rewrite_all
         )
-        return plan_delete_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
+        return plan_delete_rewrite(self.table, options, branch, summary_properties(snapshot_properties))

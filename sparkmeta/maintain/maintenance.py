@@ -25,6 +25,7 @@ from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, plan_table_
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
 from sparkmeta.maintain.upgrade import UpgradePlan, plan_upgrade
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.summary import summary_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,7 +126,7 @@ class Maintenance(DataMaintenance[TableT]):
             row_filter, cluster_by, target_leaf_bytes, max_entries, max_bytes, min_masked_ratio, min_leaf_ratio,
             max_overlap, max_root_files,
         )  # fmt: skip
-        return plan_compaction(self.table, options, branch, dict(snapshot_properties or {}))
+        return plan_compaction(self.table, options, branch, summary_properties(snapshot_properties))
 
     def rewrite_manifests(
         self,
@@ -158,7 +159,7 @@ class Maintenance(DataMaintenance[TableT]):
             UnsupportedError: the table is of version 4, encrypted or read-only, or a transform is unknown.
         """
         options = ManifestRewriteOptions(row_filter, spec_id, sort_by, target_manifest_bytes)
-        return plan_rewrite(self.table, options, branch, dict(snapshot_properties or {}))
+        return plan_rewrite(self.table, options, branch, summary_properties(snapshot_properties))
 
     def expire_snapshots(
         self,

@@ -74,16 +74,25 @@ class BaseTable:
 
     def refuse_lists_of_version_4(self) -> None:
         """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
-        if self.metadata.format_version > 3:
-            self.refuse_lists()
+        refuse_lists_of_version_4(self.metadata, self.full_name)
 
     def refuse_lists(self) -> None:
         """Raise UnsupportedError if the table has manifest lists, not a metadata tree."""
-        if not has_tree(self.metadata):
-            raise UnsupportedError(
-                f"{self.full_name}: it is a table of format version {self.metadata.format_version} with manifest "
-                "lists: commits need a metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
-            )
+        _refuse_lists(self.metadata, self.full_name)
+
+
+def refuse_lists_of_version_4(metadata: TableMetadata, name: str) -> None:
+    """Raise UnsupportedError for a table of format version 4 with manifest lists, as another library makes it."""
+    if metadata.format_version > 3:
+        _refuse_lists(metadata, name)
+
+
+def _refuse_lists(metadata: TableMetadata, name: str) -> None:
+    if not has_tree(metadata):
+        raise UnsupportedError(
+            f"{name}: it is a table of format version {metadata.format_version} with manifest lists: commits need a "
+            "metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
+        )
 
 
 TableT = TypeVar("TableT", bound=BaseTable)

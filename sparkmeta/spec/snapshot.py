@@ -31,7 +31,8 @@ class Summary(snapshots.Summary):
     # self is positional-only because a summary may have the key "self".
     def __init__(self, /, **data: Any) -> None:
         operation = data.pop("operation", None)
-        if invalid := next((key for key, value in data.items() if not isinstance(value, str)), None):
+        texts = data if isinstance(operation, Operation | None) else data | {"operation": operation}
+        if invalid := next((key for key, value in texts.items() if not isinstance(value, str)), None):
             raise ValueError(f"the value of {invalid} is not a string")
         BaseModel.__init__(self, operation=_OPERATIONS.get(operation, operation))
         self._additional_properties = data

@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.snapshots import Operation
 
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.spec.snapshot import Summary
 
 if TYPE_CHECKING:
@@ -64,6 +64,14 @@ _COMPUTED = {
     # keys of other writers' summaries
     *("partition-summaries-included", "deleted-duplicate-files"),
 }
+
+
+def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Return a copy of properties for snapshot summaries. Raises ValidationError if a key or value is not a string."""
+    for key, value in (properties or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ValidationError(f"snapshot_properties[{shown(key)}] is {shown(value)}: keys and values are strings")
+    return dict(properties or {})
 
 
 @dataclass

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.schema import index_name_by_id
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
     AddSchemaUpdate,
+    AssertLastAssignedFieldId,
     RemovePropertiesUpdate,
     SetCurrentSchemaUpdate,
     SetPropertiesUpdate,
 )
 from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
+from pyiceberg.types import FloatType, IntegerType, LongType
 
-from sparkmeta.errors import ValidationError, first_line
+from sparkmeta.errors import ValidationError, first_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Transaction
     from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
+    from pyiceberg.types import IcebergType
 
 # Properties of a column, whose keys end with its full name.
 _OF_COLUMNS = (
@@ -36,10 +39,12 @@ _OF_COLUMNS = (
 
 
 class UpdateSchema(IcebergUpdateSchema):
-    """pyiceberg's builder of schema changes, which keeps table properties in step as Java's does.
+    """pyiceberg's builder of schema changes, which does what Java's does besides.
 
+    - It requires that no other commit has assigned ids of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
     - Properties of a renamed column get its new name, and those of a deleted column are removed.
+    - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
     """
 
     def __init__(
@@ -48,12 +53,42 @@ class UpdateSchema(IcebergUpdateSchema):
         mapping = _name_mapping(transaction)
         super().__init__(transaction, allow_incompatible_changes, case_sensitive, name_mapping=mapping)
 
+    def add_column(
+        self,
+        path: str | tuple[str, ...],
+        field_type: IcebergType,
+        doc: str | None = None,
+        required: bool = False,
+        default_value: Any = None,
+    ) -> UpdateSchema:
+        self._refuse_out_of_range(path, field_type, default_value)
+        super().add_column(path, field_type, doc, required, default_value)
+        return self
+
+    def set_default_value(self, path: str | tuple[str, ...], default_value: Any) -> UpdateSchema:
+        name = path if isinstance(path, str) else ".".join(path)
+        self._refuse_out_of_range(path, self._schema.find_field(name, self._case_sensitive).field_type, default_value)
+        super().set_default_value(path, default_value)
+        return self
+
+    def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
+        if not isinstance(kind, IntegerType | LongType | FloatType) or not isinstance(value, int | float):
+            return
+        if value < kind.min or value > kind.max:
+            name = path if isinstance(path, str) else ".".join(path)
+            raise ValidationError(
+                f"{self._transaction.table_metadata.location}: the default value of {name} is {shown(value)}: it is "
+                f"out of the range of {kind}"
+            )
+
     def _commit(self) -> UpdatesAndRequirements:
         updates, requirements = super()._commit()
         if not any(isinstance(update, AddSchemaUpdate | SetCurrentSchemaUpdate) for update in updates):
             return updates, requirements
-        properties = self._transaction.table_metadata.properties
-        return (*updates, *_property_updates(properties, self._schema, self._apply())), requirements
+        metadata = self._transaction.table_metadata
+        ids = AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id})
+        changed = _property_updates(metadata.properties, self._schema, self._apply())
+        return (*updates, *changed), (*requirements, ids)
 
 
 def _name_mapping(transaction: Transaction) -> NameMapping | None:

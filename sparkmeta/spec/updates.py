@@ -247,6 +247,18 @@ def _lists(base: TableMetadata, changed: TableMetadata, updates: Sequence[TableU
     }
 
 
+def without_intermediate(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:
+    """Return metadata whose snapshot log lacks snapshots that were never current for a reader (semantics 3.3-5).
+
+    Args:
+        metadata: The metadata after the changes of one commit.
+        base: The metadata before.
+    """
+    before = {snapshot.snapshot_id for snapshot in base.snapshots} | {metadata.current_snapshot_id}
+    log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in before]
+    return metadata if len(log) == len(metadata.snapshot_log) else metadata.model_copy(update={"snapshot_log": log})
+
+
 def log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
     """Return the part of the snapshot log after the last removed snapshot.
 

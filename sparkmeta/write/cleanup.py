@@ -59,7 +59,7 @@ def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Itera
                 delete_written(state, files)
         elif written:
             location, reason = state.metadata.location, first_line(error)
-            _log.warning("%s: the files of the write stay, since it may be committed: %s", location, reason)
+            _log.warning("%s: the files of the write stay, since this does not rule out a commit: %s", location, reason)
         raise
 
 

@@ -277,3 +277,23 @@ def test_a_dynamic_overwrite_of_changed_partitions(table: sm.Table) -> None:
     table = apply(table, Change("append", "a2", "y"))
     with pytest.raises(CommitConflictError, match="added data to a partition that is overwritten: /data/a2y"):
         cherry_pick(table, snapshot_of(table, AUDIT))
+
+
+def test_names_and_limits_that_can_not_be(table: sm.Table) -> None:
+    head, refs = snapshot_of(table), table.manage_snapshots()
+    for change, problem in (
+        (lambda: refs.create_tag(head, ""), "the name of a branch or tag is empty"),
+        (lambda: refs.create_branch(head, ""), "the name of a branch or tag is empty"),
+        (lambda: refs.rename_branch(AUDIT, ""), "the name of a branch or tag is empty"),
+        (lambda: refs.create_tag(head, "t", max_ref_age_ms=0), "max_ref_age_ms is 0: expected a whole number"),
+        (lambda: refs.create_branch(head, "b", max_ref_age_ms=-1), "max_ref_age_ms is -1: expected a whole number"),
+        (lambda: refs.create_branch(head, "b", max_snapshot_age_ms=0), "max_snapshot_age_ms is 0: expected a whole"),
+        (
+            lambda: refs.create_branch(head, "b", min_snapshots_to_keep=0),
+            "min_snapshots_to_keep is 0: expected a whole",
+        ),
+        (lambda: refs.set_min_snapshots_to_keep(AUDIT, "3"), "min_snapshots_to_keep is '3': expected a whole number"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValidationError, match=problem) as caught:
+            change()
+        assert len(str(caught.value).splitlines()) == 1

@@ -278,3 +278,15 @@ def test_a_pick_of_what_was_staged_before_an_upgrade(upgraded: tuple[sm.Table, i
 def test_an_isolation_that_is_none(base: sm.Table) -> None:
     with pytest.raises(ValidationError, match="isolation is 'none': it is serializable or snapshot"):
         insert(in_memory(base), "s = 'a'", isolation="none")
+
+
+def test_a_branch_that_the_transaction_creates_begins_at_its_snapshot(base: sm.Table) -> None:
+    """Earlier deletes are no conflict: the rewrite has read them."""
+    spark, table = base.state.spark, in_memory(base)
+    table = apply(table, Change("equality", "a1", "x"))
+    with table.transaction() as tx:
+        tx.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "new").commit()  # type: ignore[union-attr]
+        replaced = rows(spark, [File("a1")]).select("file_path")
+        tx.update_snapshot("new").rewrite(replaced, rows(spark, [File("a9")]))
+    head = tx.commit().refs()["new"].snapshot_id
+    assert "/data/a9" in {row.file_path for row in table.refresh().inspect.files(head).collect()}

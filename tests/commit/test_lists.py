@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,14 +11,15 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.commit import listed_writer
-from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
+from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.operations.table_operations import TableVersion
 
 QUICK = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "1"}
 
@@ -150,3 +153,50 @@ def test_a_commit_that_fails(
     written = {path.name for path in (tmp_path / "db" / "t" / "metadata").iterdir()} - before
     assert live(table.refresh()) == {*range(5)}
     assert bool([name for name in written if name.endswith(".avro")]) == (not known)
+
+
+def change_file(table: sm.Table, **fields: object) -> None:
+    """Publish the next version of a table's metadata with other fields, as another library may."""
+    file = Path(table.metadata_location.removeprefix("file://"))
+    document = json.loads(file.read_text()) | {name.replace("_", "-"): value for name, value in fields.items()}
+    number = int(file.name.removeprefix("v").removesuffix(".metadata.json"))
+    file.with_name(f"v{number + 1}.metadata.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"format_version": 4}, "it is a table of format version 4 with manifest lists"),
+        ({"encryption_keys": [{"key-id": "k", "encrypted-key-metadata": "AA=="}]}, "the table is encrypted"),
+    ],
+)
+def test_a_table_that_can_not_be_committed_to_any_more(
+    spark_session: SparkSession, tmp_path: Path, fields: dict[str, object], problem: str
+) -> None:
+    """The first attempt meets the table's new version, which is no longer one of ours."""
+    table = change(new_table(spark_session, tmp_path, 3), data_files(spark_session, 0, 2))
+    transaction = table.transaction()
+    transaction.update_snapshot().append(data_files(spark_session, 2, 4))
+    change_file(table, **fields)
+    with pytest.raises(UnsupportedError, match=problem):
+        transaction.commit()
+    assert left_over(table.refresh(), tmp_path) <= {Path(table.metadata_location).name}
+
+
+def test_a_table_that_is_gone_when_a_commit_is_tried_again(
+    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = change(new_table(spark_session, tmp_path), data_files(spark_session, 0, 2))
+    stale = table
+    table = change(table, data_files(spark_session, 2, 4))
+    transaction = stale.transaction()
+    transaction.update_snapshot().append(data_files(spark_session, 4, 6))
+
+    def refresh(_: object) -> TableVersion:
+        raise FileAccessError("the store does not respond")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystemOperations, "refresh", refresh)
+        with pytest.raises(FileAccessError, match="does not respond"):
+            transaction.commit()
+    assert left_over(table.refresh(), tmp_path) == set()

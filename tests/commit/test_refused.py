@@ -5,6 +5,7 @@ It is refused wherever its entries would go, and nothing of it stays. `Table.che
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ def table(
     limits = {"write.tree.direct-files": str(direct)}
     empty = catalog.create_table("db.t", SCHEMA, SPEC, properties=limits, format_version=4, spark=spark_session)
     return commit(empty, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 5)))
+
+
+@pytest.fixture
+def empty(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    return catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark_session)
 
 
 def refused(table: sm.Table, change: Callable[[Any], Any], problem: str) -> ValidationError:
@@ -181,3 +188,49 @@ def test_a_hint_that_is_wrong_costs_time_alone(table: sm.Table, spark_session: S
     gone = gone.withColumns({"spec_id": F.lit(0), "manifest_path": F.lit("/nowhere")})
     table = commit(table, lambda tx: tx.update_snapshot().delete(gone))
     assert live(table) == ["f1", "f5"]
+
+
+def test_a_rewrite_of_other_kinds_of_files(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
+    data, vector = (
+        spark_session.sql("SELECT '/data/f2' file_path"),
+        vectors(spark_session, tmp_path, "a.puffin", f1=[1]),
+    )
+    refused(
+        table, lambda tx: tx.update_snapshot().rewrite(data, None, vector), "a rewrite adds deletes and removes none"
+    )
+    table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=vector))
+    removed, new = vector.select("file_path", "content_offset"), files(spark_session, 9, records=0)
+    refused(table, lambda tx: tx.update_snapshot().rewrite(removed, new), "a rewrite adds data files and removes none")
+
+
+def test_a_vector_of_no_rows(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
+    empty = changed(vectors(spark_session, tmp_path, "a.puffin", f1=[1]), record_count=0)
+    problem = "record_count of file .*a.puffin is 0: a deletion vector deletes at least one row"
+    refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=empty), problem)
+
+
+@pytest.mark.parametrize("bad", ["/data/f1", ["/data/f1"], 5])
+def test_files_that_are_no_frame(empty: sm.Table, spark_session: SparkSession, bad: Any) -> None:
+    update, good = empty.transaction().update_snapshot(), files(spark_session, 1)
+    for change in (
+        lambda: update.delete(bad),
+        lambda: update.overwrite(good, bad),
+        lambda: update.row_delta(removed=bad),
+        lambda: update.row_delta(superseded=bad),
+        lambda: update.rewrite(bad, good),
+        lambda: update.rewrite(good, bad),
+        lambda: update.rewrite(good, deletes=bad),
+        lambda: update.replace_partitions(bad),
+        lambda: update.validate_data_files_exist(bad),
+    ):
+        with pytest.raises(ValidationError, match=f"files is of type {type(bad).__name__}: expected a DataFrame"):
+            change()
+
+
+@pytest.mark.parametrize("properties", [{"a": 1}, {"a": None}, {1: "x"}])
+def test_properties_of_a_snapshot_that_are_no_text(empty: sm.Table, properties: Any) -> None:
+    (key, value), *_ = properties.items()
+    problem = re.escape(f"snapshot_properties[{key!r}] is {value!r}: keys and values are strings")
+    for begin in (empty.transaction().update_snapshot, empty.maintenance.compact_manifests):
+        with pytest.raises(ValidationError, match=problem):
+            begin(snapshot_properties=properties)

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import FloatType, IntegerType, LongType, NestedField, StringType
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkmeta as sm
@@ -265,6 +265,7 @@ def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: S
         expression.expr_id for expression in table.metadata.expressions
     }  # type: ignore[union-attr]
     assert len(table.snapshots()) == 2
+    assert [entry.snapshot_id for entry in table.history()] == [table.current_snapshot().snapshot_id]  # type: ignore[union-attr]
     assert live(table) == ["f1", "f2"]
     assert table.current_snapshot().summary.additional_properties["note"] == "second"  # type: ignore[union-attr]
 
@@ -307,6 +308,11 @@ def test_writers_that_meet_both_win(table: sm.Table, spark_session: SparkSession
     commit(merged, lambda tx: tx.update_snapshot().delete(gone))
     with pytest.raises(ValidationError, match="/data/f1 is not a live file of the table"):
         commit(stale, lambda tx: tx.update_snapshot().delete(gone))
+    nameless = spark_session.sql("SELECT CAST(NULL AS STRING) file_path")
+    for bad, problem in ((gone.union(gone), "is to be removed twice"), (nameless, "file to remove is None")):
+        with pytest.raises(ValidationError, match=f"{problem}$") as caught:
+            commit(stale, lambda tx, bad=bad: tx.update_snapshot().delete(bad))
+        assert not isinstance(caught.value, CommitConflictError)
 
 
 def test_threads_commit_one_after_the_other(table: sm.Table, spark_session: SparkSession) -> None:
@@ -401,13 +407,14 @@ def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, fi
     spark = spark_session
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     stale = table
-    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2)))
+    other = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2))).current_snapshot()
 
     def overwrite(tx: Any) -> None:
         tx.update_snapshot().append(files(spark, 7, part="z")).validate_no_conflicts(filters)
 
     if conflicts:
-        with pytest.raises(CommitConflictError, match="added data that may match: /data/f2"):
+        who = f"snapshot {other.snapshot_id}, of another commit or an earlier change of this transaction,"  # type: ignore[union-attr]
+        with pytest.raises(CommitConflictError, match=f"{who} added data that may match: /data/f2"):
             commit(stale, overwrite)
     else:
         assert live(commit(stale, overwrite)) == ["f1", "f2", "f7"]
@@ -522,3 +529,48 @@ def test_files_of_one_table_are_appended_to_another_as_they_are(
         for either in (table, other)
     )
     assert left == right
+
+
+@pytest.mark.parametrize("format_version", [2, 4])
+def test_a_new_column_gets_no_id_that_another_commit_has_assigned(
+    spark_session: SparkSession, tmp_path: Path, format_version: int
+) -> None:
+    """The schema is the same again, but data files hold the dropped column under the id that the new one would get."""
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.ids", SCHEMA, format_version=format_version, spark=spark_session)
+    transaction = table.transaction()
+    transaction.update_schema().add_column("n", IntegerType()).commit()
+    table.update_schema().add_column("n", IntegerType()).commit()
+    table.refresh().append(spark_session.sql("SELECT 1L id, 'a' s, 4444 n"))
+    table.refresh().update_schema().delete_column("n").commit()
+    assert table.refresh().schema() == table.schema()
+    with pytest.raises(CommitConflictError, match="last assigned field id has changed"):
+        transaction.commit()
+    table = table.refresh()
+    table.update_schema().add_column("n", IntegerType()).commit()
+    assert table.refresh().scan().to_df().collect() == [(1, "a", None)]
+
+
+def test_a_column_and_an_expression_that_meet(table: sm.Table) -> None:
+    """The expressions of a partition spec of a tree take ids of columns."""
+    transaction = table.transaction()
+    transaction.update_schema().add_column("n", IntegerType()).commit()
+    table.update_spec().add_field("id", "truncate[10]").commit()
+    with pytest.raises(CommitConflictError, match="last assigned field id has changed"):
+        transaction.commit()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(IntegerType(), 2**31), (LongType(), -(2**63) - 1), (FloatType(), 1e300), (FloatType(), float("inf"))],
+)
+def test_default_values_that_are_out_of_range(table: sm.Table, kind: Any, value: float) -> None:
+    problem = f"the default value of n is .*: it is out of the range of {kind}"
+    with pytest.raises(ValidationError, match=problem):
+        table.update_schema().add_column("n", kind, default_value=value).commit()
+    table.update_schema().add_column("n", kind).commit()
+    table = table.refresh()
+    with pytest.raises(ValidationError, match=problem):
+        table.update_schema().set_default_value("n", value).commit()
+    table.update_schema().set_default_value("n", 7).commit()
+    assert table.refresh().schema().find_field("n").write_default == 7

@@ -248,6 +248,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     (without(v2(), "snapshots", 0, "timestamp-ms"), "snapshots[0].timestamp-ms is None: it is required"),
     (without(v2(), "snapshots", 0, "manifest-list"), "snapshots[0] is {"),
     (changed(v2(), {"a": 1}, "snapshots", 0, "summary"), "snapshots[0].summary is "),
+    (changed(v2(), {"operation": ["append"]}, "snapshots", 0, "summary"), "snapshots[0].summary is "),
     (
         changed(v2(), 3055729675574597004, "snapshots", 0, "snapshot-id"),
         "snapshots[1].snapshot-id is 30557296755745970",

@@ -211,7 +211,7 @@ def test_an_unknown_outcome_deletes_nothing(
     transaction = table.transaction().append(frame(spark, ordinary(0, 3)))
     with pytest.raises(type(error)), transaction:
         transaction.commit()
-    assert "the files of the write stay, since it may be committed" in caplog.text
+    assert "the files of the write stay, since this does not rule out a commit" in caplog.text
     assert rows_of(table.refresh()) == sorted(ordinary(0, 3), key=repr)
 
 

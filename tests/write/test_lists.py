@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, DayTransform
+from pyiceberg.types import BinaryType, DecimalType, NestedField, StringType, TimestampType
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -74,3 +78,24 @@ def test_changes_alternate_with_those_of_spark_sql(
     change(changed, lambda rows: [*(row for row in rows if row[1] not in {"b", "d"}), *replaced])
     append_by_java(ordinary(300, 320))
     change(table.overwrite(frame(spark, new), "id >= 310"), lambda rows: [*(r for r in rows if r[0] < 310), *new])
+
+
+def test_removed_partition_fields_of_version_1(spark: SparkSession, tmp_path: Path) -> None:
+    """They stay as void fields, whose type is that of their column, not that of their values."""
+    kinds = (StringType(), BinaryType(), DecimalType(9, 2), TimestampType())
+    schema = Schema(*(NestedField(number, f"c{number}", kind) for number, kind in enumerate(kinds, 1)))
+    transforms = (*[BucketTransform(3)] * 3, DayTransform())
+    fields = [PartitionField(number, 999 + number, each, f"p{number}") for number, each in enumerate(transforms, 1)]
+    catalog = sm.load_catalog("voids", type="hadoop", warehouse=f"file://{tmp_path}")
+    table = catalog.create_table("db.t", schema, PartitionSpec(*fields), format_version=1, spark=spark)
+    row = spark.sql("SELECT 'x' c1, X'01' c2, CAST(1.25 AS DECIMAL(9, 2)) c3, timestamp_ntz'2020-01-01 00:00:00' c4")
+    table = table.append(row)
+    for number in range(1, 5):
+        with table.update_spec() as update:
+            update.remove_field(f"p{number}")
+        table = table.refresh().append(row)
+    expected = row.collect() * 5
+    assert table.scan().to_df().collect() == expected
+    assert spark.read.format("iceberg").load(table.location()).collect() == expected
+    table = table.delete("c1 = 'x'")
+    assert spark.read.format("iceberg").load(table.location()).isEmpty()

@@ -35,8 +35,13 @@ class ColumnEncoder:
         return joined([self.encoded(each["type"], column) for each, column in zip(fields, columns, strict=True)], rows)
 
     def encoded(self, kind: Any, values: pa.Array) -> pa.BinaryArray:
-        """Return the encoding of each value. A null encodes as null if the type is a union with it."""
+        """Return the encoding of each value. A null encodes as null if the type is a union with it.
+
+        A column of nulls may have any Arrow type then: a void partition field has that of its values in other specs.
+        """
         if isinstance(kind, list):
+            if values.null_count == len(values):
+                return pa.repeat(pa.scalar(_NULL, pa.binary()), len(values))
             of_values = self.encoded(next(branch for branch in kind if branch != "null"), values)
             return pc.if_else(values.is_valid(), _joined(_PRESENT, of_values), _NULL)
         if isinstance(kind, Mapping) and kind["type"] != "fixed":

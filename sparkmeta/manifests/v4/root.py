@@ -297,6 +297,9 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     outside = pc.greater(pc.add(offset, size), check.table.column("file_size_in_bytes"))
     problem = "the deletion vector lies outside its file"
     check.refuse("deletion_vector.offset", offset, pc.or_kleene(negative, outside), problem)
+    records, is_vector = check.table.column("record_count"), pc.and_(one_of(check.table, FILES), offset.is_valid())
+    empty = pc.and_(is_vector, pc.less(records, 1))
+    check.refuse("record_count", records, empty, "a deletion vector deletes at least one row")
 
 
 class _Checks:
