@@ -78,6 +78,8 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         except Exception as error:
             if proves_failure(error):
                 _discard_attempts(table, steps)
+            else:
+                _log_attempts(table, steps)
             raise
         else:
             _discard_unused(table, steps)
@@ -107,6 +109,16 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
                 locations = sorted(names.written)
             discard(files, locations)
         discard(files, sorted(names.lists))
+
+
+def _log_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
+    """Log the names of the files of attempts that may have been committed. If they have not, the files are orphans."""
+    patterns = [
+        name for names in _names(steps) for each in sorted(names.ids) for name in (f"{each}-*", f"snap-{each}-*")
+    ]
+    if patterns:
+        folder, named = metadata_folder(table.metadata), ", ".join(patterns)
+        _log.warning("%s: files named %s stay, since they may be committed", folder, named)
 
 
 def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:

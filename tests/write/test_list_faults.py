@@ -1,35 +1,41 @@
 """Faults amid changes of rows of tables with manifest lists: the table has the old or the new rows, and all its files.
 
-`make test` runs one fault for each kind of change. SPARKMETA_SOAK=1 runs all, or SPARKMETA_STEPS of each change and
-table, chosen with SPARKMETA_SEED.
+`make test` runs one fault for each kind of change, SPARKMETA_STEPS so many for each on each kind of table, chosen with
+SPARKMETA_SEED; SPARKMETA_SOAK=1 runs all.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
 import zlib
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-import fastavro
+import pyarrow as pa
 import pytest
 from pyiceberg.types import LongType
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.errors import CommitStateUnknownError, SparkmetaError
-from sparkmeta.session import local_frame
+from sparkmeta.errors import CommitStateUnknownError, SparkmetaError, proves_failure
+from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import local_path
+from sparkmeta.write import deletes
 from tests.commit.tables import QUICK
 from tests.faults import Fault, FaultyFiles, FaultyWriter, Killed, Kind, faults, tasks_use, through
 from tests.maintain.test_expire import files_below, planned_paths
 from tests.peers.slices import SOAK
+from tests.write.list_files import reached_files
 from tests.write.test_changes import BY_PART, MODES, SCHEMA, Rows, frame, ordinary
 
 if TYPE_CHECKING:
@@ -159,42 +165,23 @@ class State:
 
     rows: Rows
     snapshots: int
-    version: int
+    metadata_location: str
     reached: set[str]
     there: set[str]
 
     @staticmethod
-    def of(stage: Stage) -> State:
+    def of(stage: Stage, table: sm.Table | None = None) -> State:
         """Read a table; every file that it names is there, of the size that is noted for it."""
-        table = stage.table()
-        reached = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
-        for snapshot in table.snapshots():
-            assert snapshot.manifest_list is not None
-            reached.add(snapshot.manifest_list)
-            for manifest in avro_records(snapshot.manifest_list):
-                reached.add(manifest["manifest_path"])
-                assert Path(local_path(manifest["manifest_path"])).stat().st_size == manifest["manifest_length"]
-                for entry in avro_records(manifest["manifest_path"]):
-                    file = entry["data_file"]
-                    size = Path(local_path(file["file_path"])).stat().st_size
-                    assert size == file["file_size_in_bytes"], file["file_path"]
-                    reached.add(file["file_path"])
-        paths = {local_path(location) for location in reached} | {f"{stage.folder}/metadata/version-hint.text"}
+        table = table or stage.table()
+        paths = reached_files(table) | {f"{stage.folder}/metadata/version-hint.text"}
         columns = ("id", "part", "n", *(["_row_id"] if table.metadata.format_version > 2 else []))
         read = sorted(map(tuple, table.scan(selected_fields=columns).to_df().collect()), key=repr)
         if len(columns) > 3:
             ids = {row[3] for row in read}
             assert len(ids) == len(read)
             assert all(row_id < table.metadata.next_row_id for row_id in ids)
-        version = int(re.findall(r"/v(\d+)\.", table.metadata_location)[0])
         there = files_below(stage.folder)
-        assert paths - {f"{stage.folder}/metadata/version-hint.text"} <= there
-        return State([row[:3] for row in read], len(table.snapshots()), version, paths, there)
-
-
-def avro_records(location: str) -> list[Any]:
-    with Path(local_path(location)).open("rb") as file:
-        return list(fastavro.reader(file))
+        return State([row[:3] for row in read], len(table.snapshots()), table.metadata_location, paths, there)
 
 
 @pytest.fixture(scope="module")
@@ -220,14 +207,14 @@ def cases() -> Iterator[Any]:
     """All changes on tables of all kinds, or each change on a table of one kind."""
     for name, case in CASES.items():
         kinds = [kind for kind in KINDS if kind[0] >= case.since]
-        chosen = kinds if SOAK else [kinds[zlib.crc32(name.encode()) % len(kinds)]]
+        chosen = kinds if SOAK or STEPS else [kinds[zlib.crc32(name.encode()) % len(kinds)]]
         for version, mode in chosen:
             yield pytest.param(name, (version, mode), id=f"{name}-v{version}-{mode}")
 
 
 def some_of(candidates: Sequence[Any], name: str, few: int) -> Sequence[Any]:
-    """So many of the faults, chosen with the name as the seed; in the long form all, or SPARKMETA_STEPS."""
-    count = (STEPS or len(candidates)) if SOAK else few
+    """So many of the faults, or SPARKMETA_STEPS, chosen with the name as the seed; in the long form all."""
+    count = STEPS or (len(candidates) if SOAK else few)
     return random.Random(f"{name} {SEED}").sample(candidates, min(count, len(candidates)))
 
 
@@ -247,8 +234,7 @@ def attempt(run: Callable[[], object]) -> str:
 def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log: str) -> State:
     """The table is unchanged or the change is whole; what is left over are orphans, and named in the log."""
     after = State.of(stage)
-    done = after.version > before.version
-    assert after.version == before.version + done, said
+    done = after.metadata_location != before.metadata_location
     assert after.snapshots == before.snapshots + (case.snapshots if done else 0), said
     assert after.rows == (sorted(case.rows, key=repr) if done else before.rows), said
     assert done or outcome != "committed", said
@@ -265,9 +251,10 @@ def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log:
 
 
 def is_named(path: str, log: str) -> bool:
-    """Whether a log names a file, or the part of its name that all files of a write have."""
+    """Whether a log names a file, or has a pattern of its name."""
     name = Path(path).name
-    return name in log or any(write in name for write in re.findall(r"files named \*-([0-9a-f-]+)-\* may be left", log))
+    patterns = [each for listed in re.findall(r"files named (.+?) (?:may|stay)", log) for each in listed.split(", ")]
+    return name in log or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @pytest.mark.parametrize(("name", "kind"), [*cases()])
@@ -303,9 +290,86 @@ def test_each_fault_of_a_change(
         said = f"{name} {kind}: {who} {fault}: {outcome}"
         after = check(stage, case, before, outcome, said, caplog.text)
         assert not {local_path(location) for location in driver.deleted} & after.reached, said
-        if after.version == before.version:
+        if after.metadata_location == before.metadata_location:
             tasks_use(monkeypatch, sound)
             case.run(through(stage.table(), FaultyFiles()))
             again = State.of(stage)
             assert again.rows == whole.rows, said
     print(f"{name} {kind}: {len(candidates)} faults, of which ran {outcomes}")  # noqa: T201  the figures of `make soak`
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FullDisk(FaultyFiles):
+    """Files of a disk that has no room from the first file on whose name has a pattern."""
+
+    pattern: str = "no file"
+    is_full: bool = False
+
+    def _do(self, name: str, location: str, act: Callable[[], Any]) -> Any:
+        writes = name in {"write_new", "publish", "overwrite"}
+        self.is_full |= writes and re.search(self.pattern, location) is not None
+        with no_room(writes and self.is_full):
+            return super()._do(name, location, act)
+
+
+class FullWriter(ExecutorWriter):
+    """The writer of tasks on a full disk. Its data files are as long as /dev/full lets them be."""
+
+    def open_new(self, location: str) -> Any:
+        super().open_new(location).close()
+        return pa.OSFile("/dev/full", "wb")
+
+    def write_new(self, location: str, data: bytes) -> None:
+        with no_room(True):
+            super().write_new(location, data)
+
+
+@contextmanager
+def no_room(is_full: bool) -> Iterator[None]:
+    """Let no file reach the disk, as a file system tells at the latest when it syncs one."""
+    problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with patch("os.fsync", side_effect=problem) if is_full else nullcontext():
+        yield
+
+
+# What is to be written when the disk is full -> the driver's files that are, or None for those of tasks.
+FULL = {
+    "data files": None,
+    "deletes by tasks": None,
+    "deletes": r"-deletes\.\w+$|\.puffin$",
+    "manifest": r"/\d+-1-m-",
+    "manifest list": "/snap-",
+    "metadata": r"\.metadata\.json$",
+}
+
+
+@pytest.mark.parametrize("version", [2, 3] if SOAK or STEPS else [3])
+def test_a_full_disk(
+    stage_of: Callable[[tuple[int, str]], Stage],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    version: int,
+) -> None:
+    """Whatever does not fit, the update fails, and leaves no file; with room, it works."""
+    stage, case = stage_of((version, MODES[1])), CASES["update"]
+    before = State.of(stage)
+    for what, pattern in FULL.items():
+        caplog.clear()
+        change = (lambda table: table.delete("id > 4 and id < 9")) if what == "deletes by tasks" else case.run
+        with pytest.MonkeyPatch.context() as limits:
+            limits.setattr(deletes, "_DRIVER_BYTES", -1 if what == "deletes by tasks" else deletes._DRIVER_BYTES)
+            tasks_use(limits, FullWriter() if pattern is None else ExecutorWriter())
+            disk = FullDisk(pattern=pattern or "no file")
+            with pytest.raises(Exception, match="No space left on device") as raised:
+                change(through(stage.table(), disk))
+        assert isinstance(raised.value, OSError), what
+        assert proves_failure(raised.value), what
+        assert disk.is_full is (pattern is not None), what
+        after = check(stage, case, before, "failed", what, caplog.text)
+        assert after.there == before.there, what
+    tasks_use(monkeypatch, ExecutorWriter())
+    case.run(through(stage.table(), FullDisk()))
+    assert State.of(stage).rows == sorted(case.rows, key=repr)
