@@ -25,9 +25,16 @@ if TYPE_CHECKING:
     from sparkmeta.operations.base_table import BaseTable, TableT
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
-    from sparkmeta.storage.files import Files
+    from sparkmeta.storage.writing import DeleteFailure
 
 _log = logging.getLogger(__name__)
+
+
+class Deleter(Protocol):
+    """Deletes files."""
+
+    def delete_many(self, locations: Sequence[str]) -> Sequence[DeleteFailure]:
+        """See `Files.delete_many`."""
 
 
 class Step(Protocol):
@@ -60,8 +67,11 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             with translated_errors():
                 for step in steps:
                     metadata = step.apply(replace(table.state, metadata=metadata))
-        except Exception:
+        except Exception as error:
             _discard_attempts(table, steps)
+            if not isinstance(error, ValidationError):
+                # Tasks of a failed job may go on for a while.
+                _log_names(table, steps, "may be left of a commit that failed")
             raise
         try:
             committed = table.operations.commit(table.version, metadata)
@@ -79,7 +89,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             if proves_failure(error):
                 _discard_attempts(table, steps)
             else:
-                _log_attempts(table, steps)
+                _log_names(table, steps, "stay, since they may be committed")
             raise
         else:
             _discard_unused(table, steps)
@@ -106,19 +116,18 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
                 locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
             except Exception as error:  # noqa: BLE001 - unlisted files become orphans
                 _log.warning("%s: not listed: %s", folder, error)
+                _log_names(table, steps, "may be left of a commit that failed")
                 locations = sorted(names.written)
             discard(files, locations)
         discard(files, sorted(names.lists))
 
 
-def _log_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
-    """Log the names of the files of attempts that may have been committed. If they have not, the files are orphans."""
-    patterns = [
-        name for names in _names(steps) for each in sorted(names.ids) for name in (f"{each}-*", f"snap-{each}-*")
-    ]
-    if patterns:
-        folder, named = metadata_folder(table.metadata), ", ".join(patterns)
-        _log.warning("%s: files named %s stay, since they may be committed", folder, named)
+def _log_names(table: BaseTable, steps: Sequence[Step], what: str) -> None:
+    """Log how the files are named that attempts have written: if they are not committed, they are orphans."""
+    ids = [snapshot_id for names in _names(steps) for snapshot_id in sorted(names.ids)]
+    if ids:
+        patterns = ", ".join(f"{snapshot_id}-*, snap-{snapshot_id}-*" for snapshot_id in ids)
+        _log.warning("%s: files named %s %s", metadata_folder(table.metadata), patterns, what)
 
 
 def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
@@ -136,7 +145,7 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
     discard(table.state.files, [location for location in locations if location])
 
 
-def discard(files: Files, locations: Sequence[str]) -> None:
+def discard(files: Deleter, locations: Sequence[str]) -> None:
     """Delete files that no snapshot names. Failures are logged; such files become orphans."""
     try:
         for failed in files.delete_many(locations) if locations else ():

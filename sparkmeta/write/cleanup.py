@@ -45,6 +45,21 @@ def delete_written(state: TableState, files: DataFrame) -> None:
 
 
 @contextmanager
+def named_on_failure(table: str, pattern: str) -> Iterator[None]:
+    """Log how files are named that may be left if the block, whose tasks write them, fails. Tasks may go on for a while.
+
+    Args:
+        table: the table's location.
+        pattern: the names.
+    """
+    try:
+        yield
+    except Exception:
+        _log.warning("%s: files named %s may be left of a write that failed", table, pattern)
+        raise
+
+
+@contextmanager
 def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Iterator[None]:
     """Delete files if the commit in the block is known to have failed. After any other error they stay.
 

@@ -13,12 +13,12 @@ import sparkmeta as sm
 from sparkmeta.errors import CommitStateUnknownError
 from tests.maintain.test_expire import planned_paths, soon
 from tests.maintain.test_lost_answers import Server
-from tests.maintain.test_lost_answers import proxy as proxy
-from tests.maintain.test_lost_answers import server as server
+from tests.maintain.test_lost_answers import proxy  # noqa: F401  a fixture
+from tests.maintain.test_lost_answers import server  # noqa: F401  a fixture
 from tests.peers.slices import SOAK
 from tests.write.test_changes import MODES
 from tests.write.test_list_faults import CASES, Stage, State, is_named
-from tests.write.test_list_faults import stages as stages
+from tests.write.test_list_faults import stages  # noqa: F401  a fixture
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
