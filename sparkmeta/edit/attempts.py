@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MAY_BE_LEFT = "may be left of a commit that failed"
+
 
 class Deleter(Protocol):
     """Deletes files."""
@@ -71,7 +73,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             _discard_attempts(table, steps)
             if not isinstance(error, ValidationError):
                 # Tasks of a failed job may go on for a while.
-                _log_names(table, steps, "may be left of a commit that failed")
+                _log_names(table, steps, _MAY_BE_LEFT)
             raise
         try:
             committed = table.operations.commit(table.version, metadata)
@@ -86,10 +88,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             time.sleep(retry.wait(attempt))
             table = table.refresh()
         except Exception as error:
-            if proves_failure(error):
-                _discard_attempts(table, steps)
-            else:
-                _log_names(table, steps, "stay, since they may be committed")
+            _discard_failed(table, steps, error)
             raise
         else:
             _discard_unused(table, steps)
@@ -101,6 +100,14 @@ def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
     """Delete the files of attempts that the commit does not use."""
     unused = [location for names in _names(steps) for location in sorted(names.written - names.used)]
     discard(table.state.files, unused)
+
+
+def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -> None:
+    """Delete the files of attempts if an error proves that nothing was committed; else log that they stay."""
+    if proves_failure(error):
+        _discard_attempts(table, steps)
+    else:
+        _log_names(table, steps, "stay, since they may be committed")
 
 
 def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
@@ -116,7 +123,7 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
                 locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
             except Exception as error:  # noqa: BLE001 - unlisted files become orphans
                 _log.warning("%s: not listed: %s", folder, error)
-                _log_names(table, steps, "may be left of a commit that failed")
+                _log_names(table, steps, _MAY_BE_LEFT)
                 locations = sorted(names.written)
             discard(files, locations)
         discard(files, sorted(names.lists))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparkmeta.errors import first_line, proves_failure
+from sparkmeta.errors import UnsupportedError, first_line, proves_failure
 from sparkmeta.session import map_arrow
 from sparkmeta.storage.access import executor_writer
 
@@ -46,7 +46,7 @@ def delete_written(state: TableState, files: DataFrame) -> None:
 
 @contextmanager
 def named_on_failure(table: str, pattern: str) -> Iterator[None]:
-    """Log how files are named that may be left if the block, whose tasks write them, fails. Tasks may go on for a while.
+    """Log how files are named that may be left if the block, which writes them, fails. Its tasks may go on for a while.
 
     Args:
         table: the table's location.
@@ -54,6 +54,8 @@ def named_on_failure(table: str, pattern: str) -> Iterator[None]:
     """
     try:
         yield
+    except UnsupportedError:
+        raise
     except Exception:
         _log.warning("%s: files named %s may be left of a write that failed", table, pattern)
         raise

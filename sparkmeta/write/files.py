@@ -5,7 +5,6 @@ rows -> checked columns -> partition values -> distributed and sorted -> data fi
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.session import MapFunction
     from sparkmeta.state import TableState
-
-_log = logging.getLogger(__name__)
 
 _SORT_COLUMN: Final = "_sort_value_{}"
 

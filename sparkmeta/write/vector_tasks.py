@@ -137,7 +137,7 @@ def _masks_of(by_path: Mapping[str, list[np.ndarray[Any, Any]]]) -> pa.RecordBat
 
 @contextmanager
 def deleted_on_error(writer: ExecutorWriter | Files) -> Iterator[Callable[[str, bytes], None]]:
-    """Yield a function that writes new files. If the block fails, or is left as its task is killed, they are deleted."""
+    """Yield a function that writes new files. They are deleted if the block fails, or its task is killed."""
     locations: list[str] = []
 
     def write_new(location: str, data: bytes) -> None:

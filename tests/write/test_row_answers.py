@@ -12,15 +12,16 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.errors import CommitStateUnknownError
 from tests.maintain.test_expire import planned_paths, soon
-from tests.maintain.test_lost_answers import Server
-from tests.maintain.test_lost_answers import proxy  # noqa: F401  a fixture
-from tests.maintain.test_lost_answers import server  # noqa: F401  a fixture
+from tests.maintain.test_lost_answers import RestServer, Server, SqlServer
 from tests.peers.slices import SOAK
+from tests.rest.proxy import Proxy, rest_proxy
 from tests.write.test_changes import MODES
 from tests.write.test_list_faults import CASES, Stage, State, is_named
-from tests.write.test_list_faults import stages  # noqa: F401  a fixture
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 CHANGES = ("append", "overwrite", "delete", "update", "upsert", "merge", "equality_delete", "two changes")
@@ -55,6 +56,23 @@ SLICE = [
     random.Random(catalog).choice([case for case in ALL if case.catalog == catalog and case.is_last is is_last])
     for catalog, is_last in (("SQL", True), ("REST", False))
 ]
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[tuple[int, str], Stage]:
+    """The tables that were asked for so far, by version and mode."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def proxy(rest_uri: str) -> Iterator[Proxy]:
+    with rest_proxy(rest_uri) as started:
+        yield started
+
+
+@pytest.fixture
+def server(case: Case, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    return SqlServer(tmp_path, monkeypatch) if case.catalog == "SQL" else RestServer(request.getfixturevalue("proxy"))
 
 
 @pytest.mark.parametrize("case", ALL if SOAK else SLICE, ids=str)
