@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -119,7 +119,6 @@ class Stage:
     spark: SparkSession
     location: str
     contents: dict[str, bytes]
-    shapes: set[frozenset[str]] = field(default_factory=set)
 
     @staticmethod
     def of(spark: SparkSession, folder: Path, version: int, mode: str) -> Stage:
@@ -135,12 +134,15 @@ class Stage:
             table = table.append(rows(table, ordinary(first, first + 10)))
         table = table.delete("id = 1")
         stage = Stage(spark, table.location(), {})
-        stage.contents = {path: Path(path).read_bytes() for path in files_below(stage.folder)}
+        stage.contents = stage.read()
         return stage
 
     @property
     def folder(self) -> Path:
         return Path(local_path(self.location))
+
+    def read(self) -> dict[str, bytes]:
+        return {path: Path(path).read_bytes() for path in files_below(self.folder)}
 
     def reset(self) -> None:
         there = files_below(self.folder)
@@ -231,6 +233,10 @@ def attempt(run: Callable[[], object]) -> str:
     return "committed"
 
 
+# The kinds of left-over files for which the table's own search has been tried.
+SEARCHED: set[frozenset[str]] = set()
+
+
 def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log: str) -> State:
     """The table is unchanged or the change is whole; what is left over are orphans, and named in the log."""
     after = State.of(stage)
@@ -240,14 +246,19 @@ def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log:
     assert done or outcome != "committed", said
     assert not done or outcome != "failed", said
     left = after.there - after.reached
-    shape = frozenset(re.sub(r"[0-9a-f-]{20,}|\d+", "#", path.removeprefix(str(stage.folder))) for path in left)
-    if shape and shape not in stage.shapes:
-        stage.shapes.add(shape)
+    kinds = frozenset(kind_of(path) for path in left)
+    if kinds and kinds not in SEARCHED:
+        SEARCHED.add(kinds)
         assert stage.orphans() == left, said
     if outcome != "killed":
         unnamed = [path for path in left if not is_named(path, log)]
         assert not unnamed, said
     return after
+
+
+def kind_of(path: str) -> str:
+    """What a file is, by its name."""
+    return re.sub(r"[0-9a-f-]{8,}|\d+", "#", Path(path).name)
 
 
 def is_named(path: str, log: str) -> bool:
@@ -290,7 +301,8 @@ def test_each_fault_of_a_change(
         said = f"{name} {kind}: {who} {fault}: {outcome}"
         after = check(stage, case, before, outcome, said, caplog.text)
         assert not {local_path(location) for location in driver.deleted} & after.reached, said
-        if after.metadata_location == before.metadata_location:
+        is_unchanged = after.metadata_location == before.metadata_location
+        if is_unchanged and (SOAK or STEPS or zlib.crc32(said.encode()) % 3 == 0):
             tasks_use(monkeypatch, sound)
             case.run(through(stage.table(), FaultyFiles()))
             again = State.of(stage)
@@ -350,14 +362,11 @@ FULL = {
 def test_a_full_disk(
     stage_of: Callable[[tuple[int, str]], Stage],
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     version: int,
 ) -> None:
-    """Whatever does not fit, the update fails, and leaves no file; with room, it works."""
+    """Whatever does not fit, the change fails, and no file is left of it or changed; with room, it works."""
     stage, case = stage_of((version, MODES[1])), CASES["update"]
-    before = State.of(stage)
     for what, pattern in FULL.items():
-        caplog.clear()
         change = (lambda table: table.delete("id > 4 and id < 9")) if what == "deletes by tasks" else case.run
         with pytest.MonkeyPatch.context() as limits:
             limits.setattr(deletes, "_DRIVER_BYTES", -1 if what == "deletes by tasks" else deletes._DRIVER_BYTES)
@@ -368,8 +377,7 @@ def test_a_full_disk(
         assert isinstance(raised.value, OSError), what
         assert proves_failure(raised.value), what
         assert disk.is_full is (pattern is not None), what
-        after = check(stage, case, before, "failed", what, caplog.text)
-        assert after.there == before.there, what
+        assert stage.read() == stage.contents, what
     tasks_use(monkeypatch, ExecutorWriter())
     case.run(through(stage.table(), FullDisk()))
     assert State.of(stage).rows == sorted(case.rows, key=repr)

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from sparkmeta.write.transaction import RowTransaction
 
 STEPS, SEED = int(os.environ.get("SPARKMETA_STEPS", "0")), int(os.environ.get("SPARKMETA_SEED", "1"))
-PARTS = "abc"
-LAST_ID = 24
+PARTS = "abcd"
+# The table's first files have the ids of a block each.
+BLOCK, LAST_ID = 12, 36
 COMMANDS = ("delete", "update", "merge")
 
 Row = tuple[int, str, int]
@@ -147,6 +148,9 @@ class Writers:
         parts = frozenset(self.rng.choice(PARTS)) if self.rng.random() < 0.7 else frozenset(PARTS)
         if len(parts) == 1 and self.rng.random() < 0.4:
             return Scope(parts)
+        if self.rng.random() < 0.4:
+            low = self.rng.randrange(0, LAST_ID, BLOCK)
+            return Scope(parts, low, low + BLOCK)
         low = self.rng.randrange(LAST_ID)
         return Scope(parts, low, low + self.rng.randint(1, 8))
 
@@ -401,10 +405,10 @@ def test_writers_that_overlap(
         "db.t", SCHEMA, BY_PART, format_version=version, properties=properties, spark=interpreted
     )
     writers = Writers(interpreted, table, tmp_path, level, version, rng)
-    first = Counter((i, PARTS[i % 3], i * 5) for i in range(LAST_ID))
-    table = table.append(writers.frame(first))
-    writers.table, writers.rows = table, first
-    writers.states.append((table, first))
+    for low in range(0, LAST_ID, BLOCK):
+        block = Counter((i, PARTS[i % len(PARTS)], i * 3) for i in range(low, low + BLOCK))
+        writers.table, writers.rows = writers.table.append(writers.frame(block)), writers.rows + block
+    writers.states.append((writers.table, writers.rows))
     steps = STEPS or (40 if SOAK else 9)
     while len(writers.told) < steps or writers.pending:
         most = rng.randint(1, 4)
