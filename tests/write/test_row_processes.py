@@ -5,6 +5,7 @@ Only with SPARKMETA_SOAK=1: each process takes some seconds to begin.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -101,3 +102,20 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
     orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files())
     assert orphans == left
     print(f"v{version} {mode}: {killed} kills, {len(left)} files left")  # noqa: T201
+
+
+@pytest.mark.skipif(not SOAK, reason="takes a minute: SPARKMETA_SOAK=1 runs it")
+@pytest.mark.parametrize("master", ["local[2, 3]", "local-cluster[2,1,1024]"])
+def test_tasks_are_tried_twice(tmp_path: Path, master: str) -> None:
+    """A task fails once its file is written, or is overtaken by another attempt: no row is there twice."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.write.retried_tasks", master, str(tmp_path)], cwd=ROOT, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False, timeout=LONGEST,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    expected = {i: int(i < 20) for i in range(40)} | dict.fromkeys(range(30, 50), 0)
+    assert report["rows"] == [[i, n] for i, n in sorted(expected.items())]
+    assert report["orphans"] == report["left"]
+    assert all(report["counts"].values())
+    print(master, len(report["left"]), report["counts"])  # noqa: T201
