@@ -233,6 +233,8 @@ def attempt(run: Callable[[], object]) -> str:
     return "committed"
 
 
+# Operations by which files of a failed change are found and deleted.
+CLEANING = {"list", "delete_many"}
 # The kinds of left-over files for which the table's own search has been tried.
 SEARCHED: set[frozenset[str]] = set()
 
@@ -301,6 +303,8 @@ def test_each_fault_of_a_change(
         said = f"{name} {kind}: {who} {fault}: {outcome}"
         after = check(stage, case, before, outcome, said, caplog.text)
         assert not {local_path(location) for location in driver.deleted} & after.reached, said
+        if outcome == "failed" and who == "driver" and not fault.lasting and fault.operation not in CLEANING:
+            assert after.there == before.there, said
         is_unchanged = after.metadata_location == before.metadata_location
         if is_unchanged and (SOAK or STEPS or zlib.crc32(said.encode()) % 3 == 0):
             tasks_use(monkeypatch, sound)
@@ -315,14 +319,17 @@ def test_each_fault_of_a_change(
 
 @dataclass
 class FullDisk(FaultyFiles):
-    """Files of a disk that has no room from the first file on whose name has a pattern."""
+    """Files of a disk that has no room left from a file on whose name has a pattern. room: how many such files fit."""
 
     pattern: str = "no file"
+    room: int = 0
     is_full: bool = False
 
     def _do(self, name: str, location: str, act: Callable[[], Any]) -> Any:
         writes = name in {"write_new", "publish", "overwrite"}
-        self.is_full |= writes and re.search(self.pattern, location) is not None
+        if writes and re.search(self.pattern, location):
+            self.is_full |= not self.room
+            self.room -= 1
         with no_room(writes and self.is_full):
             return super()._do(name, location, act)
 
@@ -358,7 +365,7 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("version", [2, 3] if SOAK or STEPS else [3])
+@pytest.mark.parametrize("version", [2, 3] if SOAK or STEPS else [2])
 def test_a_full_disk(
     stage_of: Callable[[tuple[int, str]], Stage],
     monkeypatch: pytest.MonkeyPatch,
@@ -371,7 +378,8 @@ def test_a_full_disk(
         with pytest.MonkeyPatch.context() as limits:
             limits.setattr(deletes, "_DRIVER_BYTES", -1 if what == "deletes by tasks" else deletes._DRIVER_BYTES)
             tasks_use(limits, FullWriter() if pattern is None else ExecutorWriter())
-            disk = FullDisk(pattern=pattern or "no file")
+            # Of several position delete files, the first is written.
+            disk = FullDisk(pattern=pattern or "no file", room=int(what == "deletes" and version == 2))
             with pytest.raises(Exception, match="No space left on device") as raised:
                 change(through(stage.table(), disk))
         assert isinstance(raised.value, OSError), what

@@ -338,7 +338,7 @@ class Writers:
         """Whether a commit since a change began has changed files of rows that it read."""
         scope, level = begun.change.scope, begun.change.level
         if scope is None or level == "none":
-            return begun.change.by_filter and scope is not None and level != "none"
+            return False
         snapshots = [snapshot.snapshot_id for snapshot in self.table.snapshots()]
         files: dict[str, tuple[str, int, int]] = {}
         for snapshot in self.table.snapshots():
