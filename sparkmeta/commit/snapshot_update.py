@@ -124,7 +124,8 @@ class SnapshotUpdate:
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
         """Remove the given data and delete files, or the data files of which all rows match a filter.
 
-        The commit raises ValidationError if some rows of a file match and others may not.
+        The commit raises ValidationError if some rows of a file match and others may not: CommitConflictError if others
+        have committed meanwhile, who may have added the file.
         """
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
