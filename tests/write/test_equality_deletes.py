@@ -109,26 +109,25 @@ def test_deleted_rows_of_files_that_are_written_again(interpreted: SparkSession,
     table, model = new_table(interpreted, tmp_path, version, PartitionSpec(), **modes), ordinary(0, 30)
     table = table.append(frame(interpreted, model).coalesce(1))
     new: Rows = [(7, "z", 1)]
-    changes: list[tuple[Callable[[sm.Table], Any], Rows]] = [
-        (lambda table: table.delete("id = 3"), [row for row in model if row[0] != 3]),
-        (lambda table: table.update({"n": -1}, "id = 5"), [(5, ordinary(5, 6)[0][1], -1)]),
-        (lambda table: table.upsert(frame(interpreted, new), ["id"]), new),
-        (lambda table: table.overwrite(frame(interpreted, [(9, "y", 2)]), "id = 9"), [(9, "y", 2)]),
+    changes: list[tuple[Callable[[sm.Table], Any], int | None, Rows]] = [
+        (lambda table: table.delete("id = 3"), 3, []),
+        (lambda table: table.update({"n": -1}, "id = 5"), 5, [(5, ordinary(5, 6)[0][1], -1)]),
+        (lambda table: table.upsert(frame(interpreted, new), ["id"]), 7, new),
+        (lambda table: table.overwrite(frame(interpreted, [(9, "y", 2)]), "id = 9"), 9, [(9, "y", 2)]),
         (
             lambda table: table.maintenance.rewrite_data_files(
                 "id < 5", rewrite_all=True, use_starting_sequence_number=False
             ).commit(),
+            None,
             [],
         ),
     ]
-    for number, (change, rows) in enumerate(changes):
-        key = 20 + number
+    for key, (change, old, rows) in enumerate(changes, start=20):
         table = table.equality_delete(frame(interpreted, [(key, None, None)]), ["id"])
         change(table)
         table = table.refresh()
-        given = {row[0] for row in rows} if number else {3}
-        model = [row for row in model if row[0] not in given | {key}] + (rows if number else [])
-        assert sorted_rows(table.scan().to_df().collect()) == sorted_rows(model), number
+        model = [row for row in model if row[0] not in {old, key}] + rows
+        assert sorted_rows(table.scan().to_df().collect()) == sorted_rows(model), key
 
 
 # What differs by name and place, or between encoders.

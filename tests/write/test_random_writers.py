@@ -339,25 +339,21 @@ class Writers:
         scope, level = begun.change.scope, begun.change.level
         if scope is None or level == "none":
             return False
-        snapshots = [snapshot.snapshot_id for snapshot in self.table.snapshots()]
-        files: dict[str, tuple[str, int, int]] = {}
-        for snapshot in self.table.snapshots():
+        snapshots = self.table.snapshots()
+        start = [snapshot.snapshot_id for snapshot in snapshots].index(begun.start)
+        for snapshot in snapshots[start + 1 :]:
             assert snapshot.manifest_list is not None
-            is_later = snapshots.index(snapshot.snapshot_id) > snapshots.index(begun.start)
             for manifest in avro_records(snapshot.manifest_list):
                 if manifest["added_snapshot_id"] != snapshot.snapshot_id:
                     continue
                 for entry in avro_records(manifest["manifest_path"]):
-                    place = place_of(entry["data_file"], files)
-                    if not is_later or entry["snapshot_id"] != snapshot.snapshot_id or not scope.may_hold(*place):
+                    is_change = entry["status"] != 0 and entry["snapshot_id"] == snapshot.snapshot_id
+                    if not is_change or not scope.may_hold(*place_of(entry["data_file"])):
                         continue
                     is_data, is_added = not entry["data_file"].get("content"), entry["status"] == 1
                     adds_rows = is_data and is_added and snapshot.operation != "replace"
-                    if is_data and not is_added:
-                        return True
-                    if not is_data and is_added:
-                        return True
-                    if adds_rows and (level == "serializable" or begun.change.by_filter):
+                    counts = level == "serializable" or begun.change.by_filter
+                    if (adds_rows and counts) or is_data != is_added:
                         return True
         return False
 
@@ -365,22 +361,14 @@ class Writers:
         return "\n".join([problem, *self.told])
 
 
-def place_of(file: Any, files: dict[str, tuple[str, int, int]]) -> tuple[str, int, int]:
-    """The partition of a file, and the least and greatest id that it may have or delete."""
-    bounds = []
-    for name in ("lower_bounds", "upper_bounds"):
-        known = {item["key"]: item["value"] for item in file[name] or ()}
-        bounds.append(known)
-    lower, upper = bounds
-    target = file.get("referenced_data_file")
-    if target is None and lower.get(2147483546) is not None and lower.get(2147483546) == upper.get(2147483546):
-        target = lower[2147483546].decode()
-    if target in files:
-        return files[target]
+def place_of(file: Any) -> tuple[str, int, int]:
+    """The partition of a file, and the least and greatest id that it may have or delete.
+
+    Position deletes have no bounds of ids: as in Java, those of the partition count.
+    """
+    bounds = [{item["key"]: item["value"] for item in file[name] or ()} for name in ("lower_bounds", "upper_bounds")]
     low, high = (struct.unpack("<q", each[1])[0] if 1 in each else None for each in bounds)
-    place = (file["partition"]["part"], -1 if low is None else low, 1 << 39 if high is None else high)
-    files[file["file_path"]] = place
-    return place
+    return file["partition"]["part"], -1 if low is None else low, 1 << 39 if high is None else high
 
 
 KINDS = [(version, mode, level) for version in (2, 3) for mode in MODES for level in ("serializable", "snapshot")]

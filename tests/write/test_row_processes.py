@@ -78,8 +78,9 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
             assert time.monotonic() < end, "the processes hang"
             time.sleep(chance.uniform(0.1, 1.5))
             worker = chance.choice(workers)
-            # Amid a change, of which it has told that it begins.
-            if killed < KILLS and worker.process.poll() is None and worker.said > worker.begun:
+            # Some time after it has told that it begins a change.
+            may_kill = killed < KILLS and worker.said > worker.begun and chance.random() < 0.3
+            if may_kill and worker.process.poll() is None:
                 worker.kill()
                 killed += 1
                 worker.start()
