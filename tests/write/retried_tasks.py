@@ -29,6 +29,8 @@ from tests.write.test_changes import BY_PART, MODES, SCHEMA
 SPECULATION = {
     "spark.speculation": "true", "spark.speculation.quantile": "0.5", "spark.speculation.interval": "100ms",
     "spark.speculation.minTaskRuntime": "200ms", "spark.speculation.multiplier": "2",
+    # A stage may have one task.
+    "spark.speculation.task.duration.threshold": "2s",
 }  # fmt: skip
 
 
@@ -45,6 +47,7 @@ class SlowWriter(ExecutorWriter):
         except FileExistsError:
             return
         time.sleep(60)
+        (Path(self.folder) / "woke").touch()
 
 
 def main(master: str, folder: Path) -> None:
@@ -61,7 +64,7 @@ def main(master: str, folder: Path) -> None:
         rows = pa.table({"id": pa.array(ids, pa.int64()), "part": parts, "n": pa.array([0] * len(ids), pa.int32())})
         return local_frame(spark, rows).repartition(4, "id")
 
-    counts = {}
+    noted = {}
     changes: dict[str, Any] = {
         "append": lambda table: table.append(frame(range(40))),
         "update": lambda table: table.update({"n": F.lit(1)}, "id < 20"),
@@ -76,11 +79,11 @@ def main(master: str, folder: Path) -> None:
             tasks_use(patch, writer)
             change(through(table, FaultyFiles(LocalFiles())))
         table = table.refresh()
-        counts[name] = len([*notes.iterdir()])
+        noted[name] = sorted(path.name for path in notes.iterdir())
     read = [tuple(row) for row in table.scan().to_df().select("id", "n").collect()]
     left = unreached_files(table)
     orphans = planned_paths(table.maintenance.remove_orphan_files(older_than=soon(), force=True).files())
-    print(json.dumps({"rows": sorted(read), "left": sorted(left), "orphans": sorted(orphans), "counts": counts}))  # noqa: T201
+    print(json.dumps({"rows": sorted(read), "left": sorted(left), "orphans": sorted(orphans), "notes": noted}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -119,5 +119,8 @@ def test_tasks_are_tried_twice(tmp_path: Path, master: str) -> None:
     assert report["rows"] == [[i, n] for i, n in sorted(expected.items())]
     assert report["orphans"] == report["left"]
     assert "cluster" in master or not report["left"], "an attempt that fails deletes its files"
-    assert all(report["counts"].values())
-    print(master, len(report["left"]), report["counts"])  # noqa: T201
+    if "cluster" in master:
+        assert set(map(tuple, report["notes"].values())) == {("slow",)}, "the slow attempt was overtaken"
+    else:
+        assert all(len(noted) > 2 for noted in report["notes"].values())
+    print(master, f"{len(report['left'])} files left")  # noqa: T201
