@@ -82,12 +82,12 @@ def two_changes(table: sm.Table) -> Any:
 CASES = {
     "append": Case(lambda table: table.append(rows(table, NEW)), [*BASE, *NEW]),
     "overwrite": Case(
-        lambda table: table.overwrite(rows(table, NEW), "part = 'a' or id = 4"),
-        [*(row for row in BASE if row[1] != "a" and row[0] != 4), *NEW],
+        lambda table: table.overwrite(rows(table, NEW), "part = 'a' or id = 13"),
+        [*(row for row in BASE if row[1] != "a" and row[0] != 13), *NEW],
     ),
     "delete": Case(
-        lambda table: table.delete("part = 'a' or id = 4"),
-        [row for row in BASE if row[1] != "a" and row[0] != 4],
+        lambda table: table.delete("part = 'a' or id = 13"),
+        [row for row in BASE if row[1] != "a" and row[0] != 13],
     ),
     "update": Case(
         lambda table: table.update({"n": F.lit(-1)}, "id < 5"),

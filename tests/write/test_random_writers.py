@@ -270,7 +270,7 @@ class Writers:
         head = table.current_snapshot()
         assert head is not None
         number = len(self.told)
-        if self.rng.random() < 0.08:
+        if self.rng.random() < 0.05:
             plan = table.maintenance.rewrite_data_files(rewrite_all=True, snapshot_properties={"change": str(number)})
             plan.summary()
             change = Change(
@@ -279,7 +279,7 @@ class Writers:
             begun = Begun(number, change, plan.commit, head.snapshot_id, rows)
         else:
             make = [
-                self.append, self.append, self.delete, self.delete, self.update, self.update, self.upsert, self.merge,
+                self.append, self.append, self.append, self.append, self.delete, self.delete, self.update, self.update, self.upsert, self.merge,
                 self.overwrite, self.replace_partitions, self.equality_delete,
             ]  # fmt: skip
             change = self.rng.choice(make)()
@@ -399,7 +399,7 @@ def test_writers_that_overlap(
     writers.states.append((writers.table, writers.rows))
     steps = STEPS or (40 if SOAK else 9)
     while len(writers.told) < steps or writers.pending:
-        most = rng.randint(1, 4)
+        most = rng.randint(2, 4)
         if len(writers.told) < steps and len(writers.pending) < most:
             writers.begin()
         else:
