@@ -279,7 +279,7 @@ class Writers:
             begun = Begun(number, change, plan.commit, head.snapshot_id, rows)
         else:
             make = [
-                self.append, self.append, self.append, self.append, self.delete, self.delete, self.update, self.update, self.upsert, self.merge,
+                *([self.append] * 4), *([self.delete] * 2), *([self.update] * 2), self.upsert, self.merge,
                 self.overwrite, self.replace_partitions, self.equality_delete,
             ]  # fmt: skip
             change = self.rng.choice(make)()
