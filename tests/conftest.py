@@ -33,7 +33,8 @@ JARS = ROOT / "build" / "jars"
 # Files that take long, the longest first, so that no process is left alone with one at the end.
 LONG = (
     "test_plan_java.py", "test_notebooks.py", "test_jobs.py", "test_compact.py", "test_trees.py", "test_upgrade.py",
-    "test_matrix.py", "test_refused.py", "test_conflicts.py", "test_processes.py", "test_transaction.py",
+    "test_matrix.py", "test_refused.py", "test_list_faults.py", "test_random_writers.py", "test_conflicts.py",
+    "test_processes.py", "test_transaction.py",
     "test_retries.py", "test_session_settings.py", "test_rewrite_commits.py", "test_conflicts_java.py",
     "test_colocate_avro.py", "test_foreign_layout.py", "test_sequences.py", "test_partition_writers.py",
     "test_driver.py", "test_cli.py", "test_changes.py",

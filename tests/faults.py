@@ -8,15 +8,20 @@ for fault in faults(lambda files: commit(files)):
 from __future__ import annotations
 
 import errno
+import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pytest
 
     from sparkmeta.storage.files import Files, FileStatus
     from sparkmeta.storage.writing import DeleteFailure
@@ -91,6 +96,13 @@ class FaultyFiles:
         return self._do("list", folder, lambda: self.real.list(folder, pattern))
 
     @property
+    def is_killed(self) -> bool:
+        """Whether the process is dead by now."""
+        fault = self.fault
+        is_kill = fault is not None and fault.kind in {Kind.KILLED_BEFORE, Kind.KILLED_AFTER}
+        return is_kill and fault is not None and len(self.operations) > fault.number
+
+    @property
     def deleted(self) -> set[str]:
         """The locations that were to be deleted."""
         return {
@@ -132,3 +144,68 @@ def through(table: Table, files: Files) -> Table:
     """The table in a folder, read and committed to through other files."""
     assert isinstance(table.operations, FileSystemOperations)
     return replace(table, state=replace(table.state, files=files), operations=replace(table.operations, files=files))
+
+
+# -- in Spark tasks ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FaultyWriter(ExecutorWriter):
+    """Writes local files in Spark tasks until the fault. The tasks count their operations together, in a folder."""
+
+    folder: str = ""
+    fault: Fault | None = None
+
+    def write_new(self, location: str, data: bytes) -> None:
+        self._do("write_new", location, lambda: ExecutorWriter.write_new(self, location, data))
+
+    def open_new(self, location: str) -> Any:
+        return self._do("open_new", location, lambda: ExecutorWriter.open_new(self, location))
+
+    def sync(self, location: str) -> None:
+        self._do("sync", location, lambda: ExecutorWriter.sync(self, location))
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of the operations so far, in order."""
+        return [path.read_text() for path in sorted(Path(self.folder).glob("task-*"))]
+
+    def forget(self) -> None:
+        """Count from zero."""
+        for path in Path(self.folder).glob("task-*"):
+            path.unlink()
+
+    def _do(self, name: str, location: str, act: Callable[[], T]) -> T:
+        number = 0
+        while True:
+            try:
+                with (Path(self.folder) / f"task-{number:04}").open("x") as note:
+                    note.write(name)
+                break
+            except FileExistsError:
+                number += 1
+        hit = self.fault is not None and self.fault.number == number
+        if hit and self.fault is not None and self.fault.kind is not Kind.ANSWER_LOST:
+            raise OSError(errno.EIO, f"injected: {self.fault}", location)
+        done = act()
+        if hit:
+            raise OSError(errno.EIO, f"injected: {self.fault}", location)
+        return done
+
+
+def tasks_use(patch: pytest.MonkeyPatch, writer: ExecutorWriter) -> None:
+    """Let the tasks of tables on `FaultyFiles` read local files, and write them by the given writer.
+
+    The driver of a killed process starts no tasks.
+    """
+
+    def writer_of(files: object) -> ExecutorWriter:
+        if isinstance(files, FaultyFiles) and files.is_killed:
+            raise Killed
+        return writer
+
+    given: dict[str, Any] = {"executor_writer": writer_of, "executor_reader": lambda _: ExecutorReader()}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("sparkmeta."):
+            for name in given.keys() & vars(module).keys():
+                patch.setattr(module, name, given[name])

@@ -127,7 +127,8 @@ class SnapshotUpdate:
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
         """Remove the given data and delete files, or the data files of which all rows match a filter.
 
-        The commit raises ValidationError if some rows of a file match and others may not.
+        The commit raises ValidationError if some rows of a file match and others may not: CommitConflictError if others
+        have committed meanwhile, who may have added the file.
         """
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
@@ -390,7 +391,7 @@ class _Attempt:
     def _removal(self, state: TableState, added: NewFiles) -> Removal:
         update, searches = self.update, self.progress.searches
         parts = [self._named(state, files) for files in update._removed]
-        parts += [matching.find(state, searches) for matching in update._filters]
+        parts += [self._filtered(state, matching) for matching in update._filters]
         parts += [replaced.find(state, searches) for replaced in update._partitions_of]
         parts += [find_live_deletes(state, files, searches) for files in update._superseded]
         removal = reduce(Removal.plus, parts, Removal())
@@ -428,6 +429,15 @@ class _Attempt:
             refuse_replaced_data(state, update._start)
         named = positional.select(F.col("referenced_file").alias("file_path"))
         refuse_missing_data(state, named, update._start, with_deletes=False)
+
+    def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
+        """Find files by a filter. Raises CommitConflictError if others may have added one of which some rows match."""
+        try:
+            return matching.find(state, self.progress.searches)
+        except ValidationError as error:
+            if snapshots_since(state, self.update._start):
+                raise CommitConflictError(f"{error}: others have committed since") from error
+            raise
 
     def _named(self, state: TableState, files: DataFrame) -> Removal:
         """Find files by name. Raises CommitConflictError if others removed them, or rows of files that are replaced."""

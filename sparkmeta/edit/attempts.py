@@ -26,9 +26,18 @@ if TYPE_CHECKING:
     from sparkmeta.operations.base_table import BaseTable, TableT
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
-    from sparkmeta.storage.files import Files
+    from sparkmeta.storage.writing import DeleteFailure
 
 _log = logging.getLogger(__name__)
+
+_MAY_BE_LEFT = "may be left of a commit that failed"
+
+
+class Deleter(Protocol):
+    """Deletes files."""
+
+    def delete_many(self, locations: Sequence[str]) -> Sequence[DeleteFailure]:
+        """See `Files.delete_many`."""
 
 
 class Step(Protocol):
@@ -62,8 +71,11 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                 for step in steps:
                     metadata = step.apply(replace(table.state, metadata=metadata))
             metadata = without_intermediate(metadata, table.metadata)
-        except Exception:
+        except Exception as error:
             _discard_attempts(table, steps)
+            if not isinstance(error, ValidationError):
+                # Tasks of a failed job may go on for a while.
+                _log_names(table, steps, _MAY_BE_LEFT)
             raise
         try:
             committed = table.operations.commit(table.version, metadata)
@@ -78,8 +90,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             time.sleep(retry.wait(attempt))
             table = _refreshed(table, steps)
         except Exception as error:
-            if proves_failure(error):
-                _discard_attempts(table, steps)
+            _discard_failed(table, steps, error)
             raise
         else:
             _discard_unused(table, steps)
@@ -102,6 +113,14 @@ def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
     discard(table.state.files, unused)
 
 
+def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -> None:
+    """Delete the files of attempts if an error proves that nothing was committed; else log that they stay."""
+    if proves_failure(error):
+        _discard_attempts(table, steps)
+    else:
+        _log_names(table, steps, "stay, since they may be committed")
+
+
 def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
     """Delete all files of attempts, none of which has been committed.
 
@@ -115,9 +134,18 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
                 locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
             except Exception as error:  # noqa: BLE001 - unlisted files become orphans
                 _log.warning("%s: not listed: %s", folder, error)
+                _log_names(table, steps, _MAY_BE_LEFT)
                 locations = sorted(names.written)
             discard(files, locations)
         discard(files, sorted(names.lists))
+
+
+def _log_names(table: BaseTable, steps: Sequence[Step], what: str) -> None:
+    """Log how the files are named that attempts have written: if they are not committed, they are orphans."""
+    ids = [snapshot_id for names in _names(steps) for snapshot_id in sorted(names.ids)]
+    if ids:
+        patterns = ", ".join(f"{snapshot_id}-*, snap-{snapshot_id}-*" for snapshot_id in ids)
+        _log.warning("%s: files named %s %s", metadata_folder(table.metadata), patterns, what)
 
 
 def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
@@ -135,7 +163,7 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
     discard(table.state.files, [location for location in locations if location])
 
 
-def discard(files: Files, locations: Sequence[str]) -> None:
+def discard(files: Deleter, locations: Sequence[str]) -> None:
     """Delete files that no snapshot names. Failures are logged; such files become orphans."""
     try:
         for failed in files.delete_many(locations) if locations else ():

@@ -51,11 +51,14 @@ class ScanFilter:
         state: the table at the snapshot that is read.
         row_filter: bound and free of NOT.
         schema: what the filter is bound to.
+        reads_all_rows: whether all rows of files that match are read, and not only those that match, so that deletes of
+            any of them matter.
     """
 
     state: TableState
     row_filter: BooleanExpression
     schema: Schema
+    reads_all_rows: bool = False
 
     @cached_property
     def partition_filters(self) -> dict[int, BooleanExpression]:
@@ -131,6 +134,17 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
     Sound: each test is false only where no row of the file can satisfy the filter.
     """
     return entries.where((is_live() & may_match(scan_filter)).text)
+
+
+def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
+    """Return the live delete entries that may delete rows of the scan.
+
+    Stats of equality deletes describe deleted rows, so the row filter prunes them like data files, unless rows are read
+    that it rules out.
+    """
+    if scan_filter.reads_all_rows:
+        return entries.where((is_live() & tuple_matches(scan_filter)).text)
+    return matching_entries(entries, scan_filter)
 
 
 def may_match(scan_filter: ScanFilter) -> Sql:

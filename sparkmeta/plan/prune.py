@@ -56,16 +56,20 @@ class PrunedManifests:
 def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
     """Prune the manifests of a scan, without opening any: the manifest list or the V4 root tells all."""
     started, state = time.perf_counter(), scan_filter.state
-    matching = matching_manifests(live_manifests(state.manifests), scan_filter)
-    contents = matching.column("content_type")
-    data, deletes = (
-        matching.filter(pc.equal(contents, int(content)))
-        for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
-    )
+    live = live_manifests(state.manifests)
+    matching = matching_manifests(live, scan_filter)
+    data = _of_content(matching, ContentType.DATA_MANIFEST)
+    # Leaves of a tree have stats of the rows that their entries delete.
+    may_delete = live if scan_filter.reads_all_rows and state.tree is not None else matching
+    deletes = _of_content(may_delete, ContentType.DELETE_MANIFEST)
     deletes = deletes_by_affinity(state, data, deletes)
     if not scan_filter.keeps_all:
         deletes = deletes_by_partition(state, data, deletes)
     return PrunedManifests(scan_filter, data, deletes, time.perf_counter() - started)
+
+
+def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
+    return manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
 
 
 def live_manifests(manifests: pa.Table) -> pa.Table:

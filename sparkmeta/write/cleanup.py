@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparkmeta.errors import first_line, proves_failure
+from sparkmeta.errors import UnsupportedError, first_line, proves_failure
 from sparkmeta.session import map_arrow
 from sparkmeta.storage.access import executor_writer
 
@@ -40,7 +40,25 @@ def delete_written(state: TableState, files: DataFrame) -> None:
         for failure in failures.limit(_NAMED).toArrow().to_pylist():
             _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
     except Exception as error:  # noqa: BLE001  deleting is best effort
-        _log.warning("%s: the files of a write that failed are not deleted: %s", state.metadata.location, error)
+        location, named = state.metadata.location, _named(files)
+        _log.warning("%s: the files of a write that failed are not deleted: %s: %s", location, error, named)
+
+
+@contextmanager
+def named_on_failure(table: str, pattern: str) -> Iterator[None]:
+    """Log how files are named that may be left if the block, which writes them, fails. Its tasks may go on for a while.
+
+    Args:
+        table: the table's location.
+        pattern: the names.
+    """
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except Exception:
+        _log.warning("%s: files named %s may be left of a write that failed", table, pattern)
+        raise
 
 
 @contextmanager
@@ -58,9 +76,19 @@ def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Itera
             for files in written:
                 delete_written(state, files)
         elif written:
-            location, reason = state.metadata.location, first_line(error)
-            _log.warning("%s: the files of the write stay, since this does not rule out a commit: %s", location, reason)
+            location, reason, named = state.metadata.location, first_line(error), ", ".join(map(_named, written))
+            problem = "the files of the write stay, since this does not rule out a commit"
+            _log.warning("%s: %s: %s: %s", location, problem, reason, named)
         raise
+
+
+def _named(files: DataFrame) -> str:
+    """Return the locations of files, as far as they are few."""
+    try:
+        paths = files.select("file_path").distinct().limit(_NAMED + 1).toArrow().column(0).to_pylist()
+    except Exception as error:  # noqa: BLE001  the log is best effort
+        return f"their names are not known: {first_line(error)}"
+    return ", ".join([*paths[:_NAMED], *(["..."] if len(paths) > _NAMED else [])])
 
 
 @dataclass(frozen=True)

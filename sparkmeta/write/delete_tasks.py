@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,7 @@ from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
 from sparkmeta.write.position_file import PositionFile
-from sparkmeta.write.vector_tasks import VectorTasks, newest, union
+from sparkmeta.write.vector_tasks import VectorTasks, deleted_on_error, newest, union
 
 ENDS: Final = ("first_path", "last_path", "first_position", "last_position")
 """The least and greatest values of the columns of a position delete file."""
@@ -52,8 +52,12 @@ of position delete files. As Java's, only those about a single data file have `B
 class WriteTasks(Protocol):
     """Merges masks and writes them to delete files. Picklable."""
 
+    @property
+    def name(self) -> str:
+        """The beginning of the files' names, which no other write has."""
+
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge masks, and yield rows of `WRITTEN_SCHEMA`.
+        """Merge masks, and yield rows of `WRITTEN_SCHEMA`. After an error, the files that were written are deleted.
 
         Args:
             batches: rows of `MASK_SCHEMA`, ordered by `group`, if there is one, and `data_path`. They may have a
@@ -66,6 +70,11 @@ class VectorFileTasks:
     """Writes deletion vectors to Puffin files. Picklable."""
 
     vectors: VectorTasks
+
+    @property
+    def name(self) -> str:
+        """See `WriteTasks`."""
+        return self.vectors.name
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See `WriteTasks`."""
@@ -83,34 +92,41 @@ class PositionFileTasks:
         folder: the folder of the files.
         codec: the compression codec, by PyArrow's name.
         target_bytes: the size at which the next file begins. Deletes of a data file stay together.
+        name: see `WriteTasks`.
     """
 
     writer: ExecutorWriter | Files
     folder: str
     codec: str
     target_bytes: int
+    name: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See `WriteTasks`."""
-        for _, rows in groupby(task_rows(batches), key=lambda row: row["group"]):
-            yield from self._files(rows)
+        with deleted_on_error(self.writer) as write_new:
+            for _, rows in groupby(task_rows(batches), key=lambda row: row["group"]):
+                yield from self._files(rows, write_new)
 
-    def _files(self, rows: Iterable[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    def _files(
+        self, rows: Iterable[dict[str, Any]], write_new: Callable[[str, bytes], None]
+    ) -> Iterator[pa.RecordBatch]:
         file, newest_of_paths = PositionFile(self.codec), list[int]()
         for path, of_path in groupby(rows, key=lambda row: row["data_path"]):
             if file.size >= self.target_bytes:
-                yield self._written(file, newest_of_paths)
+                yield self._written(file, newest_of_paths, write_new)
                 file, newest_of_paths = PositionFile(self.codec), []
             masks = list(of_path)
             file.add(path, union(masks))
             if (number := newest(masks)) is not None:
                 newest_of_paths.append(number)
-        yield self._written(file, newest_of_paths)
+        yield self._written(file, newest_of_paths, write_new)
 
-    def _written(self, file: PositionFile, sequence_numbers: Sequence[int]) -> pa.RecordBatch:
-        location = join(self.folder, f"{uuid.uuid4()}-deletes.parquet")
+    def _written(
+        self, file: PositionFile, sequence_numbers: Sequence[int], write_new: Callable[[str, bytes], None]
+    ) -> pa.RecordBatch:
+        location = join(self.folder, f"{self.name}-{uuid.uuid4()}-deletes.parquet")
         data = file.close()
-        self.writer.write_new(location, data)
+        write_new(location, data)
         columns: dict[str, Any] = {
             "file_path": location,
             "file_format": "PARQUET",

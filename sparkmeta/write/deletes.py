@@ -22,6 +22,7 @@ from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.storage.access import executor_writer
+from sparkmeta.write.cleanup import named_on_failure
 from sparkmeta.write.delete_options import (
     BY_FILE,
     VECTORS_SINCE,
@@ -125,7 +126,8 @@ class _Writer:
         if few and self.state.access.driver is not None:
             table = self._written_by_driver(older, self.state.access.driver)
             return local_frame(self.state.spark, table.drop_columns(list(_NOT_SHOWN)))
-        written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
+        with named_on_failure(self.state.metadata.location, f"{by_tasks.name}-*-deletes.*"):
+            written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
         return written.join(local_frame(self.state.spark, self.owners), "data_path").select(kind, "*").drop(*_NOT_SHOWN)
 
@@ -149,8 +151,9 @@ class _Writer:
             places = pc.index_in(masks.column("data_path"), whole(self.groups.column("data_path")))
             masks = masks.append_column(GROUP, self.groups.column(GROUP).take(places))
             order = [(GROUP, "ascending"), *order]
-        batches = self.tasks(driver).write(masks.sort_by(order).to_batches())
-        written = pa.Table.from_batches(batches, WRITTEN_SCHEMA)
+        tasks = self.tasks(driver)
+        with named_on_failure(self.state.metadata.location, f"{tasks.name}-*-deletes.*"):
+            written = pa.Table.from_batches(tasks.write(masks.sort_by(order).to_batches()), WRITTEN_SCHEMA)
         owners = self.owners
         rows = owners.take(pc.index_in(written.column("data_path"), whole(owners.column("data_path"))))
         for name in owners.column_names[1:]:

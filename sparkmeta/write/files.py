@@ -5,7 +5,6 @@ rows -> checked columns -> partition values -> distributed and sorted -> data fi
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, 
 from sparkmeta.session import map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.access import executor_writer
-from sparkmeta.write.cleanup import delete_written
+from sparkmeta.write.cleanup import delete_written, named_on_failure
 from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.input import check_columns, field_value, written_columns
 from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
     from sparkmeta.session import MapFunction
     from sparkmeta.state import TableState
-
-_log = logging.getLogger(__name__)
 
 _SORT_COLUMN: Final = "_sort_value_{}"
 
@@ -288,13 +285,13 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
         UnsupportedError: the session can't keep rows.
         SparkmetaError: the tasks failed. Spark's own exceptions are raised as they are if they have another cause.
     """
+    location = state.metadata.location
     try:
-        written = checkpointed(results)
+        with named_on_failure(location, f"*-{name}-*"):
+            written = checkpointed(results)
     except UnsupportedError:
         raise
     except Exception as error:
-        location = state.metadata.location
-        _log.warning("%s: files named *-%s-* may be left of a write that failed", location, name)
         translated = from_spark(error)
         if translated is None and isinstance(error, PySparkException):
             raise

@@ -168,7 +168,7 @@ class Matching:
     @cached_property
     def partial_plan(self) -> RowPlan:
         """The plan of the files of which some rows may match."""
-        plan = plan_rows(choose(prune_manifests(self.scan)))
+        plan = plan_rows(choose(prune_manifests(replace(self.scan, reads_all_rows=True))))
         if not self.has_whole_files:
             return plan
         partial = self._partial.select("file_path")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkmeta.edit.attempts import discard
 from sparkmeta.edit.range_sort import task_rows
 from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
@@ -133,6 +135,22 @@ def _masks_of(by_path: Mapping[str, list[np.ndarray[Any, Any]]]) -> pa.RecordBat
     return pa.RecordBatch.from_arrays([*map(pa.array, columns, MASK_SCHEMA.types)], schema=MASK_SCHEMA)
 
 
+@contextmanager
+def deleted_on_error(writer: ExecutorWriter | Files) -> Iterator[Callable[[str, bytes], None]]:
+    """Yield a function that writes new files. They are deleted if the block fails, or its task is killed."""
+    locations: list[str] = []
+
+    def write_new(location: str, data: bytes) -> None:
+        locations.append(location)
+        writer.write_new(location, data)
+
+    try:
+        yield write_new
+    except BaseException:
+        discard(writer, locations)
+        raise
+
+
 @dataclass(frozen=True)
 class VectorTasks:
     """Writes deletion vectors to Puffin files. Picklable.
@@ -140,35 +158,40 @@ class VectorTasks:
     Attributes:
         folder: the folder of the files.
         target_bytes: the target size of a file.
+        name: the beginning of the files' names, which no other write has.
     """
 
     writer: ExecutorWriter | Files
     folder: str
     target_bytes: int
+    name: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge masks, and yield rows of `VECTOR_SCHEMA`.
+        """Merge masks, and yield rows of `VECTOR_SCHEMA`. After an error, the files that were written are deleted.
 
         Args:
             batches: rows of `MASK_SCHEMA`, which may have a `sequence_number`, ordered by `data_path`.
         """
         blobs: list[tuple[str, Blob, int, int | None]] = []
         size = 0
-        for path, rows in groupby(task_rows(batches), key=lambda row: row["data_path"]):
-            masks = list(rows)
-            vector, count = _merged(masks)
-            if blobs and size + len(vector) > self.target_bytes:
-                yield self._file(blobs)
-                blobs, size = [], 0
-            blobs.append((path, deletion_vector_blob(vector, path, count), count, newest(masks)))
-            size += len(vector)
-        if blobs:
-            yield self._file(blobs)
+        with deleted_on_error(self.writer) as write_new:
+            for path, rows in groupby(task_rows(batches), key=lambda row: row["data_path"]):
+                masks = list(rows)
+                vector, count = _merged(masks)
+                if blobs and size + len(vector) > self.target_bytes:
+                    yield self._file(blobs, write_new)
+                    blobs, size = [], 0
+                blobs.append((path, deletion_vector_blob(vector, path, count), count, newest(masks)))
+                size += len(vector)
+            if blobs:
+                yield self._file(blobs, write_new)
 
-    def _file(self, blobs: list[tuple[str, Blob, int, int | None]]) -> pa.RecordBatch:
+    def _file(
+        self, blobs: list[tuple[str, Blob, int, int | None]], write_new: Callable[[str, bytes], None]
+    ) -> pa.RecordBatch:
         file = write_puffin([blob for _, blob, _, _ in blobs])
-        location = join(self.folder, f"{uuid.uuid4()}-deletes.puffin")
-        self.writer.write_new(location, file.data)
+        location = join(self.folder, f"{self.name}-{uuid.uuid4()}-deletes.puffin")
+        write_new(location, file.data)
         paths, _, counts, sequence_numbers = zip(*blobs, strict=True)
         columns = [
             paths,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,12 @@ import sparkmeta as sm
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import Root, read_root
-from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import LocalFiles
-from sparkmeta.storage.writing import is_temporary, write_new_local
+from sparkmeta.storage.writing import is_temporary
 from tests.commit.tables import QUICK
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files
 from tests.commit.tree_model import Reading, Store
-from tests.faults import Fault, FaultyFiles, Killed, Kind, faults, through
+from tests.faults import Fault, FaultyFiles, FaultyWriter, Killed, Kind, faults, tasks_use, through
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,8 +107,7 @@ class Stage:
                 path.unlink()
         for name, data in self.initial_files.items():
             (self.folder / name).write_bytes(data)
-        for path in self.scratch.glob("write-*"):
-            path.unlink()
+        FaultyWriter(folder=str(self.scratch)).forget()
 
     def commit(self, driver: FaultyFiles) -> None:
         table = sm.load_table(self.location, spark=self.spark)
@@ -118,48 +115,19 @@ class Stage:
         self.case.run(table, self.spark)
 
 
-def task_writer(scratch: Path, fault: Fault | None) -> Any:
-    """Writes files in Spark tasks, which count them together; a class of its own in here travels by value."""
-    folder = str(scratch)
-
-    class Writer:
-        def write_new(self, location: str, data: bytes) -> None:
-            number = 0
-            while True:
-                try:
-                    (Path(folder) / f"write-{number}").touch(exist_ok=False)
-                    break
-                except FileExistsError:
-                    number += 1
-            hit = fault is not None and fault.number == number
-            if not hit or fault.kind is Kind.ANSWER_LOST:
-                write_new_local(location, data)
-            if hit:
-                raise OSError(5, "injected", location)
-
-    return Writer()
-
-
 def all_faults(stage: Stage, patch: pytest.MonkeyPatch) -> Iterator[tuple[str, Fault]]:
     """Of the driver and of the tasks."""
-    use_writer(patch, task_writer(stage.scratch, None))
+    writer = FaultyWriter(folder=str(stage.scratch))
+    tasks_use(patch, writer)
     stage.reset()
     for fault in list(faults(stage.commit)):
         yield "driver", fault
-    written = len([*stage.scratch.glob("write-*")])
+    written = len(writer.operations)
     assert written >= stage.case.writes
     assert bool(written) == bool(stage.case.writes)
     for number in range(written):
         for kind in (Kind.FAILS, Kind.ANSWER_LOST):
             yield "task", Fault(number, kind, "write_new")
-
-
-def use_writer(patch: pytest.MonkeyPatch, writer: Any) -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("sparkmeta.commit.", "sparkmeta.edit.")) and hasattr(module, "executor_writer"):
-            patch.setattr(module, "executor_writer", lambda _: writer)
-    for module in ("sparkmeta.storage.access", "sparkmeta.edit.range_sort"):
-        patch.setattr(f"{module}.executor_reader", lambda _: ExecutorReader())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -173,7 +141,7 @@ def test_each_fault_of_a_commit(
     kinds: dict[str, int] = {}
     for who, fault in candidates if soak else some_of(candidates, name):
         stage.reset()
-        use_writer(monkeypatch, task_writer(tmp_path, fault if who == "task" else None))
+        tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path), fault=fault if who == "task" else None))
         driver = FaultyFiles(fault=fault if who == "driver" else None)
         outcome = attempt(stage, driver)
         kinds[outcome] = kinds.get(outcome, 0) + 1
@@ -186,7 +154,7 @@ def test_each_fault_of_a_commit(
         assert not done or outcome != "failed", said
         assert after.leaves == (CASES[name].leaves if done else before.leaves), said
         assert not driver.deleted & after.reached, said
-        use_writer(monkeypatch, task_writer(tmp_path, None))
+        tasks_use(monkeypatch, FaultyWriter(folder=str(tmp_path)))
         if not done:
             stage.commit(FaultyFiles())
         last = TableState.of(stage)

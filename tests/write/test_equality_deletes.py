@@ -102,6 +102,34 @@ def test_a_history_with_equality_deletes(spark: SparkSession, tmp_path: Path, ve
     step(table.equality_delete(frame(spark, [(200, "a", 0)]), ["id"]), without({(200, "a")}))
 
 
+@pytest.mark.parametrize("version", VERSIONS if SOAK else VERSIONS[1:])
+def test_deleted_rows_of_files_that_are_written_again(interpreted: SparkSession, tmp_path: Path, version: int) -> None:
+    """A change writes a file again of which a key was deleted that its filter rules out: the row does not come back."""
+    modes = {f"write__{command}__mode": "copy-on-write" for command in ("delete", "update", "merge")}
+    table, model = new_table(interpreted, tmp_path, version, PartitionSpec(), **modes), ordinary(0, 30)
+    table = table.append(frame(interpreted, model).coalesce(1))
+    new: Rows = [(7, "z", 1)]
+    changes: list[tuple[Callable[[sm.Table], Any], int | None, Rows]] = [
+        (lambda table: table.delete("id = 3"), 3, []),
+        (lambda table: table.update({"n": -1}, "id = 5"), 5, [(5, ordinary(5, 6)[0][1], -1)]),
+        (lambda table: table.upsert(frame(interpreted, new), ["id"]), 7, new),
+        (lambda table: table.overwrite(frame(interpreted, [(9, "y", 2)]), "id = 9"), 9, [(9, "y", 2)]),
+        (
+            lambda table: table.maintenance.rewrite_data_files(
+                "id < 5", rewrite_all=True, use_starting_sequence_number=False
+            ).commit(),
+            None,
+            [],
+        ),
+    ]
+    for key, (change, old, rows) in enumerate(changes, start=20):
+        table = table.equality_delete(frame(interpreted, [(key, None, None)]), ["id"])
+        change(table)
+        table = table.refresh()
+        model = [row for row in model if row[0] not in {old, key}] + rows
+        assert sorted_rows(table.scan().to_df().collect()) == sorted_rows(model), key
+
+
 # What differs by name and place, or between encoders.
 _OURS = {"file_path", "file_size_in_bytes", "column_sizes", "readable_metrics"}
 _COUNTS = ("added-delete-files", "added-equality-delete-files", "added-equality-deletes", "total-equality-deletes",

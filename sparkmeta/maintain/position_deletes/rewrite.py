@@ -22,6 +22,7 @@ from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.location import join
+from sparkmeta.write.cleanup import named_on_failure
 from sparkmeta.write.delete_options import BY_FILE, VECTORS_SINCE, delete_codec, delete_granularity
 from sparkmeta.write.delete_tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
 from sparkmeta.write.deletes import GROUP
@@ -78,7 +79,8 @@ class DeleteRewrite:
             else:
                 tasks = PositionFileTasks(writer, folder, delete_codec(properties), target)
                 ordered = self._by_group(masks, target)
-            return materialize(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
+            with named_on_failure(state.metadata.location, f"{tasks.name}-*-deletes.*"):
+                return materialize(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
 
     def _masks(self) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""

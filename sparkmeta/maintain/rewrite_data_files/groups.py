@@ -66,7 +66,7 @@ class FileGroups:
         """The plan of all data files that may match the filter, with their deletes."""
         schema = self.state.metadata.schema()
         bound = bind_filter(parse_filter(self.options.row_filter), schema, case_sensitive=True)
-        scan = ScanFilter(self.state, bound, schema)
+        scan = ScanFilter(self.state, bound, schema, reads_all_rows=True)
         return plan_rows(choose(prune_manifests(scan)), sql.col("manifest").alias(PLACE[0]))
 
     @property

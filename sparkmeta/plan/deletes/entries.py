@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from sparkmeta.plan.deletes.kinds import delete_projection, equality_ids, only_dvs
-from sparkmeta.plan.filter import matching_entries
+from sparkmeta.plan.filter import matching_deletes
 from sparkmeta.plan.pairs import owners
 from sparkmeta.session import local_frame
 
@@ -51,10 +51,7 @@ class DeleteEntries:
 
 
 def delete_entries(choice: Choice) -> DeleteEntries:
-    """Read the live entries of the delete manifests that are joined: on the driver if they are few, else lazily.
-
-    Stats of equality deletes describe deleted rows, so the row filter prunes them like data files.
-    """
+    """Read the live entries of the delete manifests that are joined: on the driver if they are few, else lazily."""
     manifests, scan_filter, broadcast = choice.deletes, choice.pruned.filter, choice.broadcast
     if not len(manifests):
         return DeleteEntries(None, manifests, frozenset(), broadcast)
@@ -67,6 +64,6 @@ def delete_entries(choice: Choice) -> DeleteEntries:
         entries = local_frame(state.spark, state.reader.table(manifests, projection))
     else:
         entries = state.entries(manifests, projection, choice.delete_reading.placement)
-    matching = matching_entries(entries, scan_filter)
+    matching = matching_deletes(entries, scan_filter)
     on_driver = (choice.driver_groups, choice.driver_joins)
     return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver, owners=owners(state, manifests))

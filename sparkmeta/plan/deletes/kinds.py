@@ -72,7 +72,8 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
         equality_ids: the columns that equality deletes compare.
     """
     stats = {DELETE_FILE_PATH_ID, *equality_ids, *scan_filter.undecided_ids}
-    return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), entry_filter=entry_filter(scan_filter))
+    needed = entry_filter(scan_filter, by_stats=not scan_filter.reads_all_rows)
+    return replace(scan_filter.state.projection(_DELETE_COLUMNS, stats), entry_filter=needed)
 
 
 def all_dvs(entries: pa.Table) -> bool:

@@ -1,0 +1,54 @@
+"""Changes of rows that meet a commit which was made since they began."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkmeta as sm
+from tests.write.list_files import unreached_files
+from tests.write.test_changes import BY_PART, SCHEMA, Rows, frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+FIRST: Rows = [(1, "a", 1), (2, "a", 2), (7, "b", 7)]
+
+
+@pytest.fixture
+def table(interpreted: SparkSession, tmp_path: Path) -> sm.Table:
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA, BY_PART, format_version=2, spark=interpreted)
+    return table.append(frame(interpreted, FIRST).coalesce(1))
+
+
+def rows_of(table: sm.Table) -> Rows:
+    return sorted(map(tuple, table.scan().to_df().collect()))
+
+
+@pytest.mark.parametrize("change", ["delete", "overwrite"])
+def test_others_add_a_file_that_matches_partly(table: sm.Table, change: str) -> None:
+    """Whole files were to be removed: the change has to begin anew, and leaves no files behind."""
+    stale: Any = table.transaction()
+    if change == "delete":
+        stale.delete("id < 5")
+    else:
+        stale.overwrite(frame(table.state.spark, [(3, "a", 3)]), "id < 5")
+    others = table.append(frame(table.state.spark, [(4, "a", 4), (9, "a", 9)]).coalesce(1))
+    with pytest.raises(sm.CommitConflictError, match="some of its rows may not match id < 5: others have committed"):
+        stale.commit()
+    assert table.refresh().metadata_location == others.metadata_location
+    assert not unreached_files(others)
+    assert rows_of(others.delete("id < 5")) == [(7, "b", 7), (9, "a", 9)]
+
+
+def test_others_add_a_file_that_matches(table: sm.Table) -> None:
+    """A delete of whole files is made as of its commit, as Java's is."""
+    stale: Any = table.transaction()
+    stale.delete("id < 5")
+    table.append(frame(table.state.spark, [(3, "a", 3), (9, "b", 9)]).coalesce(1))
+    assert rows_of(stale.commit()) == [(7, "b", 7), (9, "b", 9)]
