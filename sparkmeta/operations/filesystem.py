@@ -147,12 +147,15 @@ class FileSystemOperations:
         cause: Exception | None = None
         try:
             self.files.publish(attempt.version.metadata_location, attempt.data)
-            if self._is_newest(attempt.version.metadata_location):
-                return
-            # Others have committed since, on this version or on an older, deleted one with the same name.
         except UnsupportedError:
             raise
-        except Exception as error:  # noqa: BLE001 - after any error, the file may have been written
+        except Exception as error:  # noqa: BLE001 - after any other error, the file may have been written
+            cause = error
+        try:
+            if cause is None and self._is_newest(attempt.version.metadata_location):
+                return
+            # Others have committed since, on this version or on an older, deleted one with the same name.
+        except Exception as error:  # noqa: BLE001 - the file has been written
             cause = error
         outcome = outcome_of(lambda: self._outcome(attempt), attempt.version.metadata.properties)
         if outcome is Outcome.LOST:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, UnsupportedError, ValidationError, shown
 from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.retries import status_checks
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ TREES_ELSEWHERE = (
     "this catalog can't hold tables of format version 4 with a metadata tree: "
     "SQL catalogs, Glue and file system tables can"
 )
-_STATUS_CHECK = "commit.status-check."
 
 
 class TableVersion(NamedTuple):
@@ -199,18 +199,16 @@ def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
 def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:
     """Repeat the check of a commit that got no answer, until its outcome is known or the retries are used up.
 
-    A check that fails leaves the outcome unknown. The table properties `commit.status-check.num-retries`,
-    `.min-wait-ms`, `.max-wait-ms` and `.total-timeout-ms` control retries and waits.
+    A check that fails leaves the outcome unknown: an error would be taken for a proof that nothing was committed. The
+    table properties `commit.status-check.*` control retries and waits.
     """
-    wait = _integer(properties, f"{_STATUS_CHECK}min-wait-ms", 1_000)
-    longest = _integer(properties, f"{_STATUS_CHECK}max-wait-ms", 60_000)
-    end = time.monotonic() + _integer(properties, f"{_STATUS_CHECK}total-timeout-ms", 1_800_000) / 1000
-    for again in reversed(range(1 + max(0, _integer(properties, f"{_STATUS_CHECK}num-retries", 3)))):
+    limits = status_checks(properties)
+    end = time.monotonic() + limits.total_ms / 1000
+    for attempt in range(limits.count + 1):
         outcome = _checked(check)
-        if outcome is not Outcome.UNKNOWN or not again or time.monotonic() > end:
+        if outcome is not Outcome.UNKNOWN or attempt == limits.count or time.monotonic() > end:
             return outcome
-        time.sleep(min(wait, longest) / 1000)
-        wait *= 2
+        time.sleep(limits.longest_wait_ms(attempt) / 1000)
     return Outcome.UNKNOWN
 
 
