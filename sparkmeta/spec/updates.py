@@ -16,6 +16,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV4
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
+from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.snapshot import (
     MetadataLogEntry,
     PartitionStatisticsFile,
@@ -63,6 +64,8 @@ def update_table_metadata(
     for update in updates:
         if not isinstance(update, iceberg.UpgradeFormatVersionUpdate):
             _refuse_later_version(update, metadata)
+            if isinstance(update, iceberg.SetPropertiesUpdate):
+                refuse_invalid_retries(update.updates, metadata.location)
             applicable.append(_present(_with_all_sources(update, metadata), metadata))
         elif update.format_version != metadata.format_version:
             problem = (
