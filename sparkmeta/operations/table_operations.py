@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
 
-from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, UnsupportedError, ValidationError, shown
+from sparkmeta.errors import (
+    CommitFailedError,
+    CommitStateUnknownError,
+    CorruptFileError,
+    UnsupportedError,
+    ValidationError,
+    first_line,
+    shown,
+)
 from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.retries import status_checks
 from sparkmeta.storage.location import join
@@ -161,9 +169,29 @@ def is_compressed(properties: Mapping[str, str], default: str = "none") -> bool:
     return codec == "gzip"
 
 
-def encoded(metadata: TableMetadata, compressed: bool) -> bytes:
-    """Return the bytes of a metadata file. They are deterministic."""
-    text = serialize_table_metadata(metadata).encode()
+def readable_text(metadata: TableMetadata, location: str) -> bytes:
+    """Return the JSON of new metadata, after it has been parsed as readers do.
+
+    Args:
+        location: The file to write, for error messages.
+
+    Raises:
+        ValidationError: No reader could read the file.
+    """
+    try:
+        text = serialize_table_metadata(metadata).encode()
+        parse_table_metadata(text, location)
+    except CorruptFileError as error:
+        problem = f"{error.field} is {error.value}: {error.problem}"
+        raise ValidationError(f"{location}: the new metadata could not be read again: {problem}") from error
+    except ValueError as error:  # of pydantic, or text that UTF-8 can't encode
+        raise ValidationError(f"{location}: the new metadata can't be written: {first_line(error)}") from error
+    return text
+
+
+def encoded(metadata: TableMetadata, compressed: bool, location: str) -> bytes:
+    """Return the bytes of a metadata file. They are deterministic. Raises ValidationError, see `readable_text`."""
+    text = readable_text(metadata, location)
     return gzip.compress(text, mtime=0) if compressed else text
 
 

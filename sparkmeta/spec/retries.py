@@ -1,4 +1,4 @@
-"""How often a commit, or the check of its outcome, is repeated: table properties commit.retry.*, commit.status-check.*."""
+"""How often commits, and checks of their outcome, are repeated: properties commit.retry.*, commit.status-check.*."""
 
 from __future__ import annotations
 

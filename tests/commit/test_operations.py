@@ -25,6 +25,7 @@ from sparkmeta.errors import (
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.operations.table_operations import Outcome, TableVersion, outcome_of
+from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.writing import is_temporary
 from tests.commit.places import KINDS, open_operations, place
@@ -185,6 +186,28 @@ def test_properties_that_can_not_be(
     with pytest.raises(ValidationError, match=message):
         swap.commit(base, with_properties(base.metadata, **properties))
     assert (swap.refresh(), metadata_files(tmp_path)) == (base, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"current_schema_id": 7}, "could not be read again: current-schema-id is 7"),
+        ({"refs": {"b": SnapshotRef.model_validate({"snapshot-id": 5, "type": "branch"})}}, "refs.b.snapshot-id is 5"),
+        ({"properties": {"a": "\ud800"}}, "the new metadata can't be written"),
+    ],
+)
+@pytest.mark.parametrize("created", [True, False])
+def test_what_nobody_could_read_is_not_written(
+    swap: TableOperations, tmp_path: Path, change: dict[str, Any], message: str, created: bool
+) -> None:
+    base = create(swap, tmp_path) if created else None
+    metadata = base.metadata if base is not None else new_table(location_of(tmp_path))
+    with pytest.raises(ValidationError, match=message):
+        swap.commit(base, metadata.model_copy(update=change))
+    if base is not None:
+        assert (swap.refresh(), metadata_files(tmp_path)) == (base, {Path(base.metadata_location).name})
+    else:
+        assert not (tmp_path / "table").exists() or not metadata_files(tmp_path)
 
 
 def test_gzip(swap: TableOperations, tmp_path: Path, kind: str) -> None:
