@@ -21,7 +21,7 @@ from pyiceberg.table.update.sorting import UpdateSortOrder
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.edit.new_snapshot import ref_update
+from sparkmeta.edit.new_snapshot import ref_update, refuse_tag
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import refuse_encrypted
@@ -81,7 +81,9 @@ class Transaction(Generic[TableT]):
 
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
+            ValidationError: the branch is a tag.
         """
+        refuse_tag(self.table_metadata, branch)
         update = SnapshotUpdate(self.table.state, branch, dict(snapshot_properties or {}))
         self._add_snapshot(update)
         return update
