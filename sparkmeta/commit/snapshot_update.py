@@ -104,6 +104,7 @@ class SnapshotUpdate:
     _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     _validations: list[Validation] = field(default_factory=list)
     _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
+    _closed: bool = False
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -118,6 +119,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
         """
+        self._refuse_closed()
         self._added.append(_Added(table_of(files), _DATA))
         return self
 
@@ -126,6 +128,7 @@ class SnapshotUpdate:
 
         The commit raises ValidationError if some rows of a file match and others may not.
         """
+        self._refuse_closed()
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
@@ -141,6 +144,7 @@ class SnapshotUpdate:
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
         """Replace the given files, or the data files of which all rows match a filter, with new data files."""
+        self._refuse_closed()
         self._overwrites = True
         self.append(added)
         return self.delete(removed, row_filter)
@@ -163,6 +167,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: `deletes` is a table, and `added` is not the same one.
         """
+        self._refuse_closed()
         if isinstance(deletes, BaseTable | TableState) and (added is None or table_of(added) is not table_of(deletes)):
             raise ValidationError("deletes is a table: added must be the same one, whose data files they apply to")
         if added is not None:
@@ -198,6 +203,7 @@ class SnapshotUpdate:
             data_sequence_number: that of the snapshot whose rows the files of `added` have; by default they get that
                 of the commit.
         """
+        self._refuse_closed()
         self._rewrites = True
         self._removed.append(removed)
         self._replaced.append(_Replaced(removed, by_position=data_sequence_number is not None))
@@ -209,6 +215,7 @@ class SnapshotUpdate:
 
     def replace_partitions(self, files: DataFrame) -> Self:
         """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
+        self._refuse_closed()
         self._overwrites = True
         self._partitions_of.append(ReplacedFiles(files))
         return self.append(files)
@@ -243,6 +250,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: an unknown isolation.
         """
+        self._refuse_closed()
         if isolation not in ("serializable", "snapshot"):
             raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
         start = from_snapshot_id if from_snapshot_id is not None else self._start
@@ -259,6 +267,7 @@ class SnapshotUpdate:
             files: the data files, rows with `file_path`.
             with_deletes: whether they must not have been deleted either.
         """
+        self._refuse_closed()
         self._referenced.append((files, with_deletes))
         return self
 
@@ -268,8 +277,19 @@ class SnapshotUpdate:
         For files that have just been written under names that no other file has: the check reads the paths in all
         manifests that may hold files of their partitions.
         """
+        self._refuse_closed()
         self._are_new = True
         return self
+
+    def close(self) -> None:
+        """Take no more changes, since the transaction is committed. For `Transaction`."""
+        self._closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValidationError(
+                f"{self._started.metadata.location}: the transaction is committed: the update takes no more changes"
+            )
 
     @property
     def _start(self) -> int | None:
