@@ -15,6 +15,7 @@ from sparkmeta.commit.conflicts import (
     Validation,
     refuse_missing_data,
     refuse_new_deletes,
+    refuse_newer_data,
     refuse_replaced_data,
     validate,
 )
@@ -28,7 +29,7 @@ from sparkmeta.commit.tree_writer import TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
@@ -71,11 +72,12 @@ class _Replaced:
 
     Attributes:
         files: the files.
-        by_position: whether new equality deletes do not conflict, since they apply to the new files as well.
+        data_sequence_number: that of the new files, if it is not that of the commit. New equality deletes do not
+            conflict then, since they apply to the new files as well.
     """
 
     files: DataFrame
-    by_position: bool = False
+    data_sequence_number: int | None = None
 
 
 @dataclass
@@ -194,19 +196,25 @@ class SnapshotUpdate:
         `deletes` are deletion vectors that delete the same rows as removed deletes.
 
         The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
-        do not conflict if the new files have a data sequence number that is less than theirs.
+        do not conflict if the new files have a data sequence number, which is less than theirs.
 
         Args:
             removed: the files to replace.
             added: the new files.
             deletes: the new deletion vectors.
             data_sequence_number: that of the snapshot whose rows the files of `added` have; by default they get that
-                of the commit.
+                of the commit. It is not less than those of the replaced data files.
+
+        Raises:
+            ValidationError: the number is not one from 0 to that of the branch's head when the transaction began. The
+                commit raises it for one that is less than a replaced data file's.
         """
         self._refuse_closed()
+        if data_sequence_number is not None:
+            self._check_sequence_number(data_sequence_number)
         self._rewrites = True
         self._removed.append(removed)
-        self._replaced.append(_Replaced(removed, by_position=data_sequence_number is not None))
+        self._replaced.append(_Replaced(removed, data_sequence_number))
         if added is not None:
             self._added.append(_Added(added, (*_DATA, *_DELETES), data_sequence_number))
         if deletes is not None:
@@ -289,6 +297,16 @@ class SnapshotUpdate:
         if self._closed:
             raise ValidationError(
                 f"{self._started.metadata.location}: the transaction is committed: the update takes no more changes"
+            )
+
+    def _check_sequence_number(self, number: object) -> None:
+        """Raise ValidationError for a number that later equality deletes may not exceed."""
+        head = self._started.metadata.snapshot_by_name(self._branch)
+        most = 0 if head is None else head.sequence_number or 0
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+            raise ValidationError(
+                f"{self._started.metadata.location}: data_sequence_number is {shown(number)}: expected a whole number "
+                f"from 0 to {most}, the sequence number of the snapshot that was read"
             )
 
     @property
@@ -443,7 +461,10 @@ class _Attempt:
             raise
         for replaced in update._replaced:
             if replaced.files is files:
-                refuse_new_deletes(state, files, removal, update._start, by_position=replaced.by_position)
+                number = replaced.data_sequence_number
+                refuse_new_deletes(state, files, removal, update._start, by_position=number is not None)
+                if number is not None:
+                    refuse_newer_data(state, files, removal, number)
         for validation in update._validations:
             refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
         return removal

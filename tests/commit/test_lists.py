@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -150,3 +150,60 @@ def test_a_commit_that_fails(
     written = {path.name for path in (tmp_path / "db" / "t" / "metadata").iterdir()} - before
     assert live(table.refresh()) == {*range(5)}
     assert bool([name for name in written if name.endswith(".avro")]) == (not known)
+
+
+def equality_deletes(spark: SparkSession, name: str) -> DataFrame:
+    """An equality delete of ids in all files of the partition a."""
+    deletes = data_files(spark, 0, 1).drop("value_counts").withColumn("file_path", F.lit(f"/data/{name}"))
+    return deletes.withColumns({"content": F.lit(2), "equality_ids": F.array(F.lit(1))})
+
+
+def deletes_by_file(table: sm.Table) -> dict[str, list[str]]:
+    rows = table.scan().plan_files().select("file_path", "deletes.file_path").toArrow()
+    return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.parametrize("number", [-1, 3, 10**6, 1 << 70, "1", 1.0, True])
+def test_data_sequence_numbers_that_no_snapshot_read_has(
+    spark_session: SparkSession, tmp_path: Path, version: int, number: Any
+) -> None:
+    spark = spark_session
+    table = change(change(new_table(spark, tmp_path, version), data_files(spark, 0, 1)), data_files(spark, 5, 6))
+    update = table.transaction().update_snapshot()
+    most = 0 if version == 1 else 2
+    with pytest.raises(
+        sm.ValidationError, match=f"data_sequence_number is .*: expected a whole number from 0 to {most}"
+    ):
+        update.rewrite(named(spark, 0), data_files(spark, 10, 11), data_sequence_number=number)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_rewrite_is_no_older_than_what_it_replaces(spark_session: SparkSession, tmp_path: Path, version: int) -> None:
+    """An equality delete that is older than a file would apply to the one that replaces it."""
+    spark = spark_session
+    table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
+    with table.transaction() as tx:
+        tx.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
+    table = change(tx.commit(), data_files(spark, 5, 6))
+    assert deletes_by_file(table) == {"/data/f0": ["/data/e"], "/data/f5": []}
+    tx = table.transaction()
+    tx.update_snapshot().rewrite(named(spark, 5), data_files(spark, 10, 11), data_sequence_number=1)
+    with pytest.raises(sm.ValidationError, match=r"data_sequence_number is 1: /data/f5, which is replaced, has 3$"):
+        tx.commit()
+    tx = table.transaction()
+    tx.update_snapshot().rewrite(named(spark, 0), data_files(spark, 10, 11), data_sequence_number=1)
+    assert deletes_by_file(tx.commit()) == {"/data/f10": ["/data/e"], "/data/f5": []}
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_equality_deletes_that_come_meanwhile_apply_to_the_rewritten_file(
+    spark_session: SparkSession, tmp_path: Path, version: int
+) -> None:
+    spark = spark_session
+    table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
+    tx = table.transaction()
+    tx.update_snapshot().rewrite(named(spark, 0), data_files(spark, 5, 6), data_sequence_number=1)
+    with table.transaction() as other:
+        other.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
+    assert deletes_by_file(tx.commit()) == {"/data/f5": ["/data/e"]}
