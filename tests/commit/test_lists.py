@@ -207,3 +207,29 @@ def test_equality_deletes_that_come_meanwhile_apply_to_the_rewritten_file(
     with table.transaction() as other:
         other.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
     assert deletes_by_file(tx.commit()) == {"/data/f5": ["/data/e"]}
+
+
+def test_row_ids_that_another_commit_assigned_stay(spark_session: SparkSession, tmp_path: Path) -> None:
+    """Manifests without row ids are merged; meanwhile, another commit lists the same ones with row ids."""
+    spark = spark_session
+    limits = {"commit__manifest__min_count_to_merge": "3", "commit__manifest_merge__enabled": "false"}
+    table = new_table(spark, tmp_path, **limits)
+    for number in (0, 1):
+        table = change(table, data_files(spark, number, number + 1))
+    with table.transaction() as tx:
+        tx.set_properties({"commit.manifest-merge.enabled": "true"})
+    table = tx.commit().maintenance.upgrade(3).commit()
+    tx = table.transaction()
+    tx.update_snapshot().append(data_files(spark, 2, 3))
+    with table.transaction() as other:
+        other.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
+    assigned = row_ids(other.commit())
+    assert set(assigned.values()) == {0, 10}
+    after = tx.commit()
+    assert row_ids(after) == assigned | {"/data/f2": 20}
+    assert left_over(after, tmp_path) == set()
+
+
+def row_ids(table: sm.Table) -> dict[str, int]:
+    rows = table.scan().plan_files().select("file_path", "first_row_id").toArrow()
+    return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
