@@ -160,8 +160,9 @@ class SnapshotUpdate:
     ) -> Self:
         """Add data files, deletes of rows (deletion vectors, position and equality delete files), and remove files.
 
-        A deletion vector replaces an earlier one of its data file, and must contain all of its positions. `superseded`
-        are position delete files whose positions the new ones have as well; those that are still live are removed.
+        A deletion vector replaces an earlier one of its data file, and must contain all of its positions, and those of
+        position delete files that apply to the data file: readers would pass over these. `superseded` are position
+        delete files whose positions the new ones have as well; those that are still live are removed.
 
         With the same table as `added` and `deletes`, its live data files are added with their deletion vectors. Its
         equality deletes can't be: they would apply to older files of this table, and not to the added ones.

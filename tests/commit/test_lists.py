@@ -12,6 +12,7 @@ from sparkmeta.commit import listed_writer
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC
+from tests.rows.files import write_position_deletes, write_vector
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,3 +234,44 @@ def test_row_ids_that_another_commit_assigned_stay(spark_session: SparkSession, 
 def row_ids(table: sm.Table) -> dict[str, int]:
     rows = table.scan().plan_files().select("file_path", "first_row_id").toArrow()
     return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def position_file(spark: SparkSession, path: Path, data_path: str, *positions: int, names: bool) -> DataFrame:
+    """A position delete file of a data file in the partition a, which its entry names or not."""
+    write_position_deletes(path, [(data_path, position) for position in positions] + [("/data/other", 0)])
+    file = data_files(spark, 0, 1).drop("value_counts").withColumn("file_path", F.lit(f"file://{path}"))
+    known = {"content": F.lit(1), "record_count": F.lit(len(positions) + 1).cast("long")}
+    return file.withColumns(known | ({"referenced_data_file": F.lit(data_path)} if names else {}))
+
+
+def vector(spark: SparkSession, path: Path, data_path: str, *positions: int) -> DataFrame:
+    """A deletion vector of a data file in the partition a."""
+    facts = {name: F.lit(value) for name, value in write_vector(path, [*positions]).items()}
+    file = data_files(spark, 0, 1).drop("value_counts").withColumns({"file_path": F.lit(f"file://{path}")})
+    facts |= {"file_format": F.lit("puffin"), "referenced_data_file": F.lit(data_path)}
+    return file.withColumns({"content": F.lit(1), **facts})
+
+
+@pytest.mark.parametrize(
+    ("version", "names", "few"),
+    [(3, True, 20_000), (3, False, 20_000), (4, False, 20_000), (3, False, 0), (4, True, 0)],
+)
+def test_a_vector_has_the_positions_of_older_position_deletes(
+    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: bool, few: int
+) -> None:
+    """Readers of the vector pass over the position delete files of an upgraded table, so their rows would come back."""
+    spark = spark_session
+    monkeypatch.setattr("sparkmeta.commit.vector_targets.FEW_FILES", few)
+    table = change(new_table(spark, tmp_path), data_files(spark, 0, 1))
+    with table.transaction() as tx:
+        deletes = position_file(spark, tmp_path / "p.parquet", "/data/f0", 1, 3, names=names)
+        tx.update_snapshot().row_delta(deletes=deletes)
+    table = tx.commit().maintenance.upgrade(version).commit()
+    tx = table.transaction()
+    tx.update_snapshot().row_delta(deletes=vector(spark, tmp_path / "less.puffin", "/data/f0", 0, 1, 2))
+    with pytest.raises(sm.ValidationError, match=r"of /data/f0 lacks position 3, which .*p\.parquet deletes"):
+        tx.commit()
+    assert deletes_by_file(table.refresh()) == {"/data/f0": [f"file://{tmp_path}/p.parquet"]}
+    tx = table.transaction()
+    tx.update_snapshot().row_delta(deletes=vector(spark, tmp_path / "all.puffin", "/data/f0", 1, 2, 3))
+    assert deletes_by_file(tx.commit()) == {"/data/f0": [f"file://{tmp_path}/all.puffin"]}
