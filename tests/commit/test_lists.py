@@ -275,3 +275,37 @@ def test_a_vector_has_the_positions_of_older_position_deletes(
     tx = table.transaction()
     tx.update_snapshot().row_delta(deletes=vector(spark, tmp_path / "all.puffin", "/data/f0", 1, 2, 3))
     assert deletes_by_file(tx.commit()) == {"/data/f0": [f"file://{tmp_path}/all.puffin"]}
+
+
+MISSING = ("record_count", "file_format", "file_size_in_bytes", "file_path", "partition")
+
+
+@pytest.mark.parametrize("most", [0, 100], ids=["many", "few"])
+def test_bad_rows_are_refused_however_many_there_are(
+    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The same errors by tasks and on the driver, and nothing stays."""
+    monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", most)
+    table = new_table(spark_session, tmp_path)
+    new = data_files(spark_session, 0, 5)
+    metadata = tmp_path / "db" / "t" / "metadata"
+    before = {path.name for path in metadata.iterdir()}
+    last = F.col("file_path") == "/data/f4"
+    cases = {
+        **{f"{name} of.* is None: |{name} of file .* has no field": new.drop(name) for name in MISSING},
+        "content.* (is string, not int32|of file /data/f0 is x)": new.withColumn("content", F.lit("x")),
+        "content.* (is string, not int32|of file /data/f4 is x)": new.withColumn(
+            "content", F.when(last, "x").otherwise("0")
+        ),
+        "spec_id.* (is string, not int32|of file /data/f4 is x)": new.withColumn(
+            "spec_id", F.when(last, "x").otherwise("0")
+        ),
+        "record_count of the files is string, not int64": new.withColumn(
+            "record_count", F.when(last, "x").otherwise("1")
+        ),
+    }
+    for problem, bad in cases.items():
+        with pytest.raises(sm.ValidationError, match=problem):
+            change(table, bad)
+        assert {path.name for path in metadata.iterdir()} == before, problem
+    assert live(table.refresh()) == set()
