@@ -22,7 +22,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
 from sparkmeta.commit.search import SEARCH_COLUMNS
-from sparkmeta.errors import CommitConflictError
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.entries import DeleteEntries
@@ -218,6 +218,33 @@ def refuse_new_deletes(
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
     for row in applied.select("location").limit(1).collect():
         raise _conflict(state, _OTHERS, "added deletes that apply to a file to replace", row["location"])
+
+
+def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, sequence_number: int) -> None:
+    """Refuse to replace data files by files whose data sequence number is lower.
+
+    Deletes between both numbers, which do not apply to the replaced files, would apply to the new ones.
+
+    Args:
+        state: the state that the files are removed from.
+        files: the replaced files, rows with `file_path`.
+        removal: the entries of these files.
+        sequence_number: that of the new files.
+
+    Raises:
+        ValidationError: a replaced file has a higher number.
+    """
+    if state.snapshot is None or (state.snapshot.sequence_number or 0) <= sequence_number:
+        return
+    paths = files.select(F.col("file_path").alias("replaced_path"))
+    number = F.col("version_info.sequence_number")
+    newer = _named_entries(state, removal, ()).where(number > sequence_number)
+    named = newer.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
+    for location, higher in named.select("location", number).limit(1).collect():
+        raise ValidationError(
+            f"{state.metadata.location}: data_sequence_number is {sequence_number}: {location}, which is replaced, has "
+            f"{higher}"
+        )
 
 
 def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
@@ -51,7 +51,7 @@ class ListWriter:
     _of_rows: pa.Table | None = None
     # Manifests that were written, by what they were made of.
     _successors: dict[tuple[str, int | None, bytes], pa.Table] = field(default_factory=dict)
-    _merged: dict[tuple[str, ...], pa.Table] = field(default_factory=dict)
+    _merged: dict[tuple[tuple[str, int | None], ...], pa.Table] = field(default_factory=dict)
 
     @property
     def state(self) -> TableState:
@@ -154,13 +154,14 @@ class ListWriter:
         """Return manifests of one content with small ones merged, and the number of older manifests replaced."""
         bins = merge_bins(manifests, options)
         groups = {each.places: manifests.take(pa.array(each.places, pa.int64())) for each in bins if each.is_merged}
-        paths = {places: tuple(group.column("manifest_path").to_pylist()) for places, group in groups.items()}
-        fresh = [places for places in groups if paths[places] not in self._merged]
+        # Another commit may have assigned first row ids to the same manifests, which their entries get.
+        keys = {places: tuple(_sources(group)) for places, group in groups.items()}
+        fresh = [places for places in groups if keys[places] not in self._merged]
         written = self._rewriter.merged([groups[places] for places in fresh])
         self._note(written)
-        self._merged |= {paths[places]: written.slice(row, 1) for row, places in enumerate(fresh)}
+        self._merged |= {keys[places]: written.slice(row, 1) for row, places in enumerate(fresh)}
         rows = [
-            self._merged[paths[each.places]] if each.is_merged else manifests.take(pa.array(each.places, pa.int64()))
+            self._merged[keys[each.places]] if each.is_merged else manifests.take(pa.array(each.places, pa.int64()))
             for each in bins
         ]
         replaced = sum(len(group) - (pc.sum(is_new(group)).as_py() or 0) for group in groups.values())
@@ -168,6 +169,12 @@ class ListWriter:
 
     def _note(self, written: pa.Table) -> None:
         self.names.written.update(written.column("manifest_path").to_pylist())
+
+
+def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:
+    """Return the paths of manifests with their first row ids."""
+    columns = (manifests.column(name).to_pylist() for name in ("manifest_path", "first_row_id"))
+    return zip(*columns, strict=True)
 
 
 def _of_content(manifests: pa.Table, content: int) -> pa.Table:

@@ -29,7 +29,7 @@ from sparkmeta.spec.entry import ContentType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from sparkmeta.commit.listed_rows import ListedRows
     from sparkmeta.edit.list_options import ListOptions
@@ -74,6 +74,8 @@ class ListedFileWriter:
         room = max(0, MOST_ON_DRIVER - on_driver)
         head = files.select(*columns, *hinted).limit(room + 1).toArrow()
         if len(head) > room:
+            # Refuses missing columns before a query names them.
+            self._rows.entries(head.slice(0, 1))
             with translated_errors():
                 return self._in_manifests(files.select(*columns), allowed)
         entries = self._rows.entries(head)
@@ -160,23 +162,38 @@ def _manifest_content() -> Any:
 
 
 def _with_defaults(files: DataFrame, rows: ListedRows) -> DataFrame:
-    """Return files with the values of `content` and `spec_id` that rows without them have."""
+    """Return files with the values of `content` and `spec_id` that rows without them have.
+
+    The frame fails, when it runs, for values that are not whole numbers.
+    """
     defaults = {"content": int(ContentType.DATA), "spec_id": rows.default_spec}
     return files.withColumns(
         {
-            name: F.coalesce(F.col(name).cast("int"), F.lit(value)) if name in files.columns else F.lit(value)
+            name: F.coalesce(_integer(rows.table, name), F.lit(value)) if name in files.columns else F.lit(value)
             for name, value in defaults.items()
         }
     )
 
 
+def _integer(table: str, name: str) -> Column:
+    """Return a column as an integer, whatever Spark's ANSI mode does with values that are none."""
+    column = F.col(name)
+    number = column.try_cast("int")
+    message = F.concat(
+        F.lit(f"{table}: {name} of file "), "file_path", F.lit(" is "), column.cast("string"),
+        F.lit(": expected a whole number"),
+    )  # fmt: skip
+    return F.when(column.isNotNull() & number.isNull(), F.raise_error(message).cast("int")).otherwise(number)
+
+
 def _counted(files: DataFrame) -> DataFrame:
     """Return the number of files, their records and bytes by content, format, spec and partition. Runs a job."""
     named = [name for name in ("content", "file_format", "spec_id", PARTITION) if name in files.columns]
-    size = F.col("file_size_in_bytes")
+    # Tasks refuse the values that are no numbers.
+    records, size = (F.col(name).try_cast("bigint") for name in ("record_count", "file_size_in_bytes"))
     if "content_size_in_bytes" in files.columns:
-        size = F.coalesce("content_size_in_bytes", "file_size_in_bytes")
-    sums = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
+        size = F.coalesce(F.col("content_size_in_bytes").try_cast("bigint"), size)
+    sums = [F.count("*").alias("files"), F.sum(records).alias("records"), F.sum(size).alias("size")]
     return materialize(files.groupBy(*named).agg(*sums))
 
 

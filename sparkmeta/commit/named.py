@@ -159,12 +159,12 @@ def deletes_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Tabl
 
     In trees, only upgraded ones have such position delete files.
     """
-    leaves = _delete_leaves(state, data)
+    leaves = delete_leaves(state, data)
     entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
     return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.POSITION_DELETES)))
 
 
-def _delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
+def delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
     """Return the delete manifests that may hold deletes of data files (table spec, Scan Planning).
 
     These are the manifests affiliated with a manifest of the files, and unaffiliated ones that share their partitions.

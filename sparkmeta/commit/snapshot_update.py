@@ -15,6 +15,7 @@ from sparkmeta.commit.conflicts import (
     Validation,
     refuse_missing_data,
     refuse_new_deletes,
+    refuse_newer_data,
     refuse_replaced_data,
     validate,
 )
@@ -28,7 +29,7 @@ from sparkmeta.commit.tree_writer import TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
@@ -74,11 +75,12 @@ class _Replaced:
 
     Attributes:
         files: the files.
-        by_position: whether new equality deletes do not conflict, since they apply to the new files as well.
+        data_sequence_number: that of the new files, if it is not that of the commit. New equality deletes do not
+            conflict then, since they apply to the new files as well.
     """
 
     files: DataFrame
-    by_position: bool = False
+    data_sequence_number: int | None = None
 
 
 @dataclass
@@ -107,6 +109,7 @@ class SnapshotUpdate:
     _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     _validations: list[Validation] = field(default_factory=list)
     _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
+    _closed: bool = False
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -121,6 +124,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
         """
+        self._refuse_closed()
         self._added.append(_Added(table_of(files), _DATA))
         return self
 
@@ -130,6 +134,7 @@ class SnapshotUpdate:
         The commit raises ValidationError if some rows of a file match and others may not: CommitConflictError if others
         have committed meanwhile, who may have added the file.
         """
+        self._refuse_closed()
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
@@ -145,6 +150,7 @@ class SnapshotUpdate:
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
         """Replace the given files, or the data files of which all rows match a filter, with new data files."""
+        self._refuse_closed()
         self._overwrites = True
         self.append(added)
         return self.delete(removed, row_filter)
@@ -158,8 +164,9 @@ class SnapshotUpdate:
     ) -> Self:
         """Add data files, deletes of rows (deletion vectors, position and equality delete files), and remove files.
 
-        A deletion vector replaces an earlier one of its data file, and must contain all of its positions. `superseded`
-        are position delete files whose positions the new ones have as well; those that are still live are removed.
+        A deletion vector replaces an earlier one of its data file, and must contain all of its positions, and those of
+        position delete files that apply to the data file: readers would pass over these. `superseded` are position
+        delete files whose positions the new ones have as well; those that are still live are removed.
 
         With the same table as `added` and `deletes`, its live data files are added with their deletion vectors. Its
         equality deletes can't be: they would apply to older files of this table, and not to the added ones.
@@ -167,6 +174,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: `deletes` is a table, and `added` is not the same one.
         """
+        self._refuse_closed()
         if isinstance(deletes, BaseTable | TableState) and (added is None or table_of(added) is not table_of(deletes)):
             raise ValidationError("deletes is a table: added must be the same one, whose data files they apply to")
         if added is not None:
@@ -194,18 +202,25 @@ class SnapshotUpdate:
         can be no new ones, and without removed deletes no new deletes (semantics 4.10).
 
         The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
-        do not conflict if the new files have a data sequence number that is less than theirs.
+        do not conflict if the new files have a data sequence number, which is less than theirs.
 
         Args:
             removed: the files to replace.
             added: the new files.
             deletes: the new deletion vectors.
             data_sequence_number: that of the snapshot whose rows the files of `added` have; by default they get that
-                of the commit.
+                of the commit. It is not less than those of the replaced data files.
+
+        Raises:
+            ValidationError: the number is not one from 0 to that of the branch's head when the transaction began. The
+                commit raises it for one that is less than a replaced data file's.
         """
+        self._refuse_closed()
+        if data_sequence_number is not None:
+            self._check_sequence_number(data_sequence_number)
         self._rewrites = True
         self._removed.append(frame_of(removed))
-        self._replaced.append(_Replaced(removed, by_position=data_sequence_number is not None))
+        self._replaced.append(_Replaced(removed, data_sequence_number))
         if added is not None:
             self._added.append(_Added(frame_of(added), (*_DATA, *_DELETES), data_sequence_number))
         if deletes is not None:
@@ -214,6 +229,7 @@ class SnapshotUpdate:
 
     def replace_partitions(self, files: DataFrame) -> Self:
         """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
+        self._refuse_closed()
         self._overwrites = True
         self._partitions_of.append(ReplacedFiles(frame_of(files)))
         return self.append(files)
@@ -248,6 +264,7 @@ class SnapshotUpdate:
         Raises:
             ValidationError: an unknown isolation.
         """
+        self._refuse_closed()
         if isolation not in ("serializable", "snapshot"):
             raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
         start = from_snapshot_id if from_snapshot_id is not None else self._start
@@ -265,6 +282,7 @@ class SnapshotUpdate:
             files: the data files, rows with `file_path`.
             with_deletes: whether they must not have been deleted either.
         """
+        self._refuse_closed()
         self._referenced.append((frame_of(files), with_deletes))
         return self
 
@@ -274,8 +292,29 @@ class SnapshotUpdate:
         For files that have just been written under names that no other file has: the check reads the paths in all
         manifests that may hold files of their partitions.
         """
+        self._refuse_closed()
         self._are_new = True
         return self
+
+    def close(self) -> None:
+        """Take no more changes, since the transaction is committed. For `Transaction`."""
+        self._closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValidationError(
+                f"{self._started.metadata.location}: the transaction is committed: the update takes no more changes"
+            )
+
+    def _check_sequence_number(self, number: object) -> None:
+        """Raise ValidationError for a number that later equality deletes may not exceed."""
+        head = self._started.metadata.snapshot_by_name(self._branch)
+        most = 0 if head is None else head.sequence_number or 0
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+            raise ValidationError(
+                f"{self._started.metadata.location}: data_sequence_number is {shown(number)}: expected a whole number "
+                f"from 0 to {most}, the sequence number of the snapshot that was read"
+            )
 
     @property
     def _start(self) -> int | None:
@@ -450,7 +489,10 @@ class _Attempt:
             raise
         for replaced in update._replaced:
             if replaced.files is files:
-                refuse_new_deletes(state, files, removal, update._start, by_position=replaced.by_position)
+                number = replaced.data_sequence_number
+                refuse_new_deletes(state, files, removal, update._start, by_position=number is not None)
+                if number is not None:
+                    refuse_newer_data(state, files, removal, number)
         for validation in update._validations:
             refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
         return removal

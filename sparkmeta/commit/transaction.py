@@ -21,7 +21,7 @@ from pyiceberg.table.update.sorting import UpdateSortOrder
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.edit.new_snapshot import ref_update
+from sparkmeta.edit.new_snapshot import ref_update, refuse_tag
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import refuse_encrypted
@@ -60,7 +60,8 @@ class _MetadataStep:
 class Transaction(Generic[TableT]):
     """Changes of a table that one commit makes: `with table.transaction() as tx:`, or until `commit` is called.
 
-    Nothing is written before the commit. Unused files of a commit are deleted once its outcome is known.
+    Nothing is written before the commit. Unused files of a commit are deleted once its outcome is known. After it, the
+    transaction takes no more changes: they raise ValidationError.
 
     Attributes:
         table: the version that the changes are based on.
@@ -86,8 +87,10 @@ class Transaction(Generic[TableT]):
 
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
-            ValidationError: a property is not a string.
+            ValidationError: the branch is a tag, or a property is not a string.
         """
+        self._refuse_committed()
+        refuse_tag(self.table_metadata, branch)
         started = replace(self.table.state, metadata=self.table_metadata)
         update = SnapshotUpdate(started, branch, summary_properties(snapshot_properties))
         self._add_snapshot(update)
@@ -155,12 +158,14 @@ class Transaction(Generic[TableT]):
 
     def _add(self, step: Step) -> Self:
         """Add a step that changes only metadata. Later steps are based on it."""
+        self._refuse_committed()
         self._metadata = step.apply(replace(self.table.state, metadata=self.table_metadata))
         self._steps.append(step)
         return self
 
     def _add_snapshot(self, step: Step) -> None:
         """Add a step that makes a snapshot when the transaction commits."""
+        self._refuse_committed()
         self.table.refuse_lists_of_version_4()
         refuse_encrypted(self.table.metadata, "and can't be committed to")
         self._steps.append(step)
@@ -176,7 +181,7 @@ class Transaction(Generic[TableT]):
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> TableT:
-        """Make all changes in one commit, and return the resulting table.
+        """Make all changes in one commit, and return the resulting table. Repeated calls return the same table.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
@@ -186,7 +191,16 @@ class Transaction(Generic[TableT]):
         """
         if self._done is None:
             self._done = commit_steps(self.table, self._steps) if self._steps else self.table
+            for step in self._steps:
+                if isinstance(step, SnapshotUpdate):
+                    step.close()
         return self._done
+
+    def _refuse_committed(self) -> None:
+        if self._done is not None:
+            raise ValidationError(
+                f"{self.table.full_name}: the transaction is committed: begin another one for more changes"
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 A lost deletion vector or position brings deleted rows back. Each new deletion vector must be the only one of a live
 data file, have the file's partition, have no more positions than the file has rows, and have all positions of the
-deletion vector that it replaces (semantics 5.5, 8.5 E).
+deletion vector that it replaces and of position delete files of its data file (semantics 5.5, 8.5 E).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
-from sparkmeta.commit.named import Searches, deletes_of, many_deletes_of
+from sparkmeta.commit.named import Searches, delete_leaves, deletes_of, many_deletes_of
+from sparkmeta.commit.position_files import refuse_lost_positions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
 from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
@@ -126,6 +127,9 @@ def _replaced_by_few(
     _check_pairs(state, dvs, targets.take(places))
     deletes = deletes_of(state, live, searches)
     _check_replaced(state, dvs, deletes)
+    if len(live):
+        new, data = (local_frame(state.spark, entries) for entries in (dvs, live))
+        refuse_lost_positions(state, new, data, delete_leaves(state, live))
     unnamed = without_rows(deletes, removal, state)
     return ReplacedDeletes(removal_of_rows(unnamed, state), frozenset(names_of(deletes)))
 
@@ -296,6 +300,10 @@ def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, remova
         raise _fewer_positions(state, row)
     if state.access.tasks is not None:
         _check_bitmaps(state, pairs)
+    of_live = data.join(
+        live_targets.select(F.col("location").alias(_TARGET)), F.col("location") == F.col(_TARGET), "left_semi"
+    )
+    refuse_lost_positions(state, dvs, of_live, live_leaves(state, ContentType.DELETE_MANIFEST))
     unnamed = without(deletes, removal, state) if removal.masks or removal.keys else deletes
     return ReplacedDeletes(removal_of(unnamed, state), _fingerprint(deletes))
 

@@ -6,19 +6,14 @@ Files of unsuccessful attempts are deleted.
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from sparkmeta.errors import (
-    CommitFailedError,
-    ValidationError,
-    proves_failure,
-    translated_errors,
-)
+from sparkmeta.errors import CommitFailedError, ValidationError, proves_failure, translated_errors
 from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.spec.retries import commit_retries
 from sparkmeta.spec.updates import without_intermediate
 
 if TYPE_CHECKING:
@@ -62,9 +57,9 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         UnsupportedError: the table can't be committed to.
     """
     table.refuse_read_only()
-    retry = Retry.of(table.metadata.properties)
+    retries = commit_retries(table.metadata.properties)
     started = time.monotonic()
-    for attempt in range(retry.retries + 1):
+    for attempt in range(retries.count + 1):
         metadata = table.metadata
         try:
             with translated_errors():
@@ -84,10 +79,10 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             for names in _names(steps):
                 names.lists.clear()
             waited = time.monotonic() - started
-            if attempt == retry.retries or waited * 1000 > retry.total_ms:
+            if attempt == retries.count or waited * 1000 > retries.total_ms:
                 _discard_attempts(table, steps)
                 raise
-            time.sleep(retry.wait(attempt))
+            time.sleep(retries.wait(attempt))
             table = _refreshed(table, steps)
         except Exception as error:
             _discard_failed(table, steps, error)
@@ -170,35 +165,3 @@ def discard(files: Deleter, locations: Sequence[str]) -> None:
             _log.warning("%s: not deleted: %s", *failed)
     except Exception as error:  # noqa: BLE001 - deleting is best effort
         _log.warning("%s: not deleted: %s", ", ".join(locations), error)
-
-
-@dataclass(frozen=True)
-class Retry:
-    """Table properties `commit.retry.*`."""
-
-    retries: int = 4
-    least_ms: int = 100
-    most_ms: int = 60_000
-    total_ms: int = 1_800_000
-
-    @staticmethod
-    def of(properties: Mapping[str, str]) -> Retry:
-        names = {
-            "retries": "num-retries",
-            "least_ms": "min-wait-ms",
-            "most_ms": "max-wait-ms",
-            "total_ms": "total-timeout-ms",
-        }
-        values: dict[str, int] = {}
-        for name, key in names.items():
-            text = properties.get(f"commit.retry.{key}")
-            if text is not None:
-                if not text.isdecimal():
-                    raise ValidationError(f"the table property commit.retry.{key} is {text!r}: expected a whole number")
-                values[name] = int(text)
-        return Retry(**values)
-
-    def wait(self, attempt: int) -> float:
-        """Return the seconds to wait after an attempt: exponential backoff with jitter."""
-        longest: int = min(self.most_ms, self.least_ms * 2**attempt)
-        return random.uniform(0.5, 1.0) * longest / 1000

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from sparkmeta.edit.flush import spill_manifest_dvs
@@ -147,12 +148,20 @@ def branch_head(state: TableState, branch: str) -> TableState:
     """Return the state at a branch's head.
 
     Raises:
-        ValidationError: the branch does not exist, and is not main.
+        ValidationError: the branch does not exist, and is not main, or the name is a tag's.
     """
+    refuse_tag(state.metadata, branch)
     head = state.at(state.metadata.snapshot_by_name(branch))
     if head.snapshot is None and branch != "main" and state.metadata.current_snapshot() is not None:
         raise ValidationError(f"{state.metadata.location} has no branch {branch!r}")
     return head
+
+
+def refuse_tag(metadata: TableMetadata, branch: str) -> None:
+    """Raise ValidationError if a branch to commit to is a tag, which stays at its snapshot."""
+    ref = metadata.refs.get(branch)
+    if ref is not None and ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
+        raise ValidationError(f"{metadata.location}: {branch!r} is a tag, not a branch: it takes no new snapshots")
 
 
 def with_root(head: TableState, base: BaseRoot) -> TableState:

@@ -90,7 +90,10 @@ class FileSystemOperations:
         location = versioned_location(self.folder, version, compressed)
         is_compressed(new.properties)
         attempt = _Attempt(
-            base, TableVersion(location, metadata), encoded(metadata, compressed), new_snapshot_ids(base, metadata)
+            base,
+            TableVersion(location, metadata),
+            encoded(metadata, compressed, location),
+            new_snapshot_ids(base, metadata),
         )
         self._refuse_stale(base)
         self._publish(attempt)
@@ -109,7 +112,7 @@ class FileSystemOperations:
         newest, metadata = self.refresh()
         folder = join(self.folder, METADATA)
         dropped = join(folder, f"dropped-{uuid.uuid4()}.json")
-        self.files.write_new(dropped, encoded(metadata, compressed=False))
+        self.files.write_new(dropped, encoded(metadata, compressed=False, location=dropped))
         listed = (status.location for status in self.files.list(folder, VERSIONED_FILES))
         versions = {location: version for location in listed if (version := version_of(location)) is not None}
         older = sorted(versions.keys() - {newest}, key=versions.__getitem__)
@@ -147,12 +150,15 @@ class FileSystemOperations:
         cause: Exception | None = None
         try:
             self.files.publish(attempt.version.metadata_location, attempt.data)
-            if self._is_newest(attempt.version.metadata_location):
-                return
-            # Others have committed since, on this version or on an older, deleted one with the same name.
         except UnsupportedError:
             raise
-        except Exception as error:  # noqa: BLE001 - after any error, the file may have been written
+        except Exception as error:  # noqa: BLE001 - after any other error, the file may have been written
+            cause = error
+        try:
+            if cause is None and self._is_newest(attempt.version.metadata_location):
+                return
+            # Others have committed since, on this version or on an older, deleted one with the same name.
+        except Exception as error:  # noqa: BLE001 - the file has been written
             cause = error
         outcome = outcome_of(lambda: self._outcome(attempt), attempt.version.metadata.properties)
         if outcome is Outcome.LOST:

@@ -69,8 +69,9 @@ class PointerOperations(ABC):
         compressed = is_compressed(metadata.properties)
         location = _next_location(base, metadata, compressed)
         attempt = Attempt(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
+        data = encoded(metadata, compressed, location)
         try:
-            self.files.write_new(location, encoded(metadata, compressed))
+            self.files.write_new(location, data)
         except OSError as error:
             self._discard([location])
             raise failure(Outcome.LOST, location, error) from error

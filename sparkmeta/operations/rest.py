@@ -22,6 +22,7 @@ from sparkmeta.operations.table_operations import (
     has_any_snapshot,
     new_snapshot_ids,
     outcome_of,
+    readable_text,
     refuse_other_table,
 )
 from sparkmeta.spec.json_node import JsonNode
@@ -109,6 +110,7 @@ class RestOperations:
         changes = changed_parts(base.metadata, new)
         if not changes:
             return base
+        readable_text(new, ".".join(self.identifier))
         namespace, name = self.identifier[:-1], self.identifier[-1]
         request = {
             "identifier": {"namespace": namespace, "name": name},

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
 
-from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, UnsupportedError, ValidationError, shown
+from sparkmeta.errors import (
+    CommitFailedError,
+    CommitStateUnknownError,
+    CorruptFileError,
+    UnsupportedError,
+    ValidationError,
+    first_line,
+    shown,
+)
 from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.retries import status_checks
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -35,7 +44,6 @@ TREES_ELSEWHERE = (
     "this catalog can't hold tables of format version 4 with a metadata tree: "
     "SQL catalogs, Glue and file system tables can"
 )
-_STATUS_CHECK = "commit.status-check."
 
 
 class TableVersion(NamedTuple):
@@ -161,9 +169,29 @@ def is_compressed(properties: Mapping[str, str], default: str = "none") -> bool:
     return codec == "gzip"
 
 
-def encoded(metadata: TableMetadata, compressed: bool) -> bytes:
-    """Return the bytes of a metadata file. They are deterministic."""
-    text = serialize_table_metadata(metadata).encode()
+def readable_text(metadata: TableMetadata, location: str) -> bytes:
+    """Return the JSON of new metadata, after it has been parsed as readers do.
+
+    Args:
+        location: The file to write, for error messages.
+
+    Raises:
+        ValidationError: No reader could read the file.
+    """
+    try:
+        text = serialize_table_metadata(metadata).encode()
+        parse_table_metadata(text, location)
+    except CorruptFileError as error:
+        problem = f"{error.field} is {error.value}: {error.problem}"
+        raise ValidationError(f"{location}: the new metadata could not be read again: {problem}") from error
+    except ValueError as error:  # of pydantic, or text that UTF-8 can't encode
+        raise ValidationError(f"{location}: the new metadata can't be written: {first_line(error)}") from error
+    return text
+
+
+def encoded(metadata: TableMetadata, compressed: bool, location: str) -> bytes:
+    """Return the bytes of a metadata file. They are deterministic. Raises ValidationError, see `readable_text`."""
+    text = readable_text(metadata, location)
     return gzip.compress(text, mtime=0) if compressed else text
 
 
@@ -199,18 +227,16 @@ def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
 def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:
     """Repeat the check of a commit that got no answer, until its outcome is known or the retries are used up.
 
-    A check that fails leaves the outcome unknown. The table properties `commit.status-check.num-retries`,
-    `.min-wait-ms`, `.max-wait-ms` and `.total-timeout-ms` control retries and waits.
+    A check that fails leaves the outcome unknown: an error would be taken for a proof that nothing was committed. The
+    table properties `commit.status-check.*` control retries and waits.
     """
-    wait = _integer(properties, f"{_STATUS_CHECK}min-wait-ms", 1_000)
-    longest = _integer(properties, f"{_STATUS_CHECK}max-wait-ms", 60_000)
-    end = time.monotonic() + _integer(properties, f"{_STATUS_CHECK}total-timeout-ms", 1_800_000) / 1000
-    for again in reversed(range(1 + max(0, _integer(properties, f"{_STATUS_CHECK}num-retries", 3)))):
+    limits = status_checks(properties)
+    end = time.monotonic() + limits.total_ms / 1000
+    for attempt in range(limits.count + 1):
         outcome = _checked(check)
-        if outcome is not Outcome.UNKNOWN or not again or time.monotonic() > end:
+        if outcome is not Outcome.UNKNOWN or attempt == limits.count or time.monotonic() > end:
             return outcome
-        time.sleep(min(wait, longest) / 1000)
-        wait *= 2
+        time.sleep(limits.longest_wait_ms(attempt) / 1000)
     return Outcome.UNKNOWN
 
 

@@ -15,7 +15,9 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import table_metadata_from_json
+from sparkmeta.spec.new_parts import refuse_unreadable
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.upgrade import upgrade_metadata
 
@@ -63,10 +65,12 @@ def new_metadata(
     Raises:
         UnsupportedError: New tables can't have this format version.
         ValidationError: The property `format-version` and the argument differ, the format version does not support a
-            column or partition field, or a partition field is invalid.
+            column or partition field, or a column, partition field, sort field or property of retries is invalid.
     """
     version = _version(location, properties, format_version)
     refuse_unsupported(version, [schema], [spec], location)
+    refuse_unreadable(location, [schema], [spec], [sort_order])
+    refuse_invalid_retries(properties, location)
     columns = _with_defaults(assign_fresh_schema_ids(schema), schema)
     try:
         fields = assign_fresh_partition_spec_ids(spec, schema, columns)

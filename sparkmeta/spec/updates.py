@@ -15,7 +15,9 @@ from pyiceberg.transforms import parse_transform
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV4
+from sparkmeta.spec.new_parts import refuse_unreadable
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
+from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.snapshot import (
     MetadataLogEntry,
     PartitionStatisticsFile,
@@ -63,6 +65,9 @@ def update_table_metadata(
     for update in updates:
         if not isinstance(update, iceberg.UpgradeFormatVersionUpdate):
             _refuse_later_version(update, metadata)
+            _refuse_unreadable(update, metadata)
+            if isinstance(update, iceberg.SetPropertiesUpdate):
+                refuse_invalid_retries(update.updates, metadata.location)
             applicable.append(_present(_with_all_sources(update, metadata), metadata))
         elif update.format_version != metadata.format_version:
             problem = (
@@ -157,6 +162,16 @@ def _refuse_later_version(update: TableUpdate, metadata: TableMetadata) -> None:
     """Raise ValidationError if an added schema or spec needs a later format version."""
     schemas = [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else []
     refuse_unsupported(metadata.format_version, schemas, [], metadata.location)
+
+
+def _refuse_unreadable(update: TableUpdate, metadata: TableMetadata) -> None:
+    """Raise ValidationError if an added schema, spec or sort order can't be written so that it is read again."""
+    refuse_unreadable(
+        metadata.location,
+        [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else [],
+        [update.spec] if isinstance(update, iceberg.AddPartitionSpecUpdate) else [],
+        [update.sort_order] if isinstance(update, iceberg.AddSortOrderUpdate) else [],
+    )
 
 
 def _present(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:

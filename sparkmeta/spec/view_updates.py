@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_from_json, schema_to_json
 from sparkmeta.spec.view_metadata import OtherRepresentation, ViewHistoryEntry, ViewMetadata, lifted_view
 
@@ -78,6 +79,7 @@ def set_view_properties(base: ViewMetadata, updates: Mapping[str, str], removals
     Raises:
         ValidationError: A property has an invalid value.
     """
+    refuse_invalid_retries(updates, _place(base))
     removed = set(removals)
     properties = {key: value for key, value in base.properties.items() if key not in removed}
     return _built(base, replace(base, properties={**properties, **updates}))

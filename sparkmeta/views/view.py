@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.view.metadata import ViewVersion as PyIcebergViewVersion
 
-from sparkmeta.edit.attempts import Retry
 from sparkmeta.errors import CommitFailedError, ValidationError, shown
 from sparkmeta.operations.view_operations import LoadedView
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.retries import commit_retries
 from sparkmeta.spec.view_metadata import SQLViewRepresentation, ViewVersion, view_version_from_json
 from sparkmeta.spec.view_updates import replace_view, roll_back_view, set_view_properties
 from sparkmeta.views.base_view import BaseView
@@ -141,18 +141,18 @@ class View(BaseView):
 
     def _commit(self, change: Callable[[ViewMetadata], ViewMetadata]) -> View:
         """Apply a change to the newest version until it is committed, by the properties `commit.retry.*`."""
-        view, retry = self, Retry.of(self.metadata.properties)
+        view, retries = self, commit_retries(self.metadata.properties)
         started = time.monotonic()
-        for attempt in range(retry.retries + 1):
+        for attempt in range(retries.count + 1):
             new = change(view.metadata)
             if new == view.metadata:
                 return view
             try:
                 return view.at(view.operations.commit(LoadedView(view.metadata_location, view.metadata), new))
             except CommitFailedError:
-                if attempt == retry.retries or (time.monotonic() - started) * 1000 > retry.total_ms:
+                if attempt == retries.count or (time.monotonic() - started) * 1000 > retries.total_ms:
                     raise
-            time.sleep(retry.wait(attempt))
+            time.sleep(retries.wait(attempt))
             view = view.refresh()
         raise AssertionError("unreachable")
 

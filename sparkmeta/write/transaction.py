@@ -370,6 +370,7 @@ class RowTransaction(Transaction[TableT]):
             properties: of the snapshot's summary.
             reads: whether the change depends on the branch's rows, which earlier steps must not change.
         """
+        self._refuse_committed()
         self.table.refuse_read_only()
         state = replace(self.table.state, metadata=self.table_metadata)
         head = branch_head(state, branch)

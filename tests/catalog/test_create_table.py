@@ -11,8 +11,10 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
-from pyiceberg.transforms import BucketTransform, IdentityTransform, MonthTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform, MonthTransform, TruncateTransform
 from pyiceberg.types import (
+    DecimalType,
+    FixedType,
     IntegerType,
     ListType,
     LongType,
@@ -30,6 +32,8 @@ from tests.peers.java import Java
 from tests.peers.twins import comparable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True))
@@ -54,6 +58,49 @@ def test_the_version_of_a_new_table(
     table = catalog.create_table("ns.t", SCHEMA, properties=properties, format_version=argument, spark=spark)
     assert table.format_version == version
     assert table.refresh().properties == {"owner": "me", "write.parquet.compression-codec": "zstd"}
+
+
+@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda t: t.update_spec().add_field("at", "bucket[0]", "b"), "'bucket.0.': its width is out of range"),
+        (lambda t: t.update_spec().add_field("at", BucketTransform(-1), "b"), "'bucket.-1.': there is no such"),
+        (
+            lambda t: t.update_sort_order().asc("at", TruncateTransform(1 << 40)),
+            "sort order is 'truncate.1099511627776",
+        ),
+        (lambda t: t.update_schema().add_column("x", DecimalType(5, 9)), "new schema is 'decimal.5, 9.'"),
+        (lambda t: t.update_schema().add_column("x", FixedType(-1)), "new schema is 'fixed.-1.'"),
+    ],
+    ids=["bucket", "negative", "sort", "decimal", "fixed"],
+)
+def test_changes_that_nobody_could_read(
+    spark: SparkSession, catalog: sm.Catalog, version: int, change: Callable[[sm.Table], Any], problem: str
+) -> None:
+    table = catalog.create_table("ns.t", Schema(NestedField(1, "at", LongType())), format_version=version, spark=spark)
+    with pytest.raises(sm.ValidationError, match=f"ns/t: .*{problem}"):
+        change(table).commit()
+    assert table.refresh().metadata_location == table.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"partition_spec": PartitionSpec(PartitionField(1, 1000, BucketTransform(0), "b"))}, "'bucket.0.'"),
+        ({"sort_order": SortOrder(SortField(1, transform=TruncateTransform(-5)))}, "'truncate.-5.': there is no such"),
+        ({"schema": Schema(NestedField(1, "at", DecimalType(5, 9)))}, "'decimal.5, 9.'"),
+        ({"properties": {"commit.retry.num-retries": "many"}}, "commit.retry.num-retries is 'many'"),
+    ],
+    ids=["spec", "sort", "schema", "property"],
+)
+def test_tables_that_nobody_could_read(
+    spark: SparkSession, catalog: sm.Catalog, part: dict[str, Any], problem: str
+) -> None:
+    parts = {"schema": Schema(NestedField(1, "at", LongType()))} | part
+    with pytest.raises(sm.ValidationError, match=f"ns/t: .*{problem}"):
+        catalog.create_table("ns.t", spark=spark, **parts)
+    assert not catalog.table_exists("ns.t")
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,30 @@ def test_a_fast_forward_goes_by_the_branches_as_they_are_when_it_commits(table: 
         fast_forward(moved, "main", AUDIT)
 
 
+def test_a_tag_takes_no_commits(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.manage_snapshots().create_tag(snapshot_of(table), "t").commit())
+    problem = "'t' is a tag, not a branch"
+    with pytest.raises(ValidationError, match=problem):
+        table.transaction().update_snapshot("t")
+    with pytest.raises(ValidationError, match=problem):
+        table.append(spark.createDataFrame([(1, "x")], "id long, p string"), branch="t")
+    with pytest.raises(ValidationError, match=problem):
+        table.maintenance.compact_manifests(branch="t")
+    assert table.refresh().metadata == table.metadata
+
+
+def test_a_branch_that_becomes_a_tag_meanwhile_takes_no_commits(table: sm.Table) -> None:
+    stale = table
+
+    def become_a_tag(tx: Any) -> None:
+        tx.manage_snapshots().remove_branch(AUDIT).create_tag(snapshot_of(table), AUDIT).commit()
+
+    table = commit(table, become_a_tag)
+    with pytest.raises(ValidationError, match=f"'{AUDIT}' is a tag, not a branch"):
+        apply(stale, Change("append", "a1", "z"), AUDIT)
+    assert table.refresh().metadata == table.metadata
+
+
 def test_steps_of_one_transaction_see_each_other(table: sm.Table, spark: SparkSession) -> None:
     with table.transaction() as tx:
         tx.update_snapshot(AUDIT).append(rows(spark, [Change("append", "a1", "x").added]))

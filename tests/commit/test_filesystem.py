@@ -148,6 +148,13 @@ def test_an_answer_is_lost(swap: FileSystemOperations, base: TableVersion) -> No
     assert swap.refresh() == committed
 
 
+def test_invalid_properties_do_not_turn_a_success_into_a_failure(swap: FileSystemOperations) -> None:
+    base = create(swap, **{"commit.status-check.num-retries": "x"})
+    files = FaultyFiles(fault=Fault(2, Kind.ANSWER_LOST, "publish"))
+    committed = FileSystemOperations(files, swap.folder).commit(base, appended(base.metadata))
+    assert swap.refresh() == committed
+
+
 def test_nobody_answers_any_more(swap: FileSystemOperations, base: TableVersion) -> None:
     files = faulty(Kind.ANSWER_LOST, lasting=True)
     with pytest.raises(CommitStateUnknownError, match=r"v4\.metadata\.json may have been committed.*injected"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -15,6 +15,7 @@ from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAcc
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC
+from tests.rows.files import write_position_deletes, write_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -200,3 +201,161 @@ def test_a_table_that_is_gone_when_a_commit_is_tried_again(
         with pytest.raises(FileAccessError, match="does not respond"):
             transaction.commit()
     assert left_over(table.refresh(), tmp_path) == set()
+
+
+def equality_deletes(spark: SparkSession, name: str) -> DataFrame:
+    """An equality delete of ids in all files of the partition a."""
+    deletes = data_files(spark, 0, 1).drop("value_counts").withColumn("file_path", F.lit(f"/data/{name}"))
+    return deletes.withColumns({"content": F.lit(2), "equality_ids": F.array(F.lit(1))})
+
+
+def deletes_by_file(table: sm.Table) -> dict[str, list[str]]:
+    rows = table.scan().plan_files().select("file_path", "deletes.file_path").toArrow()
+    return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.parametrize("number", [-1, 3, 10**6, 1 << 70, "1", 1.0, True])
+def test_data_sequence_numbers_that_no_snapshot_read_has(
+    spark_session: SparkSession, tmp_path: Path, version: int, number: Any
+) -> None:
+    spark = spark_session
+    table = change(change(new_table(spark, tmp_path, version), data_files(spark, 0, 1)), data_files(spark, 5, 6))
+    update = table.transaction().update_snapshot()
+    most = 0 if version == 1 else 2
+    with pytest.raises(
+        sm.ValidationError, match=f"data_sequence_number is .*: expected a whole number from 0 to {most}"
+    ):
+        update.rewrite(named(spark, 0), data_files(spark, 10, 11), data_sequence_number=number)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_rewrite_is_no_older_than_what_it_replaces(spark_session: SparkSession, tmp_path: Path, version: int) -> None:
+    """An equality delete that is older than a file would apply to the one that replaces it."""
+    spark = spark_session
+    table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
+    with table.transaction() as tx:
+        tx.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
+    table = change(tx.commit(), data_files(spark, 5, 6))
+    assert deletes_by_file(table) == {"/data/f0": ["/data/e"], "/data/f5": []}
+    tx = table.transaction()
+    tx.update_snapshot().rewrite(named(spark, 5), data_files(spark, 10, 11), data_sequence_number=1)
+    with pytest.raises(sm.ValidationError, match=r"data_sequence_number is 1: /data/f5, which is replaced, has 3$"):
+        tx.commit()
+    tx = table.transaction()
+    tx.update_snapshot().rewrite(named(spark, 0), data_files(spark, 10, 11), data_sequence_number=1)
+    assert deletes_by_file(tx.commit()) == {"/data/f10": ["/data/e"], "/data/f5": []}
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_equality_deletes_that_come_meanwhile_apply_to_the_rewritten_file(
+    spark_session: SparkSession, tmp_path: Path, version: int
+) -> None:
+    spark = spark_session
+    table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
+    tx = table.transaction()
+    tx.update_snapshot().rewrite(named(spark, 0), data_files(spark, 5, 6), data_sequence_number=1)
+    with table.transaction() as other:
+        other.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
+    assert deletes_by_file(tx.commit()) == {"/data/f5": ["/data/e"]}
+
+
+def test_row_ids_that_another_commit_assigned_stay(spark_session: SparkSession, tmp_path: Path) -> None:
+    """Manifests without row ids are merged; meanwhile, another commit lists the same ones with row ids."""
+    spark = spark_session
+    limits = {"commit__manifest__min_count_to_merge": "3", "commit__manifest_merge__enabled": "false"}
+    table = new_table(spark, tmp_path, **limits)
+    for number in (0, 1):
+        table = change(table, data_files(spark, number, number + 1))
+    with table.transaction() as tx:
+        tx.set_properties({"commit.manifest-merge.enabled": "true"})
+    table = tx.commit().maintenance.upgrade(3).commit()
+    tx = table.transaction()
+    tx.update_snapshot().append(data_files(spark, 2, 3))
+    with table.transaction() as other:
+        other.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
+    assigned = row_ids(other.commit())
+    assert set(assigned.values()) == {0, 10}
+    after = tx.commit()
+    assert row_ids(after) == assigned | {"/data/f2": 20}
+    assert left_over(after, tmp_path) == set()
+
+
+def row_ids(table: sm.Table) -> dict[str, int]:
+    rows = table.scan().plan_files().select("file_path", "first_row_id").toArrow()
+    return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def position_file(spark: SparkSession, path: Path, data_path: str, *positions: int, names: bool) -> DataFrame:
+    """A position delete file of a data file in the partition a, which its entry names or not."""
+    write_position_deletes(path, [(data_path, position) for position in positions] + [("/data/other", 0)])
+    file = data_files(spark, 0, 1).drop("value_counts").withColumn("file_path", F.lit(f"file://{path}"))
+    known = {"content": F.lit(1), "record_count": F.lit(len(positions) + 1).cast("long")}
+    return file.withColumns(known | ({"referenced_data_file": F.lit(data_path)} if names else {}))
+
+
+def vector(spark: SparkSession, path: Path, data_path: str, *positions: int) -> DataFrame:
+    """A deletion vector of a data file in the partition a."""
+    facts = {name: F.lit(value) for name, value in write_vector(path, [*positions]).items()}
+    file = data_files(spark, 0, 1).drop("value_counts").withColumns({"file_path": F.lit(f"file://{path}")})
+    facts |= {"file_format": F.lit("puffin"), "referenced_data_file": F.lit(data_path)}
+    return file.withColumns({"content": F.lit(1), **facts})
+
+
+@pytest.mark.parametrize(
+    ("version", "names", "few"),
+    [(3, True, 20_000), (3, False, 20_000), (4, False, 20_000), (3, False, 0), (4, True, 0)],
+)
+def test_a_vector_has_the_positions_of_older_position_deletes(
+    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: bool, few: int
+) -> None:
+    """Readers of the vector pass over the position delete files of an upgraded table, so their rows would come back."""
+    spark = spark_session
+    monkeypatch.setattr("sparkmeta.commit.vector_targets.FEW_FILES", few)
+    table = change(new_table(spark, tmp_path), data_files(spark, 0, 1))
+    with table.transaction() as tx:
+        deletes = position_file(spark, tmp_path / "p.parquet", "/data/f0", 1, 3, names=names)
+        tx.update_snapshot().row_delta(deletes=deletes)
+    table = tx.commit().maintenance.upgrade(version).commit()
+    tx = table.transaction()
+    tx.update_snapshot().row_delta(deletes=vector(spark, tmp_path / "less.puffin", "/data/f0", 0, 1, 2))
+    with pytest.raises(sm.ValidationError, match=r"of /data/f0 lacks position 3, which .*p\.parquet deletes"):
+        tx.commit()
+    assert deletes_by_file(table.refresh()) == {"/data/f0": [f"file://{tmp_path}/p.parquet"]}
+    tx = table.transaction()
+    tx.update_snapshot().row_delta(deletes=vector(spark, tmp_path / "all.puffin", "/data/f0", 1, 2, 3))
+    assert deletes_by_file(tx.commit()) == {"/data/f0": [f"file://{tmp_path}/all.puffin"]}
+
+
+MISSING = ("record_count", "file_format", "file_size_in_bytes", "file_path", "partition")
+
+
+@pytest.mark.parametrize("most", [0, 100], ids=["many", "few"])
+def test_bad_rows_are_refused_however_many_there_are(
+    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The same errors by tasks and on the driver, and nothing stays."""
+    monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", most)
+    table = new_table(spark_session, tmp_path)
+    new = data_files(spark_session, 0, 5)
+    metadata = tmp_path / "db" / "t" / "metadata"
+    before = {path.name for path in metadata.iterdir()}
+    last = F.col("file_path") == "/data/f4"
+    cases = {
+        **{f"{name} of.* is None: |{name} of file .* has no field": new.drop(name) for name in MISSING},
+        "content.* (is string, not int32|of file /data/f0 is x)": new.withColumn("content", F.lit("x")),
+        "content.* (is string, not int32|of file /data/f4 is x)": new.withColumn(
+            "content", F.when(last, "x").otherwise("0")
+        ),
+        "spec_id.* (is string, not int32|of file /data/f4 is x)": new.withColumn(
+            "spec_id", F.when(last, "x").otherwise("0")
+        ),
+        "record_count of the files is string, not int64": new.withColumn(
+            "record_count", F.when(last, "x").otherwise("1")
+        ),
+    }
+    for problem, bad in cases.items():
+        with pytest.raises(sm.ValidationError, match=problem):
+            change(table, bad)
+        assert {path.name for path in metadata.iterdir()} == before, problem
+    assert live(table.refresh()) == set()

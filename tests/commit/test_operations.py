@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +25,7 @@ from sparkmeta.errors import (
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.operations.table_operations import Outcome, TableVersion, outcome_of
+from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.writing import is_temporary
 from tests.commit.places import KINDS, open_operations, place
@@ -185,6 +188,28 @@ def test_properties_that_can_not_be(
     assert (swap.refresh(), metadata_files(tmp_path)) == (base, before)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"current_schema_id": 7}, "could not be read again: current-schema-id is 7"),
+        ({"refs": {"b": SnapshotRef.model_validate({"snapshot-id": 5, "type": "branch"})}}, "refs.b.snapshot-id is 5"),
+        ({"properties": {"a": "\ud800"}}, "the new metadata can't be written"),
+    ],
+)
+@pytest.mark.parametrize("created", [True, False])
+def test_what_nobody_could_read_is_not_written(
+    swap: TableOperations, tmp_path: Path, change: dict[str, Any], message: str, created: bool
+) -> None:
+    base = create(swap, tmp_path) if created else None
+    metadata = base.metadata if base is not None else new_table(location_of(tmp_path))
+    with pytest.raises(ValidationError, match=message):
+        swap.commit(base, metadata.model_copy(update=change))
+    if base is not None:
+        assert (swap.refresh(), metadata_files(tmp_path)) == (base, {Path(base.metadata_location).name})
+    else:
+        assert not (tmp_path / "table").exists() or not metadata_files(tmp_path)
+
+
 def test_gzip(swap: TableOperations, tmp_path: Path, kind: str) -> None:
     codec = "write.metadata.compression-codec"
     base = create(swap, tmp_path, **{codec: "gzip"})
@@ -315,8 +340,7 @@ def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
 
 
 def test_asking_for_the_outcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("sparkmeta.operations.table_operations.time.sleep", waits.append)
+    waits = waits_of(monkeypatch)
     answers: list[Any] = [OSError("down"), Outcome.UNKNOWN, OSError("down"), Outcome.WON]
 
     def check() -> Outcome:
@@ -335,3 +359,31 @@ def test_asking_for_the_outcome_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(answers) == 3
     assert outcome_of(check, {"commit.status-check.total-timeout-ms": "-1"}) is Outcome.UNKNOWN
     assert len(answers) == 2
+
+
+def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which the check waits; other threads sleep as they do."""
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=waits.append)
+    monkeypatch.setattr("sparkmeta.operations.table_operations.time", clock)
+    return waits
+
+
+@pytest.mark.parametrize("key", ["num-retries", "min-wait-ms", "max-wait-ms", "total-timeout-ms"])
+@pytest.mark.parametrize("value", ["x", "", "1_0", "9" * 5000, str(1 << 31), "-9999999999"])
+def test_invalid_limits_of_the_check_are_ignored(
+    key: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = waits_of(monkeypatch)
+    name = f"commit.status-check.{key}"
+    assert outcome_of(lambda: Outcome.UNKNOWN, {name: value}) is Outcome.UNKNOWN
+    assert waits == [1, 2, 4]
+    assert f"the table property {name} is" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["num-retries", "min-wait-ms", "max-wait-ms", "total-timeout-ms"])
+def test_negative_limits_of_the_check_are_0(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = waits_of(monkeypatch)
+    assert outcome_of(lambda: Outcome.UNKNOWN, {f"commit.status-check.{key}": "-1"}) is Outcome.UNKNOWN
+    expected = {"num-retries": [], "min-wait-ms": [0, 0, 0], "max-wait-ms": [0, 0, 0], "total-timeout-ms": []}
+    assert waits == expected[key]

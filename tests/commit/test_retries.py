@@ -14,6 +14,7 @@ import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, CommitFailedError
 from sparkmeta.manifests.v4.root import LEAVES
 from sparkmeta.storage.files import LocalFiles
+from tests.commit.tables import with_properties
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, live, vectors, written
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
@@ -156,6 +157,48 @@ def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark_sess
     table = again.commit()
     assert live(table) == ["f0", "f5", "f6"]
     assert orphans(table) == set()
+
+
+def with_property(table: sm.Table, name: str, value: str) -> sm.Table:
+    """The table with a property that another library has set."""
+    version = table.operations.commit(table.version, with_properties(table.metadata, **{name: value}))
+    return table.at(version)
+
+
+def test_a_success_that_can_not_be_checked_at_first_keeps_its_files(
+    empty: sm.Table, spark_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the publication is lost, and a property of the check is invalid."""
+    table = with_property(empty, "commit.status-check.num-retries", "x")
+    publish = LocalFiles.publish
+
+    def lost(self: LocalFiles, location: str, data: bytes) -> None:
+        publish(self, location, data)
+        raise OSError("timeout")
+
+    monkeypatch.setattr(LocalFiles, "publish", lost)
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 0)))
+    assert live(table.refresh()) == ["f0"]
+
+
+@pytest.mark.parametrize("name", ["num-retries", "min-wait-ms", "max-wait-ms", "total-timeout-ms"])
+@pytest.mark.parametrize("value", ["x", "9" * 5000])
+def test_invalid_retries_are_refused_when_they_are_set(empty: sm.Table, name: str, value: str) -> None:
+    key = f"commit.retry.{name}"
+    with pytest.raises(sm.ValidationError, match=f"the table property {key} is '{value[:9]}.*expected a whole number"):
+        commit(empty, lambda tx: tx.set_properties({key: value}))
+    assert empty.refresh().metadata_location == empty.metadata_location
+    # Other libraries set them nevertheless.
+    table = with_property(empty, key, value)
+    assert commit(table, lambda tx: tx.set_properties(a="b")).properties["a"] == "b"
+    assert key not in commit(table, lambda tx: tx.remove_properties(key)).properties
+
+
+def test_a_negative_number_of_retries_is_none(empty: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(empty, lambda tx: tx.set_properties({"commit.retry.num-retries": "-1"}))
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 0)))
+    with pytest.raises(CommitFailedError):
+        commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
 
 
 def test_a_file_that_another_commit_removed(empty: sm.Table, spark_session: SparkSession) -> None:

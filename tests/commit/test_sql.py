@@ -184,6 +184,20 @@ def test_it_was_done(swap: SqlOperations, base: TableVersion, monkeypatch: pytes
     assert swap.refresh() == after
 
 
+def test_invalid_properties_do_not_turn_a_success_into_a_failure(
+    swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = swap.commit(base, with_properties(base.metadata, **{"commit.status-check.min-wait-ms": "x"}))
+
+    def lost(real: Any, connection: Any) -> None:
+        real(connection)
+        raise DOWN
+
+    on_commit(monkeypatch, swap, lost)
+    after = swap.commit(base, appended(base.metadata))
+    assert swap.refresh() == after
+
+
 def test_it_was_not_done(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     def failed(*_: object) -> None:
         raise DOWN

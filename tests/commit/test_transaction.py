@@ -270,6 +270,60 @@ def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: S
     assert table.current_snapshot().summary.additional_properties["note"] == "second"  # type: ignore[union-attr]
 
 
+LATE: dict[str, Callable[[Any, DataFrame], Any]] = {
+    "update_snapshot": lambda tx, new: tx.update_snapshot().append(new),
+    "set_properties": lambda tx, _: tx.set_properties(x="y"),
+    "remove_properties": lambda tx, _: tx.remove_properties("x"),
+    "update_schema": lambda tx, _: tx.update_schema().add_column("late", LongType()).commit(),
+    "update_spec": lambda tx, _: tx.update_spec().add_field("id", "identity").commit(),
+    "update_sort_order": lambda tx, _: tx.update_sort_order().asc("id", IdentityTransform()).commit(),
+    "create_tag": lambda tx, _: tx.manage_snapshots().create_tag(tx.table_metadata.current_snapshot_id, "t").commit(),
+    "fast_forward": lambda tx, _: tx.manage_snapshots().fast_forward("b", "main").commit(),
+    "rows": lambda tx, _: tx.delete("id = 1"),
+}
+LATE_FILES: dict[str, Callable[[Any, DataFrame], Any]] = {
+    "append": lambda update, new: update.append(new),
+    "delete": lambda update, new: update.delete(new),
+    "overwrite": lambda update, new: update.overwrite(new, new),
+    "row_delta": lambda update, new: update.row_delta(new),
+    "rewrite": lambda update, new: update.rewrite(new),
+    "replace_partitions": lambda update, new: update.replace_partitions(new),
+    "validate_no_conflicts": lambda update, _: update.validate_no_conflicts(),
+    "validate_data_files_exist": lambda update, new: update.validate_data_files_exist(new),
+    "assume_new_files": lambda update, _: update.assume_new_files(),
+}
+
+
+def test_changes_after_the_commit_are_refused(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+    with table.transaction() as tx:
+        schema = tx.update_schema().add_column("late", LongType())
+        update = tx.update_snapshot().append(files(spark_session, 2))
+        table = tx.commit()
+    assert tx.commit() is table
+    late = files(spark_session, 3)
+    for name, change in LATE.items():
+        with pytest.raises(ValidationError, match="the transaction is committed"):
+            pytest.fail(f"{name} is lost: {change(tx, late)}")
+    for name, change in LATE_FILES.items():
+        with pytest.raises(ValidationError, match="the transaction is committed"):
+            pytest.fail(f"{name} is lost: {change(update, late)}")
+    with pytest.raises(ValidationError, match="the transaction is committed"):
+        schema.commit()
+    assert table.refresh().metadata_location == table.metadata_location
+
+
+def test_a_builder_that_has_committed_takes_no_more_changes(table: sm.Table, spark_session: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    manage = table.manage_snapshots().create_tag(snapshot.snapshot_id, "first")
+    manage.commit()
+    with pytest.raises(ValidationError, match="the transaction is committed"):
+        manage.create_tag(snapshot.snapshot_id, "second").commit()
+    assert sorted(table.refresh().refs()) == ["first", "main"]
+
+
 def test_branches_have_trees_of_their_own(table: sm.Table, spark_session: SparkSession) -> None:
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
     first = table.current_snapshot().snapshot_id  # type: ignore[union-attr]

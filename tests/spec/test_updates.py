@@ -322,6 +322,11 @@ BAD: list[tuple[Any, type[SparkmetaError], str]] = [
     (iceberg.SetDefaultSpecUpdate(), ValidationError, "no partition spec has been added"),
     (branch("b", 12345), ValidationError, "unknown snapshot 12345"),
     (
+        iceberg.SetPropertiesUpdate(updates={"commit.status-check.max-wait-ms": "1s"}),
+        ValidationError,
+        "the table property commit.status-check.max-wait-ms is '1s': expected a whole number",
+    ),
+    (
         iceberg.UpgradeFormatVersionUpdate.model_validate({"format-version": 3}),
         UnsupportedError,
         "format version 4 can't be changed to 3",

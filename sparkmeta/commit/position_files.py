@@ -1,0 +1,108 @@
+"""Compare new deletion vectors with the position delete files that apply to their data files.
+
+Readers pass over position delete files of a data file that has a deletion vector, also over those of its partition
+(semantics 1.7-5). So the vector must have their positions, as Java's writers take them in (semantics 5.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.edit.range_sort import task_rows
+from sparkmeta.errors import CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.inspect.delete_rows import deleted_positions
+from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.deletes.entries import DeleteEntries
+from sparkmeta.plan.deletes.kinds import DV_COLUMNS, only_dvs
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.rows import DELETES
+from sparkmeta.session import map_arrow, materialize
+from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorReader
+
+_LOST_SCHEMA = pa.schema(
+    [pa.field("data_path", pa.string()), pa.field("position", pa.int64()), pa.field("delete_path", pa.string())]
+)
+
+
+def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, manifests: pa.Table) -> None:
+    """Refuse deletion vectors that lack positions of position delete files. Runs jobs if there are such files.
+
+    Damaged and missing delete files are passed over, since readers can't read their positions either.
+
+    Args:
+        state: the state to which the deletion vectors are added.
+        dvs: the new deletion vectors, entries of `SEARCH_COLUMNS`.
+        data: their live data files, entries of `SEARCH_COLUMNS`.
+        manifests: the delete manifests that may apply to these, rows of `state.manifests`.
+
+    Raises:
+        ValidationError: a deletion vector lacks a position.
+    """
+    if not len(manifests) or state.access.tasks is None or only_dvs(state, manifests, by_job=True):
+        return
+    projection = state.projection((*DV_COLUMNS, "equality_ids"), {DELETE_FILE_PATH_ID})
+    entries = state.entries(manifests, projection).where(is_live().text)
+    positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    attached = attach_deletes(data, DeleteEntries(positional, manifests, frozenset()), state)
+    pairs = attached.select(F.col("location").alias("data_path"), F.explode(DELETES).alias("delete"))
+    place = F.col("deletion_vector")
+    vectors = dvs.select(
+        F.col("referenced_file").alias("data_path"),
+        F.struct(
+            F.col("referenced_file").alias("data_path"), "location", place["offset"].alias("offset"),
+            place["size_in_bytes"].alias("size"), "record_count",
+        ).alias("vector"),
+    )  # fmt: skip
+    of_files = pairs.where(F.upper("delete.file_format") != "PUFFIN").join(vectors, "data_path")
+    units = of_files.groupBy(
+        F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
+    ).agg(F.collect_list("vector").alias("vectors"))
+    lost = map_arrow(materialize(units), partial(_lost_positions, state.access.tasks), _LOST_SCHEMA)
+    for row in lost.limit(1).toArrow().to_pylist():
+        raise ValidationError(
+            f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
+            f"which {row['delete_path']} deletes: readers of the vector would pass over that file"
+        )
+
+
+def _lost_positions(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the first position that a deletion vector lacks, for each delete file and vector that lacks any."""
+    for unit in task_rows(batches):
+        lost = []
+        positions = _positions(reader, unit["location"], unit["file_format"])
+        for vector in unit["vectors"]:
+            path, location = vector["data_path"], vector["location"]
+            if path not in positions:
+                continue
+            blob = reader.read_range(location, vector["offset"], vector["size"])
+            new = read_deletion_vector(blob, location, vector["record_count"])
+            first = next(positions[path].difference(new).positions(), np.empty(0, np.int64))
+            if len(first):
+                lost.append({"data_path": path, "position": int(first[0]), "delete_path": unit["location"]})
+        yield pa.RecordBatch.from_pylist(lost, schema=_LOST_SCHEMA)
+
+
+def _positions(reader: ExecutorReader, location: str, file_format: str) -> dict[str, PositionBitmap]:
+    """Return the positions that a position delete file deletes, by data file."""
+    by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
+    try:
+        for paths, positions in deleted_positions(reader.read(location), file_format, location):
+            codes, values = paths.indices.to_numpy(), positions.to_numpy()
+            for code in np.unique(codes):
+                by_path.setdefault(paths.dictionary[int(code)].as_py(), []).append(values[codes == code])
+    except (NotFoundError, CorruptFileError):
+        return {}
+    return {path: PositionBitmap.of(np.concatenate(parts)) for path, parts in by_path.items()}
