@@ -77,11 +77,16 @@ def carry_out(
             click.echo(UNCHANGED)
 
     if commit:
-        try:
-            with progress(doing):
-                plan.commit()
-        except Exception:
-            if getattr(plan, "is_partly_committed", False):
-                print_result()
-            raise
+        _commit(plan, doing, print_result)
     print_result()
+
+
+def _commit(plan: Plan, doing: str, print_result: Callable[[], None]) -> None:
+    """Commit a plan. Print the result before an error, if parts of the plan are committed."""
+    try:
+        with progress(doing):
+            plan.commit()
+    except Exception:
+        if getattr(plan, "is_partly_committed", False):
+            print_result()
+        raise
