@@ -169,6 +169,16 @@ def test_deleted_rows_in_the_present_schema() -> None:
     assert second["row"] is None
 
 
+def delete_schema(row: dict[str, Any]) -> dict[str, Any]:
+    """The Avro schema of a position delete file with deleted rows."""
+    fields = [
+        {"name": "file_path", "type": "string", "field-id": 2147483546},
+        {"name": "pos", "type": "long", "field-id": 2147483545},
+        {"name": "row", "type": ["null", row], "field-id": 2147483544},
+    ]
+    return {"type": "record", "name": "d", "fields": fields}
+
+
 def test_deleted_rows_of_avro() -> None:
     pair = {
         "type": "record",
@@ -184,15 +194,7 @@ def test_deleted_rows_of_avro() -> None:
             {"name": "m", "field-id": 4, "type": {"type": "array", "items": pair, "logicalType": "map"}},
         ],
     }
-    schema = {
-        "type": "record",
-        "name": "d",
-        "fields": [
-            {"name": "file_path", "type": "string", "field-id": 2147483546},
-            {"name": "pos", "type": "long", "field-id": 2147483545},
-            {"name": "row", "type": ["null", row], "field-id": 2147483544},
-        ],
-    }
+    schema = delete_schema(row)
     target = io.BytesIO()
     values = {"id": 4, "days": [1], "m": [{"key": "k", "value": 1.5}]}
     fastavro.writer(target, schema, [{"file_path": "a", "pos": 1, "row": values}])
@@ -248,15 +250,7 @@ def test_deleted_rows_of_avro_with_maps() -> None:
     """Iceberg writes maps with keys of strings as maps of Avro."""
     strings = {"type": "map", "values": "double"}
     row = {"type": "record", "name": "r", "fields": [{"name": "m", "field-id": 4, "type": strings}]}
-    schema = {
-        "type": "record",
-        "name": "d",
-        "fields": [
-            {"name": "file_path", "type": "string", "field-id": 2147483546},
-            {"name": "pos", "type": "long", "field-id": 2147483545},
-            {"name": "row", "type": ["null", row], "field-id": 2147483544},
-        ],
-    }
+    schema = delete_schema(row)
     target = io.BytesIO()
     records = [{"file_path": "a", "pos": place, "row": {"m": {"k": 1.5, str(place): 2.5}}} for place in range(2)]
     fastavro.writer(target, schema, records)
