@@ -1,7 +1,7 @@
 """A process whose Spark tries tasks again: `python -m tests.write.retried_tasks master folder`.
 
-It changes rows of a table, while an attempt of a task fails once its file is begun, so that Spark starts another. Prints
-the ids of the rows, the files that the table does not name, and the orphans.
+It changes rows of a table, while an attempt of a task fails once its file is begun, so that Spark starts another.
+Prints the ids of the rows, the files that the table does not name, and the orphans.
 """
 
 from __future__ import annotations
