@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType, StructType, UnknownType
 from pyspark.sql import functions as F
 
@@ -122,9 +122,17 @@ class EqualityDeletes:
 
     @property
     def row_filter(self) -> BooleanExpression:
-        """A filter that all rows satisfy which have one of the keys. Runs a job."""
+        """A filter that all rows satisfy which have one of the keys, in its partition. Runs a job."""
         schema = self.state.metadata.schema()
-        tops = [field.name for field in schema.fields if field.field_id in self.keys]
+        # A partition has one value of a column only if it is that value.
+        sources = [
+            {field.source_id for field in self.state.specs[spec_id].fields if field.transform == IdentityTransform()}
+            for spec_id in self.specs
+        ]
+        ids = {*self.keys, *frozenset.intersection(*map(frozenset, sources))}
+        fields = [field for field in schema.fields if field.field_id in ids]
+        # Keys are none of these, whose bounds lack NaN.
+        tops = [field.name for field in fields if not isinstance(field.field_type, FloatType | DoubleType)]
         return count_and_range(self.rows, schema, tops, null_is_a_key=True)[1]
 
 

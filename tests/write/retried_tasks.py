@@ -1,15 +1,13 @@
 """A process whose Spark tries tasks again: `python -m tests.write.retried_tasks master folder`.
 
-It changes rows of a table, while an attempt of a task fails once its file is written, or takes too long, so that Spark
-starts another. Prints the ids of the rows, the files that the table does not name, and the orphans.
+It changes rows of a table, while an attempt of a task fails once its file is begun, so that Spark starts another.
+Prints the ids of the rows, the files that the table does not name, and the orphans.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +17,16 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.session import local_frame, local_session
-from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.files import LocalFiles
 from tests.faults import Fault, FaultyFiles, FaultyWriter, Kind, tasks_use, through
 from tests.maintain.test_expire import planned_paths, soon
 from tests.write.list_files import unreached_files
 from tests.write.test_changes import BY_PART, MODES, SCHEMA
 
-SPECULATION = {
-    "spark.speculation": "true", "spark.speculation.quantile": "0.5", "spark.speculation.interval": "100ms",
-    "spark.speculation.minTaskRuntime": "200ms", "spark.speculation.multiplier": "2",
-    # A stage may have one task.
-    "spark.speculation.task.duration.threshold": "2s",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SlowWriter(ExecutorWriter):
-    """Takes long to end the first file."""
-
-    folder: str = ""
-
-    def sync(self, location: str) -> None:
-        super().sync(location)
-        try:
-            (Path(self.folder) / "slow").touch(exist_ok=False)
-        except FileExistsError:
-            return
-        time.sleep(60)
-        (Path(self.folder) / "woke").touch()
-
 
 def main(master: str, folder: Path) -> None:
-    is_cluster = master.startswith("local-cluster")
     config = {"spark.master": master, "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    spark = local_session("retried tasks", cores=2, memory="1g", config=config | (SPECULATION if is_cluster else {}))
+    spark = local_session("retried tasks", cores=2, memory="1g", config=config)
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=f"{folder}/warehouse")
     catalog.create_namespace("db")
     properties = {f"write.{command}.mode": MODES[1] for command in ("delete", "update", "merge")}
@@ -74,7 +47,7 @@ def main(master: str, folder: Path) -> None:
         notes = folder / name
         notes.mkdir()
         fault = Fault(1, Kind.ANSWER_LOST, "any")
-        writer = SlowWriter(folder=str(notes)) if is_cluster else FaultyWriter(folder=str(notes), fault=fault)
+        writer = FaultyWriter(folder=str(notes), fault=fault)
         with pytest.MonkeyPatch.context() as patch:
             tasks_use(patch, writer)
             change(through(table, FaultyFiles(LocalFiles())))

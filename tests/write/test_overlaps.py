@@ -52,3 +52,16 @@ def test_others_add_a_file_that_matches(table: sm.Table) -> None:
     stale.delete("id < 5")
     table.append(frame(table.state.spark, [(3, "a", 3), (9, "b", 9)]).coalesce(1))
     assert rows_of(stale.commit()) == [(7, "b", 7), (9, "b", 9)]
+
+
+@pytest.mark.parametrize("part", ["a", "b"])
+def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
+    """A key is deleted of its partition: only data that is added there is a conflict."""
+    stale: Any = table.transaction()
+    stale.equality_delete(frame(table.state.spark, [(2, "a", None)]), ["id"], isolation="serializable")
+    table.append(frame(table.state.spark, [(2, part, 3)]))
+    if part == "a":
+        with pytest.raises(sm.CommitConflictError, match="added data that may match"):
+            stale.commit()
+    else:
+        assert rows_of(stale.commit()) == [(1, "a", 1), (2, "b", 3), (7, "b", 7)]

@@ -364,8 +364,10 @@ class Writers:
 def place_of(file: Any) -> tuple[str, int, int]:
     """The partition of a file, and the least and greatest id that it may have or delete.
 
-    Position deletes have no bounds of ids: as in Java, those of the partition count.
+    Deletes count in their whole partition: files that are written again may have rows that a change does not read.
     """
+    if file.get("content"):
+        return file["partition"]["part"], -1, 1 << 39
     bounds = [{item["key"]: item["value"] for item in file[name] or ()} for name in ("lower_bounds", "upper_bounds")]
     low, high = (struct.unpack("<q", each[1])[0] if 1 in each else None for each in bounds)
     return file["partition"]["part"], -1 if low is None else low, 1 << 39 if high is None else high

@@ -106,9 +106,9 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
 
 
 @pytest.mark.skipif(not SOAK, reason="takes a minute: SPARKMETA_SOAK=1 runs it")
-@pytest.mark.parametrize("master", ["local[2, 3]", "local-cluster[2,1,1024]"])
+@pytest.mark.parametrize("master", ["local[2, 3]"])
 def test_tasks_are_tried_twice(tmp_path: Path, master: str) -> None:
-    """A task fails once its file is written, or is overtaken by another attempt: no row is there twice."""
+    """An attempt of a task fails once its file is begun: no row is there twice, and the file is gone."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.write.retried_tasks", master, str(tmp_path)], cwd=ROOT, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False, timeout=LONGEST,
@@ -118,9 +118,6 @@ def test_tasks_are_tried_twice(tmp_path: Path, master: str) -> None:
     expected = {i: int(i < 20) for i in range(40)} | dict.fromkeys(range(30, 50), 0)
     assert report["rows"] == [[i, n] for i, n in sorted(expected.items())]
     assert report["orphans"] == report["left"]
-    assert "cluster" in master or not report["left"], "an attempt that fails deletes its files"
-    if "cluster" in master:
-        assert set(map(tuple, report["notes"].values())) == {("slow",)}, "the slow attempt was overtaken"
-    else:
-        assert all(len(noted) > 2 for noted in report["notes"].values())
+    assert not report["left"], "an attempt that fails deletes its files"
+    assert all(len(noted) > 2 for noted in report["notes"].values())
     print(master, f"{len(report['left'])} files left")  # noqa: T201
