@@ -90,8 +90,8 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
             worker.kill()
     assert killed == KILLS
     table = table.refresh()
-    made = [changes_of(table, number) for number in range(WORKERS)]
-    assert made == [[*range(CHANGES)]] * WORKERS
+    changes = [changes_of(table, number) for number in range(WORKERS)]
+    assert changes == [[*range(CHANGES)]] * WORKERS
     done = [0] * WORKERS
     for snapshot in table.snapshots():
         assert snapshot.summary is not None
