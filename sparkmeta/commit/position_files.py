@@ -37,8 +37,13 @@ _LOST_SCHEMA = pa.schema(
 )
 
 
+def may_have_position_files(state: TableState, manifests: pa.Table) -> bool:
+    """Return whether delete manifests may hold position delete files, and tasks can read these. May run a job."""
+    return bool(len(manifests)) and state.access.tasks is not None and not only_dvs(state, manifests, by_job=True)
+
+
 def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, manifests: pa.Table) -> None:
-    """Refuse deletion vectors that lack positions of position delete files. Runs jobs if there are such files.
+    """Refuse deletion vectors that lack positions of position delete files. Runs jobs.
 
     Damaged and missing delete files are passed over, since readers can't read their positions either.
 
@@ -46,13 +51,13 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
         state: the state to which the deletion vectors are added.
         dvs: the new deletion vectors, entries of `SEARCH_COLUMNS`.
         data: their live data files, entries of `SEARCH_COLUMNS`.
-        manifests: the delete manifests that may apply to these, rows of `state.manifests`.
+        manifests: the delete manifests that may apply to these, rows of `state.manifests`; see
+            `may_have_position_files`.
 
     Raises:
         ValidationError: a deletion vector lacks a position.
     """
-    if not len(manifests) or state.access.tasks is None or only_dvs(state, manifests, by_job=True):
-        return
+    assert state.access.tasks is not None
     projection = state.projection((*DV_COLUMNS, "equality_ids"), {DELETE_FILE_PATH_ID})
     entries = state.entries(manifests, projection).where(is_live().text)
     positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))

@@ -1,89 +1,28 @@
-"""Build a new snapshot: the files that it adds and removes, and how they are written down."""
+"""Collect the files that a new snapshot adds and removes, and how the commit is checked against others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from pyspark.sql import functions as F
-
-from sparkmeta.changes.history import snapshots_since
-from sparkmeta.commit.conflicts import (
-    Isolation,
-    Operation,
-    Validation,
-    refuse_missing_data,
-    refuse_new_deletes,
-    refuse_newer_data,
-    refuse_replaced_data,
-    validate,
-)
-from sparkmeta.commit.duplicates import refuse_duplicates
+from sparkmeta.commit.attempt import Attempt, Progress
+from sparkmeta.commit.change_set import DATA, DELETES, AddedPart, ChangeSet, ReplacedPart
+from sparkmeta.commit.conflicts import Isolation, Validation
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
-from sparkmeta.commit.list_writer import ListWriter
-from sparkmeta.commit.named import NotLiveError, Searches, find_files, find_live_deletes
-from sparkmeta.commit.removal import Removal
 from sparkmeta.commit.table_files import frame_of, table_of
-from sparkmeta.commit.tree_writer import TreeWriter
-from sparkmeta.commit.vector_targets import replaced_deletes
-from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
-from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.errors import CommitConflictError, ValidationError, shown
+from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
-from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import has_tree, refuse_encrypted
-from sparkmeta.spec.summary import FileKind
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.new_files import NewFiles
-    from sparkmeta.commit.snapshot_writer import SnapshotWriter
+    from sparkmeta.edit.new_snapshot import SnapshotNames
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.spec.snapshot import Summary
-
-_DATA = (int(ContentType.DATA),)
-_DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
-
-# What a rewrite may add only if it removes some.
-_REWRITTEN = {"data files": {FileKind.DATA}, "deletes": {*FileKind} - {FileKind.DATA}}
 
 
-@dataclass(frozen=True)
-class _Added:
-    """Files to add.
-
-    Attributes:
-        files: the files; all those of a table.
-        kinds: the content types that they may have.
-        data_sequence_number: theirs, if it is not that of the commit.
-    """
-
-    files: DataFrame | TableState
-    kinds: tuple[int, ...]
-    data_sequence_number: int | None = None
-
-
-@dataclass(frozen=True)
-class _Replaced:
-    """Files to replace. Deletes of their rows by other commits conflict.
-
-    Attributes:
-        files: the files.
-        data_sequence_number: that of the new files, if it is not that of the commit. New equality deletes do not
-            conflict then, since they apply to the new files as well.
-    """
-
-    files: DataFrame
-    data_sequence_number: int | None = None
-
-
-@dataclass
 class SnapshotUpdate:
     """Collects changes of files, which become one snapshot when the transaction commits. Methods can be chained.
 
@@ -94,22 +33,17 @@ class SnapshotUpdate:
     leaves, which takes less time than a DataFrame of its files.
     """
 
-    _started: TableState
-    _branch: str
-    _properties: dict[str, str]
-    _added: list[_Added] = field(default_factory=list)
-    _removed: list[DataFrame] = field(default_factory=list)
-    _filters: list[FilteredFiles] = field(default_factory=list)
-    _partitions_of: list[ReplacedFiles] = field(default_factory=list)
-    _rewrites: bool = False
-    _overwrites: bool = False
-    _replaced: list[_Replaced] = field(default_factory=list)
-    _superseded: list[DataFrame] = field(default_factory=list)
-    _are_new: bool = False
-    _referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
-    _validations: list[Validation] = field(default_factory=list)
-    _progress: _Progress = field(default_factory=lambda: _Progress())  # noqa: PLW0108  defined below
-    _closed: bool = False
+    def __init__(self, started: TableState, branch: str, properties: dict[str, str]) -> None:
+        """Begin without changes. For `Transaction`.
+
+        Args:
+            started: the table when the transaction began.
+            branch: the branch.
+            properties: further properties of the snapshot's summary.
+        """
+        self._changes = ChangeSet(started, branch, properties)
+        self._progress = Progress()
+        self._closed = False
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -125,7 +59,7 @@ class SnapshotUpdate:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
         """
         self._refuse_closed()
-        self._added.append(_Added(table_of(files), _DATA))
+        self._changes.added.append(AddedPart(table_of(files), DATA))
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
@@ -138,9 +72,9 @@ class SnapshotUpdate:
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
-            self._removed.append(frame_of(files))
+            self._changes.removed.append(frame_of(files))
         if row_filter is not None:
-            self._filters.append(FilteredFiles(row_filter))
+            self._changes.filters.append(FilteredFiles(row_filter))
         return self
 
     def overwrite(
@@ -151,7 +85,7 @@ class SnapshotUpdate:
     ) -> Self:
         """Replace the given files, or the data files of which all rows match a filter, with new data files."""
         self._refuse_closed()
-        self._overwrites = True
+        self._changes.overwrites = True
         self.append(added)
         return self.delete(removed, row_filter)
 
@@ -180,12 +114,12 @@ class SnapshotUpdate:
         if added is not None:
             self.append(added)
         if deletes is not None:
-            self._added.append(_Added(table_of(deletes), _DELETES))
+            self._changes.added.append(AddedPart(table_of(deletes), DELETES))
         if removed is not None:
-            self._removed.append(frame_of(removed))
-            self._replaced.append(_Replaced(removed))
+            self._changes.removed.append(frame_of(removed))
+            self._changes.replaced.append(ReplacedPart(removed))
         if superseded is not None:
-            self._superseded.append(frame_of(superseded))
+            self._changes.superseded.append(frame_of(superseded))
         return self
 
     def rewrite(
@@ -218,20 +152,20 @@ class SnapshotUpdate:
         self._refuse_closed()
         if data_sequence_number is not None:
             self._check_sequence_number(data_sequence_number)
-        self._rewrites = True
-        self._removed.append(frame_of(removed))
-        self._replaced.append(_Replaced(removed, data_sequence_number))
+        self._changes.rewrites = True
+        self._changes.removed.append(frame_of(removed))
+        self._changes.replaced.append(ReplacedPart(removed, data_sequence_number))
         if added is not None:
-            self._added.append(_Added(frame_of(added), (*_DATA, *_DELETES), data_sequence_number))
+            self._changes.added.append(AddedPart(frame_of(added), (*DATA, *DELETES), data_sequence_number))
         if deletes is not None:
-            self._added.append(_Added(frame_of(deletes), _DELETES))
+            self._changes.added.append(AddedPart(frame_of(deletes), DELETES))
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
         """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
         self._refuse_closed()
-        self._overwrites = True
-        self._partitions_of.append(ReplacedFiles(frame_of(files)))
+        self._changes.overwrites = True
+        self._changes.partitions_of.append(ReplacedFiles(frame_of(files)))
         return self.append(files)
 
     def validate_no_conflicts(
@@ -267,8 +201,8 @@ class SnapshotUpdate:
         self._refuse_closed()
         if isolation not in ("serializable", "snapshot"):
             raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
-        start = from_snapshot_id if from_snapshot_id is not None else self._start
-        self._validations.append(Validation(start, row_filter, isolation, ignore_deletes))
+        start = from_snapshot_id if from_snapshot_id is not None else self._changes.start
+        self._changes.validations.append(Validation(start, row_filter, isolation, ignore_deletes))
         return self
 
     def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
@@ -283,7 +217,7 @@ class SnapshotUpdate:
             with_deletes: whether they must not have been deleted either.
         """
         self._refuse_closed()
-        self._referenced.append((frame_of(files), with_deletes))
+        self._changes.referenced.append((frame_of(files), with_deletes))
         return self
 
     def assume_new_files(self) -> Self:
@@ -293,7 +227,7 @@ class SnapshotUpdate:
         manifests that may hold files of their partitions.
         """
         self._refuse_closed()
-        self._are_new = True
+        self._changes.are_new = True
         return self
 
     def close(self) -> None:
@@ -302,209 +236,32 @@ class SnapshotUpdate:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise ValidationError(
-                f"{self._started.metadata.location}: the transaction is committed: the update takes no more changes"
-            )
+            location = self._changes.started.metadata.location
+            raise ValidationError(f"{location}: the transaction is committed: the update takes no more changes")
 
     def _check_sequence_number(self, number: object) -> None:
         """Raise ValidationError for a number that later equality deletes may not exceed."""
-        head = self._started.metadata.snapshot_by_name(self._branch)
+        metadata = self._changes.started.metadata
+        head = metadata.snapshot_by_name(self._changes.branch)
         most = 0 if head is None else head.sequence_number or 0
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
             raise ValidationError(
-                f"{self._started.metadata.location}: data_sequence_number is {shown(number)}: expected a whole number "
+                f"{metadata.location}: data_sequence_number is {shown(number)}: expected a whole number "
                 f"from 0 to {most}, the sequence number of the snapshot that was read"
             )
-
-    @property
-    def _start(self) -> int | None:
-        head = self._started.metadata.snapshot_by_name(self._branch)
-        return None if head is None else head.snapshot_id
-
-    @property
-    def _conflicting(self) -> Operation:
-        """The parts of this update that decide whether other commits conflict with it."""
-        adds_deletes = any(part.kinds == _DELETES for part in self._added)
-        filters = [matching.row_filter for matching in self._filters]
-        partitions_of = [replaced.files for replaced in self._partitions_of]
-        return Operation(filters, partitions_of, bool(self._removed), adds_deletes)
 
     # -- the commit -------------------------------------------------------------------------------------------------
 
     def apply(self, state: TableState) -> TableMetadata:
         """Write the snapshot's manifests. Return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
-            self._progress = _Progress()
+            self._progress = Progress()
         # Another commit may have changed the format since the transaction began.
         refuse_lists_of_version_4(state.metadata, state.metadata.location)
         refuse_encrypted(state.metadata, "and can't be committed to")
-        return _Attempt(self, branch_head(state, self._branch)).apply()
+        return Attempt(self._changes, self._progress, branch_head(state, self._changes.branch)).apply()
 
     @property
     def names(self) -> SnapshotNames:
         """The names of the files that the update writes. For `Transaction`."""
         return self._progress.names
-
-    @property
-    def operation(self) -> str:
-        """The operation of the snapshot's summary (semantics 3.2-6)."""
-        if self._rewrites:
-            return "replace"
-        adds_data = any(_DATA[0] in part.kinds for part in self._added)
-        adds_deletes = any(_DATA[0] not in part.kinds for part in self._added)
-        removes = bool(self._removed or self._filters or self._partitions_of)
-        if self._partitions_of or (self._overwrites and removes) or (adds_data and (adds_deletes or removes)):
-            return "overwrite"
-        return "append" if adds_data else "delete"
-
-
-@dataclass
-class _Progress:
-    """The results of an attempt that the next one reuses.
-
-    Attributes:
-        names: the snapshot id, and the files that have been written.
-        searches: the results of searches, by leaf.
-        writer: writes the snapshot.
-        added: the entries and manifests of new files.
-        replaced: identifies the deletes that the new deletion vectors replaced in the first attempt.
-    """
-
-    names: SnapshotNames = field(default_factory=SnapshotNames)
-    searches: Searches = field(default_factory=Searches)
-    writer: SnapshotWriter | None = None
-    added: NewFiles | None = None
-    replaced: Any = None
-
-    def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
-        """Return the writer of a snapshot, a new one if the results of the last attempt do not fit the head."""
-        if self.writer is not None and not self.writer.fits(head):
-            self.writer = self.added = self.replaced = None
-        if self.writer is None:
-            kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
-            kind = TreeWriter if has_tree(head.metadata) else ListWriter
-            self.writer = kind(branch, self.names, self.searches)
-        return self.writer
-
-
-@dataclass
-class _Attempt:
-    """An attempt to make the snapshot on one state of the table."""
-
-    update: SnapshotUpdate
-    head: TableState
-
-    @property
-    def progress(self) -> _Progress:
-        return self.update._progress
-
-    def apply(self) -> TableMetadata:
-        update, progress = self.update, self.progress
-        for validation in update._validations:
-            validate(self.head, validation, update._conflicting)
-        progress.names.next_attempt(self.head.metadata)
-        writer = progress.writer_for(self.head, update._branch)
-        state = writer.begin(self.head)
-        if progress.added is None:
-            progress.added = self._add(writer)
-        added = progress.added
-        removal = self._removal(state, added)
-        if not update._are_new:
-            refuse_duplicates(state, added, removal, progress.searches)
-        return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
-
-    def _add(self, writer: SnapshotWriter) -> NewFiles:
-        added = writer.nothing
-        tables = [part.files for part in self.update._added if part.kinds == _DELETES]
-        for part in self.update._added:
-            files = part.files
-            if not isinstance(files, TableState):
-                new = writer.add(files, part.kinds, added, part.data_sequence_number)
-            elif part.kinds == _DELETES:
-                new = writer.add_vectors(files, added)
-            else:
-                new = writer.add_table(files, added, with_deletes=any(files is table for table in tables))
-            added = added.plus(new)
-        return added
-
-    def _removal(self, state: TableState, added: NewFiles) -> Removal:
-        update, searches = self.update, self.progress.searches
-        parts = [self._named(state, files) for files in update._removed]
-        parts += [self._filtered(state, matching) for matching in update._filters]
-        parts += [replaced.find(state, searches) for replaced in update._partitions_of]
-        parts += [find_live_deletes(state, files, searches) for files in update._superseded]
-        removal = reduce(Removal.plus, parts, Removal())
-        if update._rewrites:
-            self._refuse_more_kinds(state, added, removal)
-        if FileKind.POSITION_DELETES in added.tally.counts:
-            self._check_referenced(state, added)
-        if FileKind.DELETION_VECTOR not in added.tally.counts:
-            return removal
-        deletes = replaced_deletes(state, added, removal, searches)
-        if self.progress.replaced is not None and self.progress.replaced != deletes.names:
-            raise CommitConflictError(
-                f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
-            )
-        self.progress.replaced = deletes.names
-        return removal.plus(deletes.removal)
-
-    @staticmethod
-    def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
-        """Refuse a rewrite that adds data files, or deletes, and removes none."""
-        for what, kinds in _REWRITTEN.items():
-            if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
-                raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
-
-    def _check_referenced(self, state: TableState, added: NewFiles) -> None:
-        """Refuse position delete files whose data files others have replaced."""
-        update = self.update
-        for files, with_deletes in update._referenced:
-            refuse_missing_data(state, files, update._start, with_deletes=with_deletes)
-        if update._referenced or not snapshots_since(state, update._start):
-            return
-        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
-        positional = deletes.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-        if positional.where("referenced_file IS NULL").limit(1).collect():
-            refuse_replaced_data(state, update._start)
-        named = positional.select(F.col("referenced_file").alias("file_path"))
-        refuse_missing_data(state, named, update._start, with_deletes=False)
-
-    def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
-        """Find files by a filter. Raises CommitConflictError if others may have added one of which some rows match."""
-        try:
-            return matching.find(state, self.progress.searches)
-        except ValidationError as error:
-            if snapshots_since(state, self.update._start):
-                raise CommitConflictError(f"{error}: others have committed since") from error
-            raise
-
-    def _named(self, state: TableState, files: DataFrame) -> Removal:
-        """Find files by name. Raises CommitConflictError if others removed them, or rows of files that are replaced."""
-        update = self.update
-        try:
-            removal = find_files(state, files, self.progress.searches)
-        except NotLiveError as error:
-            if snapshots_since(state, update._start):
-                raise CommitConflictError(f"{error} any more") from error
-            raise
-        for replaced in update._replaced:
-            if replaced.files is files:
-                number = replaced.data_sequence_number
-                refuse_new_deletes(state, files, removal, update._start, by_position=number is not None)
-                if number is not None:
-                    refuse_newer_data(state, files, removal, number)
-        for validation in update._validations:
-            refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
-        return removal
-
-    def _summary(self, added: NewFiles, removal: Removal, manifests: ManifestCounts) -> Summary:
-        update = self.update
-        return snapshot_summary(
-            update.operation,
-            added.tally,
-            removal.tally,
-            self.head.snapshot,
-            update._properties,
-            manifests,
-            replaces_partitions=bool(update._partitions_of),
-        )

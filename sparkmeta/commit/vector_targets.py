@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
 from sparkmeta.commit.named import Searches, delete_leaves, deletes_of, many_deletes_of
-from sparkmeta.commit.position_files import refuse_lost_positions
+from sparkmeta.commit.position_files import may_have_position_files, refuse_lost_positions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
 from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
@@ -127,9 +127,10 @@ def _replaced_by_few(
     _check_pairs(state, dvs, targets.take(places))
     deletes = deletes_of(state, live, searches)
     _check_replaced(state, dvs, deletes)
-    if len(live):
+    manifests = delete_leaves(state, live)
+    if may_have_position_files(state, manifests):
         new, data = (local_frame(state.spark, entries) for entries in (dvs, live))
-        refuse_lost_positions(state, new, data, delete_leaves(state, live))
+        refuse_lost_positions(state, new, data, manifests)
     unnamed = without_rows(deletes, removal, state)
     return ReplacedDeletes(removal_of_rows(unnamed, state), frozenset(names_of(deletes)))
 
@@ -300,10 +301,11 @@ def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, remova
         raise _fewer_positions(state, row)
     if state.access.tasks is not None:
         _check_bitmaps(state, pairs)
-    of_live = data.join(
-        live_targets.select(F.col("location").alias(_TARGET)), F.col("location") == F.col(_TARGET), "left_semi"
-    )
-    refuse_lost_positions(state, dvs, of_live, live_leaves(state, ContentType.DELETE_MANIFEST))
+    manifests = live_leaves(state, ContentType.DELETE_MANIFEST)
+    if may_have_position_files(state, manifests):
+        of_live = live_targets.select(F.col("location").alias(_TARGET))
+        live_data = data.join(of_live, F.col("location") == F.col(_TARGET), "left_semi")
+        refuse_lost_positions(state, dvs, live_data, manifests)
     unnamed = without(deletes, removal, state) if removal.masks or removal.keys else deletes
     return ReplacedDeletes(removal_of(unnamed, state), _fingerprint(deletes))
 

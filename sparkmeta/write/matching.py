@@ -203,6 +203,19 @@ class Matching:
         parts = planned_parts(files.frame(state.spark)).repartition(max(tasks, 1))
         return _computed(map_arrow(parts, find.masks, MASK_SCHEMA), files, state)
 
+    def affected_paths(self, *, masks: bool) -> pa.Array:
+        """Return the paths of partly matching files that have matching rows. Runs jobs.
+
+        Args:
+            masks: whether the masks of these rows are needed as well.
+        """
+        if not self.has_parts:
+            return pa.array([], pa.string())
+        if masks and isinstance(self.masks, pa.Table):
+            return self.masks.column("data_path").unique()
+        paths = self.masks.select("data_path") if masks else self.positions.select(FILE)
+        return whole(paths.distinct().toArrow().column(0))
+
     def planned(self, paths: pa.Array) -> PlannedFiles:
         """Return some of the partly matching files with their deletes."""
         files = self.partial_files

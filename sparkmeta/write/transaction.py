@@ -14,7 +14,6 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.projected import NAME_MAPPING, name_mapping
 from sparkmeta.write.add_files import describe_files
@@ -271,7 +270,7 @@ class RowTransaction(Transaction[TableT]):
         Returns:
             Whether any row matches. If none does, the change stays as it is.
         """
-        paths = _affected(matching, masks=masks)
+        paths = matching.affected_paths(masks=masks)
         if not len(paths) and not matching.has_whole_files:
             return False
         if len(paths):
@@ -437,17 +436,3 @@ class _Change:
     def drop(self) -> None:
         """Make no snapshot."""
         self.dropped = True
-
-
-def _affected(matching: Matching, *, masks: bool) -> pa.Array:
-    """Return the paths of partly matching files that have matching rows. Runs jobs.
-
-    Args:
-        masks: whether the masks of these rows are needed as well.
-    """
-    if not matching.has_parts:
-        return pa.array([], pa.string())
-    if masks and isinstance(matching.masks, pa.Table):
-        return matching.masks.column("data_path").unique()
-    paths = matching.masks.select("data_path") if masks else matching.positions.select(FILE)
-    return whole(paths.distinct().toArrow().column(0))

@@ -1,0 +1,203 @@
+"""Attempts to make a snapshot of changes of files, each on the newest state of the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from sparkmeta.changes.history import snapshots_since
+from sparkmeta.commit.change_set import DELETES
+from sparkmeta.commit.conflicts import (
+    refuse_missing_data,
+    refuse_new_deletes,
+    refuse_newer_data,
+    refuse_replaced_data,
+    validate,
+)
+from sparkmeta.commit.duplicates import refuse_duplicates
+from sparkmeta.commit.list_writer import ListWriter
+from sparkmeta.commit.named import NotLiveError, Searches, find_files, find_live_deletes
+from sparkmeta.commit.removal import Removal
+from sparkmeta.commit.tree_writer import TreeWriter
+from sparkmeta.commit.vector_targets import replaced_deletes
+from sparkmeta.edit.new_snapshot import SnapshotNames
+from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
+from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.summary import FileKind
+from sparkmeta.state import TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.change_set import ChangeSet
+    from sparkmeta.commit.filtered import FilteredFiles
+    from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.commit.snapshot_writer import SnapshotWriter
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.snapshot import Summary
+
+# What a rewrite may add only if it removes some.
+_REWRITTEN = {"data files": {FileKind.DATA}, "deletes": {*FileKind} - {FileKind.DATA}}
+
+
+@dataclass
+class Progress:
+    """The results of an attempt that the next one reuses.
+
+    Attributes:
+        names: the snapshot id, and the files that have been written.
+        searches: the results of searches, by leaf.
+        writer: writes the snapshot.
+        added: the entries and manifests of new files.
+        replaced: identifies the deletes that the new deletion vectors replaced in the first attempt.
+    """
+
+    names: SnapshotNames = field(default_factory=SnapshotNames)
+    searches: Searches = field(default_factory=Searches)
+    writer: SnapshotWriter | None = None
+    added: NewFiles | None = None
+    replaced: Any = None
+
+    def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
+        """Return the writer of a snapshot, a new one if the results of the last attempt do not fit the head."""
+        if self.writer is not None and not self.writer.fits(head):
+            self.writer = self.added = self.replaced = None
+        if self.writer is None:
+            kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
+            kind = TreeWriter if has_tree(head.metadata) else ListWriter
+            self.writer = kind(branch, self.names, self.searches)
+        return self.writer
+
+
+@dataclass
+class Attempt:
+    """An attempt to make a snapshot on one state of the table.
+
+    Attributes:
+        changes: the changes of files.
+        progress: the results of earlier attempts.
+        head: the table at the branch's head.
+    """
+
+    changes: ChangeSet
+    progress: Progress
+    head: TableState
+
+    def apply(self) -> TableMetadata:
+        """Write the snapshot's manifests. Return the table's metadata with the snapshot."""
+        changes, progress = self.changes, self.progress
+        for validation in changes.validations:
+            validate(self.head, validation, changes.conflicting)
+        progress.names.next_attempt(self.head.metadata)
+        writer = progress.writer_for(self.head, changes.branch)
+        state = writer.begin(self.head)
+        if progress.added is None:
+            progress.added = self._add(writer)
+        added = progress.added
+        removal = self._removal(state, added)
+        if not changes.are_new:
+            refuse_duplicates(state, added, removal, progress.searches)
+        return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
+
+    def _add(self, writer: SnapshotWriter) -> NewFiles:
+        added = writer.nothing
+        tables = [part.files for part in self.changes.added if part.kinds == DELETES]
+        for part in self.changes.added:
+            files = part.files
+            if not isinstance(files, TableState):
+                new = writer.add(files, part.kinds, added, part.data_sequence_number)
+            elif part.kinds == DELETES:
+                new = writer.add_vectors(files, added)
+            else:
+                new = writer.add_table(files, added, with_deletes=any(files is table for table in tables))
+            added = added.plus(new)
+        return added
+
+    def _removal(self, state: TableState, added: NewFiles) -> Removal:
+        changes, searches = self.changes, self.progress.searches
+        parts = [self._named(state, files) for files in changes.removed]
+        parts += [self._filtered(state, matching) for matching in changes.filters]
+        parts += [replaced.find(state, searches) for replaced in changes.partitions_of]
+        parts += [find_live_deletes(state, files, searches) for files in changes.superseded]
+        removal = reduce(Removal.plus, parts, Removal())
+        if changes.rewrites:
+            self._refuse_more_kinds(state, added, removal)
+        if FileKind.POSITION_DELETES in added.tally.counts:
+            self._check_referenced(state, added)
+        if FileKind.DELETION_VECTOR not in added.tally.counts:
+            return removal
+        deletes = replaced_deletes(state, added, removal, searches)
+        if self.progress.replaced is not None and self.progress.replaced != deletes.names:
+            raise CommitConflictError(
+                f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
+            )
+        self.progress.replaced = deletes.names
+        return removal.plus(deletes.removal)
+
+    @staticmethod
+    def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
+        """Refuse a rewrite that adds data files, or deletes, and removes none."""
+        for what, kinds in _REWRITTEN.items():
+            if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
+                raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
+
+    def _check_referenced(self, state: TableState, added: NewFiles) -> None:
+        """Refuse position delete files whose data files others have replaced."""
+        changes = self.changes
+        for files, with_deletes in changes.referenced:
+            refuse_missing_data(state, files, changes.start, with_deletes=with_deletes)
+        if changes.referenced or not snapshots_since(state, changes.start):
+            return
+        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
+        positional = deletes.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+        if positional.where("referenced_file IS NULL").limit(1).collect():
+            refuse_replaced_data(state, changes.start)
+        named = positional.select(F.col("referenced_file").alias("file_path"))
+        refuse_missing_data(state, named, changes.start, with_deletes=False)
+
+    def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
+        """Find files by a filter. Raises CommitConflictError if others may have added one of which some rows match."""
+        try:
+            return matching.find(state, self.progress.searches)
+        except ValidationError as error:
+            if snapshots_since(state, self.changes.start):
+                raise CommitConflictError(f"{error}: others have committed since") from error
+            raise
+
+    def _named(self, state: TableState, files: DataFrame) -> Removal:
+        """Find files by name. Raises CommitConflictError if others removed them, or rows of files that are replaced."""
+        changes = self.changes
+        try:
+            removal = find_files(state, files, self.progress.searches)
+        except NotLiveError as error:
+            if snapshots_since(state, changes.start):
+                raise CommitConflictError(f"{error} any more") from error
+            raise
+        for replaced in changes.replaced:
+            if replaced.files is files:
+                number = replaced.data_sequence_number
+                refuse_new_deletes(state, files, removal, changes.start, by_position=number is not None)
+                if number is not None:
+                    refuse_newer_data(state, files, removal, number)
+        for validation in changes.validations:
+            refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
+        return removal
+
+    def _summary(self, added: NewFiles, removal: Removal, manifests: ManifestCounts) -> Summary:
+        changes = self.changes
+        return snapshot_summary(
+            changes.operation,
+            added.tally,
+            removal.tally,
+            self.head.snapshot,
+            changes.properties,
+            manifests,
+            replaces_partitions=bool(changes.partitions_of),
+        )

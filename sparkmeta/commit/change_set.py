@@ -1,0 +1,111 @@
+"""The changes of files that become one snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkmeta.commit.conflicts import Operation
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.conflicts import Validation
+    from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
+    from sparkmeta.state import TableState
+
+DATA = (int(ContentType.DATA),)
+DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
+
+
+@dataclass(frozen=True)
+class AddedPart:
+    """Files to add.
+
+    Attributes:
+        files: the files; all those of a table.
+        kinds: the content types that they may have.
+        data_sequence_number: theirs, if it is not that of the commit.
+    """
+
+    files: DataFrame | TableState
+    kinds: tuple[int, ...]
+    data_sequence_number: int | None = None
+
+
+@dataclass(frozen=True)
+class ReplacedPart:
+    """Files to replace. Deletes of their rows by other commits conflict.
+
+    Attributes:
+        files: the files.
+        data_sequence_number: that of the new files, if it is not that of the commit. New equality deletes do not
+            conflict then, since they apply to the new files as well.
+    """
+
+    files: DataFrame
+    data_sequence_number: int | None = None
+
+
+@dataclass
+class ChangeSet:
+    """Changes of files that become one snapshot.
+
+    Attributes:
+        started: the table when the transaction began.
+        branch: the branch.
+        properties: further properties of the snapshot's summary.
+        added: the files to add.
+        removed: rows that name files to remove.
+        filters: filters that find data files to remove.
+        partitions_of: files whose partitions are replaced.
+        rewrites: whether the rows of the table stay the same.
+        overwrites: whether added files replace the removed ones.
+        replaced: those of the removed files that hold rows of added ones.
+        superseded: position delete files that are removed if they are live.
+        are_new: whether no added file can be in the table already.
+        referenced: data files that position delete files are about, and whether they must not have been deleted.
+        validations: what is checked against other commits.
+    """
+
+    started: TableState
+    branch: str
+    properties: dict[str, str]
+    added: list[AddedPart] = field(default_factory=list)
+    removed: list[DataFrame] = field(default_factory=list)
+    filters: list[FilteredFiles] = field(default_factory=list)
+    partitions_of: list[ReplacedFiles] = field(default_factory=list)
+    rewrites: bool = False
+    overwrites: bool = False
+    replaced: list[ReplacedPart] = field(default_factory=list)
+    superseded: list[DataFrame] = field(default_factory=list)
+    are_new: bool = False
+    referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+
+    @property
+    def start(self) -> int | None:
+        """The branch's head when the transaction began."""
+        head = self.started.metadata.snapshot_by_name(self.branch)
+        return None if head is None else head.snapshot_id
+
+    @property
+    def conflicting(self) -> Operation:
+        """The parts of this update that decide whether other commits conflict with it."""
+        adds_deletes = any(part.kinds == DELETES for part in self.added)
+        filters = [matching.row_filter for matching in self.filters]
+        partitions_of = [replaced.files for replaced in self.partitions_of]
+        return Operation(filters, partitions_of, bool(self.removed), adds_deletes)
+
+    @property
+    def operation(self) -> str:
+        """The operation of the snapshot's summary (semantics 3.2-6)."""
+        if self.rewrites:
+            return "replace"
+        adds_data = any(DATA[0] in part.kinds for part in self.added)
+        adds_deletes = any(DATA[0] not in part.kinds for part in self.added)
+        removes = bool(self.removed or self.filters or self.partitions_of)
+        if self.partitions_of or (self.overwrites and removes) or (adds_data and (adds_deletes or removes)):
+            return "overwrite"
+        return "append" if adds_data else "delete"
