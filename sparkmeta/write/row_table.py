@@ -306,7 +306,7 @@ class RowTable(BaseTable):
         `when_matched(condition)` takes `update(assignments)`, `update_all()` or `delete()`; `when_not_matched` takes
         `insert(values)` or `insert_all()`; `when_not_matched_by_source` takes `update(assignments)` or `delete()`.
         Columns are `target.<column>` and `source.<column>`. Among clauses of one kind, the first whose condition holds
-        applies. Nothing happens before `merge()` or its alias `commit()`.
+        applies. Nothing runs before `merge()`.
 
         In tables with row lineage, updated rows keep their `_row_id`. The table properties `write.merge.mode` and
         `write.merge.isolation-level` apply as for `delete`. If no row changes, no snapshot is made.
