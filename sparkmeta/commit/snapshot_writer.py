@@ -22,7 +22,7 @@ class SnapshotWriter(Protocol):
 
     @property
     def nothing(self) -> NewFiles:
-        """Return an empty set of new files."""
+        """An empty set of new files."""
 
     def fits(self, head: TableState) -> bool:
         """Return whether the files of earlier attempts can be used for a commit onto `head`."""

@@ -132,7 +132,7 @@ class _Writer:
 
     @property
     def _size(self) -> int:
-        """Return the total bytes of the masks."""
+        """The total bytes of the masks."""
         if isinstance(self.masks, pa.Table):
             return int(pc.sum(pc.binary_length(self.masks.column("vector"))).as_py() or 0)
         return int(self.masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0))).toArrow().column(0)[0].as_py())

@@ -333,7 +333,7 @@ class RowTransaction(Transaction[TableT]):
 
     @property
     def _lineage(self) -> tuple[str, ...]:
-        """Return the metadata columns that rows keep when they move to another file."""
+        """The metadata columns that rows keep when they move to another file."""
         tracked = self.table_metadata.format_version >= _LINEAGE_VERSION
         return tuple(column.name for column in LINEAGE) if tracked else ()
 
