@@ -233,12 +233,12 @@ class Table(RowTable):
     # -- metadata ---------------------------------------------------------------------------------------------------
 
     def name(self) -> tuple[str, ...]:
-        """Return the table's identifier in its catalog, or its folder or location as a single name if it has none."""
+        """Return the table's identifier in its catalog, or else its folder or base location as a single name."""
         return self.identifier
 
     @property
     def read_only(self) -> bool:
-        """Whether the table can't be committed to, because it was not loaded through a catalog that commits."""
+        """Whether the table can't be committed to, for example because it was opened at a metadata file."""
         return self.operations.refusal is not None
 
     @property

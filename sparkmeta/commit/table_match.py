@@ -80,7 +80,7 @@ def _check_schemas(source: TableState, target: TableState) -> None:
 
 
 def _check_missing(source: TableState, target: TableState, where: str) -> None:
-    """Refuse ids that the source's schema lacks but its files may have, or must have."""
+    """Refuse columns missing from the source's schema that its files may still have, or that the target requires."""
     known, ours = index_by_id(source.metadata.schema()), target.metadata.schema()
     target_fields, places = index_by_id(ours), _places(ours)
     for field_id, field in source.types.fields.items():

@@ -288,7 +288,7 @@ class _Part:
 
     @cached_property
     def _selecting(self) -> _Deletes | None:
-        """The deletes of which at least one must apply to a row; None to select rows without them."""
+        """The deletes of which at least one must apply to each row; None if deletes do not select rows."""
         return None if self.files.selecting is None else self._deletes_of(self.files.selecting)
 
     def _deletes_of(self, side: PlannedFiles) -> _Deletes:
