@@ -1,4 +1,4 @@
-"""`Scan`: an immutable description of the rows to read from a table, with plans as DataFrames."""
+"""`Scan`: an immutable description of the rows to read from a table, whose plans are DataFrames."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 ALL_FIELDS = ("*",)
 
-# Iceberg's read options, and the table properties that they override.
+# Iceberg's read options and the table properties that they override.
 _SPLIT_OPTIONS = {
     "target_size": ("split-size", "read.split.target-size"),
     "lookback": ("lookback", "read.split.planning-lookback"),
@@ -57,12 +57,12 @@ class Scan:
         state: the table.
         row_filter: a filter expression.
         selected_fields: the columns to read.
-        case_sensitive: how names in the filter and the columns are looked up.
-        snapshot_id: None for the current snapshot.
-        ref: the branch or tag that named the snapshot.
+        case_sensitive: whether column names in the filter and the selection are case-sensitive.
+        snapshot_id: the snapshot to read; None for the current one.
+        ref: the branch or tag through which the snapshot was chosen.
         options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
-        row_limit: how many rows to read at most; None for all.
-        table_schema: whether a given snapshot is read by the table's schema, as a branch is, not by its own.
+        row_limit: the maximum number of rows to read; None for all.
+        table_schema: whether to read a given snapshot with the table's schema, as for a branch, instead of its own.
     """
 
     state: TableState
@@ -86,7 +86,7 @@ class Scan:
         return replace(self, row_filter=And(self.row_filter, parse_filter(row_filter)))
 
     def select(self, *field_names: str) -> Scan:
-        """Return this scan with only the given columns of those that it has."""
+        """Return this scan with its columns restricted to the given ones."""
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
         key = str if self.case_sensitive else str.lower
@@ -99,7 +99,7 @@ class Scan:
         return replace(self, case_sensitive=case_sensitive)
 
     def limit(self, rows: int) -> Scan:
-        """Return this scan of at most so many rows, whichever Spark reads first.
+        """Return this scan limited to a number of rows, whichever Spark reads first.
 
         Raises:
             ValidationError: the number is negative.
@@ -109,7 +109,7 @@ class Scan:
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
-        """Return this scan of a branch's head or of a tag.
+        """Return this scan of a tag or the head of a branch.
 
         Raises:
             NoSuchSnapshotError: the table has no such ref.
@@ -122,17 +122,17 @@ class Scan:
         """Return this scan of the snapshot that was current at a time.
 
         Args:
-            timestamp: a datetime with zone, or milliseconds since 1970.
+            timestamp: a datetime with a time zone, or milliseconds since 1970.
 
         Raises:
-            NoSuchSnapshotError: the table's log does not go back as far.
+            NoSuchSnapshotError: the table's snapshot log does not go back that far.
             ValidationError: the scan has a snapshot already.
         """
         self._refuse_second("a time")
         return replace(self, snapshot_id=self.state.snapshot_id_at(timestamp))
 
     def with_table_schema(self, table_schema: bool = True) -> Scan:
-        """Return this scan by the table's schema, or (False) by that of the snapshot it reads, if it was given one."""
+        """Return this scan with the table's schema or, if False, with that of the snapshot that it was given."""
         return replace(self, table_schema=table_schema)
 
     def _refuse_second(self, choice: str) -> None:
@@ -155,7 +155,7 @@ class Scan:
         return snapshot
 
     def schema(self) -> Schema:
-        """Return the schema of the scan: that of a given snapshot or tag, or else the table's.
+        """Return the scan's schema: that of a given snapshot or tag, otherwise the table's.
 
         See `with_table_schema`.
 
@@ -181,7 +181,7 @@ class Scan:
     @property
     def metadata_columns(self) -> tuple[str, ...]:
         """The selected metadata columns: `_file`, `_pos`, `_partition`, `_spec_id`, `_deleted`, `_row_id`,
-        `_last_updated_sequence_number`. A column of the table of such a name hides them."""
+        `_last_updated_sequence_number`. A table column of the same name hides them."""
         columns = {field.name for field in self.schema().fields}
         return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in columns)
 
@@ -191,7 +191,7 @@ class Scan:
 
         Raises:
             InvalidFilterError: the filter does not fit the schema.
-            ValueError: the schema has no such column as is selected.
+            ValueError: a selected column is not in the schema.
         """
         return self._filter
 
@@ -212,7 +212,7 @@ class Scan:
 
     @property
     def row_scan(self) -> RowScan:
-        """The reader of rows, which scans of ranges of snapshots share."""
+        """The row reader, which scans of snapshot ranges share."""
         if has_transforms(self._filter.row_filter):
             raise UnsupportedError(f"transforms in filters select files to plan, not rows: {as_text(self.row_filter)}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
@@ -220,20 +220,20 @@ class Scan:
     # -- rows -------------------------------------------------------------------------------------------------------
 
     def to_df(self) -> DataFrame:
-        """Return the rows that match the filter, without deleted ones: the selected columns, then metadata columns.
+        """Return the live rows that match the filter: the selected columns, then the selected metadata columns.
 
-        The plan runs at once (see `rows.read`), the rows are read when the DataFrame runs. With `_deleted` selected
-        deleted rows are there too, and it tells which they are.
+        Planning runs at once (see `rows.read`); rows are read when the DataFrame runs. If `_deleted` is selected,
+        deleted rows are included and flagged by it.
 
         Raises:
             ValidationError: metadata or deletes contradict each other.
-            NotFoundError: a manifest or file of deletes is missing.
+            NotFoundError: a manifest or delete file is missing.
         """
         rows = read_rows(self.row_scan, self._choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     def count(self) -> int:
-        """Count the rows that match the filter and are not deleted; see `rows.count`.
+        """Count the live rows that match the filter; see `rows.count`.
 
         Raises:
             ValidationError: as `to_df`.
@@ -251,46 +251,46 @@ class Scan:
         return self.to_arrow().to_pandas()
 
     def create_temp_view(self, name: str) -> None:
-        """Name the rows of `to_df` for Spark SQL, in place of any temporary view of that name.
+        """Register the rows of `to_df` as a temporary view, replacing any of that name.
 
-        The view shows the table as it is now, whatever is committed later.
+        The view shows the table as it is now; later commits do not change it.
         """
         self.to_df().createOrReplaceTempView(name)
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
     def plan_files(self) -> DataFrame:
-        """Plan the data files to read: a row for each, with its deletes and residual filter.
+        """Plan the data files to read: one row per file, with its deletes and residual filter.
 
-        See `plan.files` for the columns. When this is called, the driver reads the manifest list and small manifests
-        (see the setting `driver_manifest_bytes`). Everything else is lazy, and done by Spark.
+        See `plan.files` for the columns. The call itself reads the manifest list and small manifests on the driver (see
+        the setting `driver_manifest_bytes`). Everything else is lazy and done by Spark.
         """
         return plan_files(self._choice)
 
     def count_files(self) -> int:
-        """Count the rows of `plan_files`, without reading or checking deletes.
+        """Count the rows of `plan_files` without reading or checking deletes.
 
-        Without a filter, no manifest is opened that has counts, which only v1 manifests may lack. With a filter, the
-        entries of manifests that may match are counted.
+        Without a filter, the counts in the manifest list or root are summed; only v1 manifests may lack counts and be
+        opened. With a filter, the entries of manifests that may match are counted.
         """
         return count_files(self._pruned)
 
     def iter_files(self) -> Iterator[Row]:
         """Yield the rows of `plan_files`, for callers that need Python objects.
 
-        Spark sends one partition after the other; the driver holds at most two of them.
+        Spark sends one partition at a time; the driver holds at most two.
         """
         return self.plan_files().toLocalIterator(prefetchPartitions=True)
 
     def plan_tasks(self) -> DataFrame:
         """Cut the planned files into splits and pack them into tasks, lazily; see `plan.tasks.plan_tasks`.
 
-        Sizes come from the options, or else from the table properties read.split.*.
+        Sizes come from the scan's options, or else from the table properties `read.split.*`.
         """
         return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
 
     def plan_task_json(self) -> DataFrame:
-        """Return splits as File Scan Task JSON for Iceberg's libraries, lazily: a row per split, a column `task`."""
+        """Return splits as File Scan Task JSON for Iceberg's libraries, lazily: one row per split in column `task`."""
         state = self._filter.state
         named = partition_json(state).alias(PARTITION_JSON)
         planned = plan_files(self._choice, named)
@@ -300,12 +300,12 @@ class Scan:
     def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Iterable[str] = ()) -> DataFrame:
         """Return the planned files as scan tasks of Iceberg's REST catalog protocol, lazily; see `plan.rest_tasks`.
 
-        A row per data file: `task` is the JSON of its FileScanTask without the references to `delete_files`, which is
-        an array of the JSON of the deletes that apply, and `sure_rows` counts the rows that match for sure.
+        Returns one row per data file: `task` is its FileScanTask JSON without delete file references, `delete_files` an
+        array with the JSON of the deletes that apply, and `sure_rows` the number of rows that are certain to match.
 
         Args:
             null_partitions: whether clients understand null in a partition's tuple.
-            stats_fields: the columns whose sizes, counts and bounds the tasks have.
+            stats_fields: the columns whose sizes, counts and bounds to include.
 
         Raises:
             InvalidFilterError: the table has no such column.
@@ -316,7 +316,7 @@ class Scan:
         return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions, stats_ids=ids)
 
     def stats_ids(self, names: Iterable[str]) -> frozenset[int]:
-        """Return the ids of columns by their names in the scan's schema, or else in the table's.
+        """Return the field ids of columns, looked up by name in the scan's schema, then in the table's.
 
         Raises:
             InvalidFilterError: the table has no such column.
@@ -324,15 +324,15 @@ class Scan:
         return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
     def most_files(self) -> int | None:
-        """Return how many files the scan's manifests list, which its plan is no longer than; None if unknown.
+        """Return an upper bound on the plan's files: the live files in the scan's manifests. None if unknown.
 
-        No job. The manifest list or the root of the tree is read.
+        Reads the manifest list or the tree's root. Runs no job.
         """
         counts = live_files(self._pruned.data)
         return None if counts.null_count else pc.sum(counts).as_py() or 0
 
     def report(self) -> ScanReport:
-        """Report which files this scan's plan reads and skips, and why. Runs Spark jobs, including the plan itself."""
+        """Report which files this scan reads and skips, and why. Runs Spark jobs, including the plan itself."""
         return scan_report(self._choice)
 
     def _splitting(self) -> SplitPlanning:
@@ -349,7 +349,7 @@ class Scan:
         return f"Scan({self.state.metadata.location}, {text})"
 
     def _repr_html_(self) -> str:
-        """Describe the scan in a notebook, without a job."""
+        """Describe the scan in a notebook. Runs no job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
 
 

@@ -1,4 +1,4 @@
-"""`Table`: pyiceberg's names for metadata, and DataFrames for bulk results."""
+"""`Table`: a table with pyiceberg's API for metadata and DataFrames for bulk results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Table(RowTable):
 
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
-        """Return a table that pyiceberg loaded, read through its FileIO. It can't be committed to."""
+        """Wrap a table that pyiceberg loaded, and read it through its FileIO. It can't be committed to."""
         opened = open_metadata(table.metadata_location, spark, io=table.io, identifier=table.name())
         refusal = "the table was loaded by pyiceberg: load it with a catalog of sparkmeta.load_catalog to commit to it"
         return replace(opened, operations=StaticOperations(opened.version, refusal))
@@ -80,9 +80,9 @@ class Table(RowTable):
         """Return a scan of the rows that snapshots appended: `table.incremental(1234).filter("id > 7").to_df()`.
 
         Args:
-            from_snapshot_id_exclusive: an ancestor of the other snapshot, which may have expired if its child has not.
-                None for the whole history.
-            to_snapshot_id_inclusive: defaults to the current snapshot.
+            from_snapshot_id_exclusive: an ancestor of the end snapshot. It may have expired if its child has not. None
+                for the whole history.
+            to_snapshot_id_inclusive: the end snapshot. Defaults to the current one.
         """
         return IncrementalScan(self.scan(), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
 
@@ -97,28 +97,28 @@ class Table(RowTable):
     ) -> ChangelogScan:
         """Return a scan of the rows that snapshots inserted and deleted: `table.changelog(1234).to_df()`.
 
-        Each snapshot's changes are the difference of the table's rows after and before it: deletes of all kinds are
-        understood, and rows that were carried over from one file to another are not changes. Snapshots of the operation
-        `replace`, such as compactions, are passed over. Rows are read with the table's schema.
+        A snapshot's changes are the difference between the table's rows before and after it. All kinds of deletes are
+        applied, and rows that are copied from one file to another are not changes. Snapshots of the operation
+        `replace`, such as compactions, are skipped. Rows are read with the table's schema.
 
         Args:
-            from_snapshot_id_exclusive: an ancestor of the other snapshot, or None for the whole history.
-            to_snapshot_id_inclusive: defaults to the current snapshot.
-            net_changes: leave out rows that come and go within the range. What is left has the ordinal of the first
-                change that no later one has undone.
-            compute_updates: name a deleted and an inserted row of one snapshot `UPDATE_BEFORE` and `UPDATE_AFTER` if
+            from_snapshot_id_exclusive: an ancestor of the end snapshot, or None for the whole history.
+            to_snapshot_id_inclusive: the end snapshot. Defaults to the current one.
+            net_changes: leave out rows that are both inserted and deleted within the range. The remaining rows have the
+                ordinal of the first change that no later one undoes.
+            compute_updates: label a deleted and an inserted row of one snapshot `UPDATE_BEFORE` and `UPDATE_AFTER` if
                 they have the same identifier.
-            identifier_columns: what identifies rows, by default the schema's identifier fields. Names imply
-                `compute_updates`.
+            identifier_columns: the columns that identify a row. Defaults to the schema's identifier fields. If given,
+                implies `compute_updates`.
 
         Raises:
-            ValidationError: updates are asked for together with net changes, or without identifier columns.
+            ValidationError: updates are requested together with net changes, or without identifier columns.
         """
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return changelog_scan(self.scan(), *ids, net_changes, compute_updates, identifier_columns)
 
     def create_temp_view(self, name: str) -> None:
-        """Name the table's rows, as they are now, for Spark SQL; see `Scan.create_temp_view`."""
+        """Register a temporary view of the table's rows as they are now; see `Scan.create_temp_view`."""
         self.scan().create_temp_view(name)
 
     @cached_property
@@ -134,31 +134,31 @@ class Table(RowTable):
         columns: Sequence[str] | None = None,
         lenient: bool = False,
     ) -> DataFrame:
-        """Return the data and delete files that the snapshots after one, up to another, added and removed, lazily.
+        """Return the data and delete files that a range of snapshots added and removed, lazily.
 
-        Snapshots are followed along their parents. A compaction of metadata is not a change. A file that was added and
-        removed within the range has two rows. Only manifests that a snapshot added or masked are opened.
-        Where snapshots have manifest lists, the changes are those that their manifests record: nothing tells of files
-        in a manifest that a writer left out without recording that it removed them.
+        The range follows parent snapshots. A compaction of metadata is not a change. A file that was added and removed
+        within the range has two rows. Only manifests that a snapshot added or masked are opened.
+        For snapshots with manifest lists, the changes are those that their manifests record. If a writer dropped a
+        manifest without recording DELETED entries, the removal of its files is not detected.
 
         Args:
-            from_snapshot_id_exclusive: an ancestor of the other snapshot, which may have expired if its child has not.
-                Defaults to the whole history.
-            to_snapshot_id_inclusive: defaults to the current snapshot.
+            from_snapshot_id_exclusive: an ancestor of the end snapshot. It may have expired if its child has not. None
+                for the whole history.
+            to_snapshot_id_inclusive: the end snapshot. Defaults to the current one.
             columns: the columns of `inspect.files` to return. Defaults to all.
-            lenient: accept trees of drafts of format version 4 that strict readers refuse: several live deletion
-                vectors of a manifest, which are merged, and added manifests with removed files.
+            lenient: accept two things in trees of draft version 4 that strict readers refuse: several live deletion
+                vectors for one manifest, which are merged, and added manifests with removed files.
 
         Returns:
             Columns: change_type string (added, removed), snapshot_id long (of the change), the columns of
-            `inspect.files`, and added_positions array<long>: the positions that an added deletion vector has and the
-            removed one of the same data file, if any, does not; null for other rows. A replaced deletion vector has a
-            removed and an added row; one that is removed with its data file has a removed row.
+            `inspect.files`, and added_positions array<long>: the positions in an added deletion vector that are not in
+            the removed one of the same data file, if any; null for other rows. A replaced deletion vector has a removed
+            and an added row; one that is removed with its data file has a removed row.
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots.
             ValidationError: the first is not an ancestor of the second, or required history has expired.
-            CorruptFileError: a root contradicts itself, or, when it runs, a file is damaged.
+            CorruptFileError: a root contradicts itself. When the DataFrame runs: a file is damaged.
         """
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return file_changes(self.state, *ids, columns, lenient=lenient)
@@ -166,7 +166,7 @@ class Table(RowTable):
     def check(self, snapshot_id: int | None = None) -> DataFrame:
         """Check the invariants of a snapshot's whole metadata tree. Return the violations, lazily.
 
-        The rules are entry-fields (required fields of a content type; if the root breaks it, no other rule is checked),
+        The rules are entry-fields (required fields of a content type; if the root violates it, no other is checked),
         leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound, one-entry-per-file,
         one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range, ordinal-deleted,
         carried-entries (not checked if the parent snapshot has expired), affinity-target, affinity-vector,
@@ -178,7 +178,7 @@ class Table(RowTable):
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
             UnsupportedError: the snapshot has a manifest list.
-            CorruptFileError: the root is not a manifest. When it runs, leaves that can't be read raise errors.
+            CorruptFileError: the root is not a manifest. When the DataFrame runs, unreadable leaves raise errors.
         """
         if snapshot_id is None:
             return check(self.state)
@@ -190,8 +190,8 @@ class Table(RowTable):
     def draw(self, snapshot_id: int | None = None) -> Drawing:
         """Draw the metadata tree of a snapshot, by default the current one, for a notebook or `print`.
 
-        The drawing shows the root, leaves, files and deletion vectors with their statuses. Of a large tree it shows an
-        excerpt, preferring changes of the snapshot. Runs one small job that reads the drawn leaves. The result has
+        The drawing shows the root, leaves, files and deletion vectors with their statuses. For a large tree, it shows
+        an excerpt that prefers the snapshot's changes. Runs one small job that reads the drawn leaves. The result has
         `.svg`, `.text` and `.save(path)`.
 
         Raises:
@@ -210,8 +210,8 @@ class Table(RowTable):
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
         """Return pyiceberg's builder of schema changes: `with table.update_schema() as update: update.add_column(...)`.
 
-        The change is committed when the builder ends, and `refresh()` returns the new version of the table. The same
-        holds for the builders below.
+        The change is committed when the builder's `commit` is called or its `with` block ends. `refresh()` then returns
+        the new version of the table. The same holds for the builders below.
         """
         return self._change().update_schema(allow_incompatible_changes, case_sensitive)
 
@@ -233,12 +233,12 @@ class Table(RowTable):
     # -- metadata ---------------------------------------------------------------------------------------------------
 
     def name(self) -> tuple[str, ...]:
-        """Return the table's identifier in its catalog, or else its folder or metadata file as a single name."""
+        """Return the table's identifier in its catalog, or else its folder or base location as a single name."""
         return self.identifier
 
     @property
     def read_only(self) -> bool:
-        """Whether the table can't be committed to, since it was opened by its path, not through a catalog that can."""
+        """Whether the table can't be committed to, for example because it was opened at a metadata file."""
         return self.operations.refusal is not None
 
     @property
@@ -291,7 +291,7 @@ class Table(RowTable):
         return self.metadata.snapshots
 
     def history(self) -> list[SnapshotLogEntry]:
-        """Return the log of current snapshots and when they became current, oldest first."""
+        """Return the log of which snapshots became current and when, oldest first."""
         return self.metadata.snapshot_log
 
     def snapshot_as_of_timestamp(self, timestamp_ms: int, inclusive: bool = True) -> Snapshot | None:
@@ -341,10 +341,10 @@ class Table(RowTable):
 
 
 def load_table(location: str, spark: SparkSession | None = None) -> Table:
-    """Load the table in a folder, or of a metadata file (`.metadata.json`, possibly gzip) with any name.
+    """Load a table from its folder or from one of its metadata files (`.metadata.json`, possibly gzipped).
 
     Args:
-        location: the folder or the file.
+        location: the folder, or the metadata file.
         spark: a session, classic or Connect. Defaults to the active one.
 
     Raises:
@@ -368,7 +368,7 @@ def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> 
 
 
 def open_metadata(location: str, spark: SparkSession | None, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
-    """Open a table at one metadata file, with a pyiceberg FileIO if given."""
+    """Open a table at a given metadata file, through a pyiceberg FileIO if given."""
     session = resolve_session(spark)
     files = files_for(session, location, io)
     version = load_version(files, location)

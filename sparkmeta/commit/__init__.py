@@ -1,1 +1,1 @@
-"""Change sets: the files that a snapshot adds and removes, their checks for conflicts, and the transaction."""
+"""Change sets: the files that a snapshot adds and removes, their conflict checks, and the transaction."""

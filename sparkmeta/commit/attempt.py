@@ -1,4 +1,4 @@
-"""Attempts to make a snapshot of changes of files, each on the newest state of the table."""
+"""Attempts to create a snapshot from file changes, each on the newest state of the table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.snapshot import Summary
 
-# What a rewrite may add only if it removes some.
+# File kinds that a rewrite may add only if it removes some of them.
 _REWRITTEN = {"data files": {FileKind.DATA}, "deletes": {*FileKind} - {FileKind.DATA}}
 
 
@@ -52,7 +52,7 @@ class Progress:
     """The results of an attempt that the next one reuses.
 
     Attributes:
-        names: the snapshot id, and the files that have been written.
+        names: the snapshot id and the files written so far.
         searches: the results of searches, by leaf.
         writer: writes the snapshot.
         added: the entries and manifests of new files.
@@ -66,7 +66,7 @@ class Progress:
     replaced: Any = None
 
     def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
-        """Return the writer of a snapshot, a new one if the results of the last attempt do not fit the head."""
+        """Return the snapshot writer, a new one if the last attempt's files can't be used for this head."""
         if self.writer is not None and not self.writer.fits(head):
             self.writer = self.added = self.replaced = None
         if self.writer is None:
@@ -78,7 +78,7 @@ class Progress:
 
 @dataclass
 class Attempt:
-    """An attempt to make a snapshot on one state of the table.
+    """An attempt to create a snapshot on one state of the table.
 
     Attributes:
         changes: the changes of files.
@@ -91,7 +91,7 @@ class Attempt:
     head: TableState
 
     def apply(self) -> TableMetadata:
-        """Write the snapshot's manifests. Return the table's metadata with the snapshot."""
+        """Write the snapshot's manifests and return the table's metadata with the snapshot."""
         changes, progress = self.changes, self.progress
         for validation in changes.validations:
             validate(self.head, validation, changes.conflicting)
@@ -143,13 +143,13 @@ class Attempt:
 
     @staticmethod
     def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
-        """Refuse a rewrite that adds data files, or deletes, and removes none."""
+        """Refuse a rewrite that adds data files or deletes but removes none of these."""
         for what, kinds in _REWRITTEN.items():
             if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
                 raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
 
     def _check_referenced(self, state: TableState, added: NewFiles) -> None:
-        """Refuse position delete files whose data files others have replaced."""
+        """Refuse position delete files whose data files were replaced by other commits."""
         changes = self.changes
         for files, with_deletes in changes.referenced:
             refuse_missing_data(state, files, changes.start, with_deletes=with_deletes)
@@ -163,7 +163,7 @@ class Attempt:
         refuse_missing_data(state, named, changes.start, with_deletes=False)
 
     def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
-        """Find files by a filter. Raises CommitConflictError if others may have added one of which some rows match."""
+        """Find files by a filter. Raises CommitConflictError if others may have added a partly matching file."""
         try:
             return matching.find(state, self.progress.searches)
         except ValidationError as error:
@@ -172,7 +172,7 @@ class Attempt:
             raise
 
     def _named(self, state: TableState, files: DataFrame) -> Removal:
-        """Find files by name. Raises CommitConflictError if others removed them, or rows of files that are replaced."""
+        """Find files by name. Raises CommitConflictError if others removed them, or deleted rows of replaced files."""
         changes = self.changes
         try:
             removal = find_files(state, files, self.progress.searches)

@@ -1,4 +1,4 @@
-"""Find the leaves of a tree, or the manifests of a list, that may hold an entry, by its manifest or its partition."""
+"""Find the tree leaves or listed manifests that may hold an entry, by the manifest it names or by its partition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkmeta.spec.stats import BOUNDS, COUNTS
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
-# Most pairs of a partition and a leaf to compare; with more, all leaves of the spec are candidates.
+# Maximum number of (partition, leaf) pairs to compare; beyond it, all leaves of the spec are candidates.
 _MOST_PAIRS = 50_000_000
 
 _SPEC = "partition_spec_id"
@@ -63,7 +63,7 @@ def manifests_sharing_partitions(state: TableState, manifests: pa.Table, others:
 
     Args:
         manifests: rows of `manifests_of_list`.
-        others: such rows.
+        others: rows of the same form.
     """
     if SUMMARIES not in manifests.column_names or len(manifests) * len(others) > _MOST_PAIRS:
         return manifests.filter(pc.is_in(manifests.column(_SPEC), whole(others.column(_SPEC))))
@@ -73,7 +73,7 @@ def manifests_sharing_partitions(state: TableState, manifests: pa.Table, others:
 def leaves_sharing_partitions(state: TableState, leaves: pa.Table, entries: pa.Table) -> pa.Table:
     """Return the leaves that may share a partition with other entries, by their statistics.
 
-    The root's own files may be of any partition.
+    The root's own files may be in any partition.
 
     Args:
         leaves: rows of `state.manifests`.
@@ -98,7 +98,7 @@ def _distinct(partitions: pa.Table) -> pa.Table:
 
 
 def _as_manifests(state: TableState, partitions: pa.Table) -> pa.Table:
-    """Return a manifest for each partition, with the summaries that it would have."""
+    """Return one manifest per partition, with the summaries that it would have."""
     specs = whole(partitions.column(_SPEC))
     if PARTITION not in partitions.column_names:
         return pa.table({_SPEC: specs})
@@ -117,7 +117,7 @@ def _as_manifests(state: TableState, partitions: pa.Table) -> pa.Table:
 
 
 def _as_files(state: TableState, partitions: pa.Table) -> pa.Table:
-    """Return a data file for each partition, with the stats that hold the partition's values."""
+    """Return one data file per partition, with the stats that hold the partition's values."""
     rows, specs = len(partitions), whole(partitions.column(_SPEC))
     values: dict[int, pa.Array] = {}
     for spec_id, fields in state.types.tuple_sources.items():

@@ -1,4 +1,4 @@
-"""The changes of files that become one snapshot."""
+"""The file changes that become one snapshot."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class AddedPart:
     """Files to add.
 
     Attributes:
-        files: the files; all those of a table.
+        files: the files, or a table whose live files are added.
         kinds: the content types that they may have.
-        data_sequence_number: theirs, if it is not that of the commit.
+        data_sequence_number: their data sequence number; None for that of the commit.
     """
 
     files: DataFrame | TableState
@@ -40,8 +40,8 @@ class ReplacedPart:
 
     Attributes:
         files: the files.
-        data_sequence_number: that of the new files, if it is not that of the commit. New equality deletes do not
-            conflict then, since they apply to the new files as well.
+        data_sequence_number: that of the new files; None for that of the commit. If given, new equality deletes do not
+            conflict, since they apply to the new files as well.
     """
 
     files: DataFrame
@@ -50,23 +50,23 @@ class ReplacedPart:
 
 @dataclass
 class ChangeSet:
-    """Changes of files that become one snapshot.
+    """File changes that become one snapshot.
 
     Attributes:
         started: the table when the transaction began.
         branch: the branch.
-        properties: further properties of the snapshot's summary.
+        properties: extra properties for the snapshot's summary.
         added: the files to add.
         removed: rows that name files to remove.
         filters: filters that find data files to remove.
         partitions_of: files whose partitions are replaced.
-        rewrites: whether the rows of the table stay the same.
+        rewrites: whether the table's rows stay the same.
         overwrites: whether added files replace the removed ones.
-        replaced: those of the removed files that hold rows of added ones.
+        replaced: the removed files whose rows the added ones hold.
         superseded: position delete files that are removed if they are live.
         are_new: whether no added file can be in the table already.
-        referenced: data files that position delete files are about, and whether they must not have been deleted.
-        validations: what is checked against other commits.
+        referenced: data files of position delete files, and whether they must not have been deleted.
+        validations: the checks against other commits.
     """
 
     started: TableState

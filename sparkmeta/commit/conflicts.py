@@ -1,7 +1,7 @@
 """Detect conflicts of an operation with commits made since it began (semantics 4).
 
-Each added or removed file is compared by its own partition and stats. Only leaves that the other commits wrote and that
-may hold relevant files are read.
+Each added or removed file is compared by its own partition and stats. Only leaves that other commits wrote and that may
+hold relevant files are read.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Validation:
 
     Attributes:
         start: the snapshot that the operation read; None for an empty table.
-        row_filter: the rows that it read; None for the files that it replaces.
+        row_filter: the rows that it read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether new deletes of rows that it read do not conflict.
+        ignores_deletes: whether new deletes of rows that it read do not count as conflicts.
     """
 
     start: int | None
@@ -69,8 +69,8 @@ class Operation:
     """The parts of an update that decide whether other commits conflict with it.
 
     Attributes:
-        filters: the update removes data files whose rows match one of these.
-        partitions_of: it removes the data files in the partitions of these files.
+        filters: the filters by which it removes data files.
+        partitions_of: the files in whose partitions it removes the data files.
         names_files: whether it removes files by name.
         adds_deletes: whether it adds deletes of rows.
     """
@@ -82,14 +82,14 @@ class Operation:
 
     @property
     def removes_by_rows(self) -> bool:
-        """Whether it removes files by their rows, so that concurrent removals of matching rows conflict."""
+        """Whether it removes files by their rows, so that concurrent removals of matching files conflict."""
         return bool(self.filters or self.partitions_of)
 
 
 def validate(head: TableState, validation: Validation, operation: Operation) -> None:
     """Refuse an operation that conflicts with commits since the validation's start (semantics 4.7-4.9).
 
-    `refuse_new_deletes` checks for deletes that apply to files removed by name.
+    Deletes that apply to files removed by name are checked by `refuse_new_deletes`.
 
     Raises:
         CommitConflictError: another commit added or removed a relevant file.
@@ -135,7 +135,7 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
         head: the state to which the deletes are to be added.
         files: the data files, rows with `file_path`.
         start: the snapshot that was read.
-        with_deletes: whether data files that a delete removed count as well.
+        with_deletes: whether data files removed by a `delete` operation count as well.
 
     Raises:
         CommitConflictError: one of the files is gone.
@@ -153,7 +153,7 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
 def refuse_replaced_data(head: TableState, start: int | None) -> None:
     """Refuse new position delete files if data files may have been replaced since the snapshot `start`.
 
-    For delete files that don't say which data files they are about.
+    For delete files that don't name their data files.
 
     Raises:
         CommitConflictError: another commit has replaced files.
@@ -177,8 +177,8 @@ def refuse_new_deletes(
 ) -> None:
     """Refuse to replace data files if rows of them were deleted since the snapshot `start`.
 
-    The new files might contain these rows. As in plans, a deletion vector applies to a file by its path, an equality
-    delete by partition, sequence number and stats.
+    The new files might contain these rows. As in scan planning, a deletion vector applies to a file by path, and an
+    equality delete by partition, sequence number and stats.
 
     Args:
         state: the state that the files are removed from.
@@ -186,7 +186,7 @@ def refuse_new_deletes(
         removal: the entries of these files.
         start: the snapshot that was read.
         row_filter: the rows that were read; deletes of other rows do not conflict.
-        by_position: whether equality deletes do not conflict, since they apply to the new files as well.
+        by_position: whether only deletes by position conflict, since equality deletes apply to the new files as well.
 
     Raises:
         CommitConflictError: a new delete applies to one of the files.
@@ -221,15 +221,15 @@ def refuse_new_deletes(
 
 
 def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, sequence_number: int) -> None:
-    """Refuse to replace data files by files whose data sequence number is lower.
+    """Refuse to replace data files with files that have a lower data sequence number.
 
-    Deletes between both numbers, which do not apply to the replaced files, would apply to the new ones.
+    Deletes between the two numbers do not apply to the replaced files, but would apply to the new ones.
 
     Args:
         state: the state that the files are removed from.
         files: the replaced files, rows with `file_path`.
         removal: the entries of these files.
-        sequence_number: that of the new files.
+        sequence_number: the data sequence number of the new files.
 
     Raises:
         ValidationError: a replaced file has a higher number.
@@ -265,9 +265,9 @@ class _Scope:
 
     Attributes:
         history: the snapshots, newest first.
-        filter: relevant files may match it.
-        partitions: rows of `replaced_partitions`: relevant files are in one of these. None for all partitions.
-        more_stats: columns whose stats are read besides those of the filter.
+        filter: a filter that relevant files may match.
+        partitions: rows of `replaced_partitions` with the partitions of relevant files; None for all partitions.
+        more_stats: columns whose stats are read in addition to those of the filter.
     """
 
     head: TableState
@@ -294,7 +294,7 @@ class _Scope:
         return [self._matching(frame) for frame in self._changes.removed(content)]
 
     def _matching(self, entries: DataFrame) -> DataFrame:
-        """Return the relevant entries, DELETED ones included."""
+        """Return the relevant entries, including DELETED ones."""
         matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
         if self.partitions is None or not _any(matching):
             return matching
@@ -308,7 +308,7 @@ def _scopes(
     row_filter: BooleanExpression | str | None,
     operation: Operation,
 ) -> list[_Scope]:
-    """Return the scopes of an operation: what it read, or else what it replaces, or else the whole table."""
+    """Return the scopes of an operation: what it read, otherwise what it replaces, otherwise the whole table."""
     if row_filter is not None:
         return [_scope(head, history, row_filter)]
     everything = _scope(head, history, AlwaysTrue())
@@ -332,12 +332,12 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _any(frame: DataFrame) -> bool:
-    """Return whether a frame has rows. `collect` starts no job for local rows, such as those of a root."""
+    """Return whether a frame has rows. Uses `collect`, which starts no job for local rows such as those of a root."""
     return bool(frame.select("location").limit(1).collect())
 
 
 def _refuse(head: TableState, frames: Iterable[DataFrame], problem: str) -> None:
-    """Raise CommitConflictError for changes of other commits, rows with `location` and `SNAPSHOT`."""
+    """Raise CommitConflictError if there are changes of other commits, rows with `location` and `SNAPSHOT`."""
     for frame in frames:
         for row in frame.select("location", SNAPSHOT).limit(1).collect():
             raise _conflict(head, f"snapshot {row[SNAPSHOT]}, of {_OTHERS},", problem, row["location"])

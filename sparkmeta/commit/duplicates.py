@@ -1,7 +1,7 @@
 """Refuse files that a commit adds twice, or that are already live in the table.
 
-Only leaves that may hold the file's partition are searched. Statistics of the root select the leaves, and Parquet
-statistics the row groups. Only `Table.check` detects a path that is live in another partition.
+Only leaves that may hold the file's partition are searched. The root's stats select leaves, and Parquet statistics
+select row groups. A path that is live in another partition is detected only by `Table.check`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
 
     Args:
         added: the new files.
-        removal: the files that the commit removes; a new file may have the path of one of them.
+        removal: the files that the commit removes; a new file may reuse the path of one of them.
         searches: the commit's searches.
 
     Raises:
@@ -76,7 +76,7 @@ def _already_there(state: TableState, path: str) -> CommitConflictError:
 
 def _check_many(state: TableState, added: NewFiles, removal: Removal) -> None:
     keys = _keys(added.frame(state))
-    # Shuffling hashes takes a fraction of the time that paths take, and few paths are left to compare.
+    # Shuffling hashes is much faster than shuffling paths, and leaves few paths to compare.
     hashed = keys.select(F.xxhash64(*keys.columns).alias("hash"))
     suspects = hashed.groupBy("hash").count().where("count > 1")
     twice = keys.join(F.broadcast(suspects), F.xxhash64(*keys.columns) == F.col("hash"), "left_semi")

@@ -1,4 +1,4 @@
-"""Turn rows with the columns of `inspect.files`, as users pass them, into entries of a V4 tree. Tasks import this."""
+"""Convert rows with the columns of `inspect.files` to entries of a V4 tree. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIELDS = {
     "sort_order_id": "sort_order_id",
     "referenced_data_file": "referenced_file",
 }
-# Fields of the content entry -> the columns that they are made from.
+# Fields of the content entry -> the columns that they are derived from.
 _COLUMNS = {field: column for column, field in _FIELDS.items()} | {
     "deletion_vector": "content_offset",
     "deletion_vector.offset": "content_offset",
@@ -71,14 +71,14 @@ class TupleField:
 
 @dataclass(frozen=True)
 class FileRows:
-    """Turns rows of files into entries of one table. Picklable.
+    """Converts rows of files to entries of one table. Picklable.
 
     Attributes:
         table: the table's location, for errors.
         stats: ids that may have stats -> Iceberg type names.
         specs: spec id -> its fields.
         default_spec: the spec of rows without `spec_id`.
-        columns: ids of all columns that any schema of the table has had.
+        columns: ids of all columns in any schema of the table.
         sequence_number: the data sequence number of the files; None for that of the commit.
     """
 
@@ -95,7 +95,7 @@ class FileRows:
         return tree_schema(self.stats)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `map_arrow`."""
+        """Convert batches of files with `entries`. For `map_arrow`."""
         for batch in batches:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
@@ -103,7 +103,7 @@ class FileRows:
         """Return the files as rows of `tree_schema` with status ADDED, without what the commit sets.
 
         Args:
-            files: columns of `inspect.files` in any order; missing ones are null, others are ignored.
+            files: columns of `inspect.files` in any order. Missing ones are null; extra ones are ignored.
 
         Raises:
             ValidationError: a file lacks a required field or a value of its partition, or has an unknown spec, format
@@ -134,7 +134,7 @@ class FileRows:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def partitions(self, files: pa.Table) -> pa.Table | None:
-        """Return the partitions that rows name, as hints for a search.
+        """Return the partitions given by rows, as hints for a search.
 
         Returns:
             `partition_spec_id` and `partition`, a struct by partition field id, of the rows that have both. None if a
@@ -218,7 +218,7 @@ class FileRows:
         return content_stats(stats, maps.get("column_sizes"), partitions, values["record_count"], self.stats)
 
     def _maps(self, files: pa.Table) -> dict[str, pa.Array]:
-        """Return the metrics maps that files have, by name."""
+        """Return the metrics maps present in files, by name."""
         return {
             name: self._column(files, name, map_type(name)) for name in METRICS_MAP_IDS if name in files.column_names
         }
@@ -226,7 +226,7 @@ class FileRows:
     def _checked_stats(
         self, maps: Mapping[str, pa.Array], values: Mapping[str, pa.Array]
     ) -> dict[int, dict[str, pa.Array]]:
-        """Return metrics maps as typed stats, see `stats_of_maps`. Raises ValidationError for contradictory ones."""
+        """Convert metrics maps to typed stats; see `stats_of_maps`. Raises ValidationError for contradictory ones."""
         stats = stats_of_maps(maps, self.stats, len(values["location"]), self.table)
         self._check_stats(stats, values)
         return stats
@@ -240,7 +240,7 @@ class FileRows:
                     yield PartitionValues(field.source, mask, self._partition_value(field, files, values, mask))
 
     def _check_stats(self, stats: Mapping[int, Mapping[str, pa.Array]], values: Mapping[str, pa.Array]) -> None:
-        """Raise ValidationError for contradictory counts or bounds, by which plans would wrongly prune files."""
+        """Raise ValidationError for contradictory counts or bounds, which would make scans prune files wrongly."""
         for field_id, children in stats.items():
             total = children.get("value_count")
             for name in COUNTS:
@@ -252,7 +252,7 @@ class FileRows:
                     problem = f"there are no more than value_counts[{field_id}]"
                     self._refuse_stats(values, f"{name}s[{field_id}]", count, pc.greater(count, total), problem)
             lower, upper = children.get("lower_bound"), children.get("upper_bound")
-            # Writers do not agree on the order of UUIDs (semantics 1.1-9).
+            # Writers disagree on the order of UUIDs (semantics 1.1-9).
             if lower is not None and upper is not None and self.stats[field_id] != "uuid":
                 problem = f"it is greater than upper_bounds[{field_id}]"
                 self._refuse_stats(values, f"lower_bounds[{field_id}]", lower, pc.greater(lower, upper), problem)
@@ -290,13 +290,13 @@ class FileRows:
 
 
 def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
-    """Return fields of content entries as rows of `tree_schema` without stats, for `entry_problems`."""
+    """Build rows of `tree_schema` without stats from fields of content entries, for `entry_problems`."""
     schema, rows = tree_schema({}), len(values["location"])
     return pa.Table.from_arrays([values.get(field.name, pa.nulls(rows, field.type)) for field in schema], schema=schema)
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
-    """Replace empty lists by null, except for equality deletes: some writers give data files empty lists."""
+    """Replace empty lists with null except for equality deletes, since some writers give data files empty lists."""
     empty = pc.fill_null(pc.equal(pc.list_value_length(ids), 0), False)
     others = pc.fill_null(pc.not_equal(kinds, int(ContentType.EQUALITY_DELETES)), True)
     return pc.if_else(pc.and_(empty, others), pa.scalar(None, ids.type), ids)

@@ -1,4 +1,4 @@
-"""Turn new files into entries: a few go into the root, others into leaves that Spark tasks write."""
+"""Convert new files to entries: few go into the root, others into leaves that Spark tasks write."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 _MANIFEST_PATH = "manifest_path"
 _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
-# The greatest argument of DataFrame.limit(), less one row that shows that there are more.
+# The maximum argument of DataFrame.limit(), less the extra row that detects whether there are more.
 _MOST_LIMIT = (1 << 31) - 2
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Turns the new files of a commit into entries: up to `direct_files` in the root, the rest in leaves.
+    """Converts the new files of a commit to entries: up to `direct_files` in the root, the rest in leaves.
 
     If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, they go to delete leaves
-    affiliated with it. Files get the data sequence number `sequence_number`, or else that of the commit.
+    affiliated with it. Files get the data sequence number `sequence_number`, or that of the commit if it is None.
     """
 
     state: TableState
@@ -57,7 +57,7 @@ class FileWriter:
     sequence_number: int | None = None
 
     def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> NewFiles:
-        """Return files as entries. Runs jobs for many files, which write leaves.
+        """Convert files to entries. Many files are written to leaves by jobs.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
@@ -77,7 +77,7 @@ class FileWriter:
         return self._in_leaves(self._written(self._entries(known)), allowed)
 
     def add_table(self, source: TableState, on_driver: int, *, with_deletes: bool) -> NewFiles:
-        """Return the live data files of another table as entries. Runs jobs for many files, which write leaves.
+        """Convert the live data files of another table to entries. Many files are written to leaves by jobs.
 
         Args:
             source: the other table.
@@ -95,7 +95,7 @@ class FileWriter:
         return self._in_leaves(files.leaves(), _DATA)
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
-        """Return the deletion vectors of another table, whose data files have been added, as entries. Runs jobs.
+        """Convert the deletion vectors of another table, whose data files `added` has, to entries. Runs jobs.
 
         Raises:
             ValidationError: the table has deletes of another kind.
@@ -107,7 +107,7 @@ class FileWriter:
         return self._add_placed(self._with_new_owners(vectors, added), room, _DELETES)
 
     def _with_new_owners(self, vectors: DataFrame, added: NewFiles) -> DataFrame:
-        """Return deletion vectors with `owner`, the data leaf of their file among those that the commit adds."""
+        """Return deletion vectors with `owner`, the new data leaf that holds their data file."""
         leaves = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).leaves
         if leaves is None or not len(leaves):
             return vectors.withColumn(OWNER, F.lit(None).cast("string"))
@@ -125,12 +125,12 @@ class FileWriter:
         return write_leaves(_clustered(entries, self.state), self.form)
 
     def _direct(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
-        """Return files as entries of the root."""
+        """Return files that go into the root."""
         refuse_kinds(entries, allowed, self.state)
         return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
 
     def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
-        """Return files by the leaves that have been written for them."""
+        """Return files that have been written to leaves."""
         _refuse_leaf_kinds(self.state, leaves, allowed)
         return (
             NewFiles(leaves=leaves, tally=Tally(_counts_of_leaves(self.state, leaves), None)) if leaves else NewFiles()
@@ -139,7 +139,7 @@ class FileWriter:
     # -- deletes ----------------------------------------------------------------------------------------------------
 
     def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
-        """Add deletes, grouped by the data leaves of their files. Equality deletes are treated like data files."""
+        """Add deletes grouped by the data leaf of their data file. Equality deletes are treated like data files."""
         hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
         head = files.select(*known.columns, *hinted).limit(FEW_FILES + 1).toArrow()
         if len(head) > FEW_FILES:

@@ -1,4 +1,4 @@
-"""Find the files that a commit removes without naming them: by a row filter, or by the partitions of new files."""
+"""Find the files that a commit removes by a row filter or by the partitions of new files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ALL_MATCH = "all_match"
 
 @dataclass
 class FilteredFiles:
-    """Finds the data files of which all rows match a filter."""
+    """Finds the data files whose rows all match a filter."""
 
     row_filter: BooleanExpression | str
     _memo: LeafMemo = field(default_factory=LeafMemo)
@@ -51,7 +51,7 @@ class FilteredFiles:
         """Find the live files that match, and their deletion vectors.
 
         Raises:
-            ValidationError: of a file, only some rows may match.
+            ValidationError: a file may match only partly.
         """
         schema = state.metadata.schema()
         scan = ScanFilter(state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
@@ -65,7 +65,7 @@ class FilteredFiles:
         return _many_with_dvs(state, entries.drop(_ALL_MATCH))
 
     def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
-        """Return the entries that may match, and whether all of their rows do."""
+        """Return the entries that may match, and whether all of their rows match."""
         state = scan.state
         top_level = {column.field_id for column in scan.schema.fields}
         rows = sql.col("record_count")
@@ -95,7 +95,7 @@ def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
 class ReplacedFiles:
     """Finds the data files in the partitions of new files.
 
-    If a new file is of an unpartitioned spec, these are all files of all specs (semantics 4.8).
+    If a new file has an unpartitioned spec, these are all files of all specs (semantics 4.8).
     """
 
     files: DataFrame
@@ -126,10 +126,10 @@ def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -
 
 @dataclass(frozen=True)
 class _Matching:
-    """Collects matching entries: on the driver if they are few, and remembered for the next attempt.
+    """Collects matching entries. If they are few, keeps them on the driver and remembers them for the next attempt.
 
     Attributes:
-        memo: the entries that earlier attempts found.
+        memo: the entries found by earlier attempts.
         schema: the schema of the entries.
     """
 
@@ -142,7 +142,7 @@ class _Matching:
 
         Args:
             leaves: rows of `state.manifests`.
-            matching: reads the matching entries of leaves that no earlier attempt has searched.
+            matching: reads the matching entries of leaves that earlier attempts have not searched.
         """
         known, fresh = self.memo.recall(self.state, leaves, self.schema)
         if not len(fresh):

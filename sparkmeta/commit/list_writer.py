@@ -39,7 +39,7 @@ _DATA, _DELETES = 0, 1
 
 @dataclass
 class ListWriter:
-    """See `SnapshotWriter`. Retries write only another list, and manifests that other commits have changed."""
+    """See `SnapshotWriter`. Retries rewrite only the list and manifests that other commits have changed."""
 
     nothing: ClassVar[NewFiles] = ListedFiles()
 
@@ -49,7 +49,7 @@ class ListWriter:
     _state: TableState | None = None
     _written_for: tuple[int, int] | None = None
     _of_rows: pa.Table | None = None
-    # Manifests that were written, by what they were made of.
+    # Written manifests, by the manifests and changes that they were made from.
     _successors: dict[tuple[str, int | None, bytes], pa.Table] = field(default_factory=dict)
     _merged: dict[tuple[tuple[str, int | None], ...], pa.Table] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class ListWriter:
         return self._state
 
     def fits(self, head: TableState) -> bool:
-        """See `SnapshotWriter.fits`. Manifests have a format version, and their entries the snapshot's id."""
+        """See `SnapshotWriter.fits`. The format version and snapshot id, which manifests contain, must be the same."""
         key = (head.metadata.format_version, self.names.snapshot_id)
         return not has_tree(head.metadata) and self._written_for in (None, key)
 
@@ -102,8 +102,8 @@ class ListWriter:
     def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:
         """See `SnapshotWriter.commit`.
 
-        The list has the commit's new data manifests, the other data manifests, and then delete manifests in the same
-        order (semantics 3.1-10). Manifests without live files are left out, unless the commit has written them.
+        The list contains the commit's new data manifests, the other data manifests, then delete manifests in the same
+        order (semantics 3.1-10). Manifests without live files are dropped unless the commit has written them.
         """
         options = self._options
         new = self._new_manifests(added)
@@ -120,7 +120,7 @@ class ListWriter:
         return NewList(self.state, self.branch, self.names).commit(manifests, summary(counts))
 
     def _new_manifests(self, added: NewFiles) -> pa.Table:
-        """Return the manifests with new files. Those of rows are written now."""
+        """Return the manifests with new files, writing those for files that are still rows."""
         if self._of_rows is None:
             target = self._options.target_bytes
             self._of_rows = MANIFEST_FILE_SCHEMA.empty_table()
@@ -131,7 +131,7 @@ class ListWriter:
         return self._of_rows if added.leaves is None else pa.concat_tables([self._of_rows, added.leaves])
 
     def _without(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
-        """Return the head's manifests, those with removed entries replaced, and the number of these."""
+        """Return the head's manifests, with those that have removed entries replaced, and the number replaced."""
         listed = self.state.manifest_files
         if not removed:
             return listed, 0
@@ -151,10 +151,10 @@ class ListWriter:
         return pa.concat_tables(rows), len(keys)
 
     def _merge(self, manifests: pa.Table, options: ListOptions) -> tuple[pa.Table, int]:
-        """Return manifests of one content with small ones merged, and the number of older manifests replaced."""
+        """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
         bins = merge_bins(manifests, options)
         groups = {each.places: manifests.take(pa.array(each.places, pa.int64())) for each in bins if each.is_merged}
-        # Another commit may have assigned first row ids to the same manifests, which their entries get.
+        # Keys include first row ids: another commit may have assigned other ones, which entries inherit.
         keys = {places: tuple(_sources(group)) for places, group in groups.items()}
         fresh = [places for places in groups if keys[places] not in self._merged]
         written = self._rewriter.merged([groups[places] for places in fresh])
@@ -172,7 +172,7 @@ class ListWriter:
 
 
 def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:
-    """Return the paths of manifests with their first row ids."""
+    """Return the path and first row id of each manifest."""
     columns = (manifests.column(name).to_pylist() for name in ("manifest_path", "first_row_id"))
     return zip(*columns, strict=True)
 
@@ -182,6 +182,6 @@ def _of_content(manifests: pa.Table, content: int) -> pa.Table:
 
 
 def _may_be_live(manifests: pa.Table) -> pa.Array:
-    """Return which manifests may have live files; unknown counts may be above 0."""
+    """Return which manifests may have live files. Unknown counts may be above 0."""
     counts = [manifests.column(f"{status}_files_count") for status in ("added", "existing")]
     return pc.fill_null(pc.greater(pc.add(*counts), 0), True)

@@ -1,4 +1,4 @@
-"""The files that a commit adds to a manifest list: few are rows on the driver, the others are in new manifests."""
+"""The files that a commit adds to a manifest list: few as rows on the driver, the others in new manifests."""
 
 from __future__ import annotations
 

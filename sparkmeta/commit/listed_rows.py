@@ -1,4 +1,4 @@
-"""Turn rows with the columns of `inspect.files` into entries of v1 to v3 manifests. Tasks import this."""
+"""Convert rows with the columns of `inspect.files` to entries of v1 to v3 manifests. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListedRows(FileRows):
-    """Turns rows of files into entries of one table with manifest lists. Picklable.
+    """Converts rows of files to entries of one table with manifest lists. Picklable.
 
     Attributes:
         format_version: the table's.
@@ -34,7 +34,7 @@ class ListedRows(FileRows):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of content entries, the metrics maps as they are given, `partition`, `manifest` and `ordinal`."""
+        """The columns of content entries, unconverted metrics maps, `partition`, `manifest` and `ordinal`."""
         return EntryProjection((*FILE_COLUMNS, *METRICS_MAP_IDS), self.partition).schema
 
     def _table(self, values: Mapping[str, pa.Array]) -> pa.Table:
@@ -94,7 +94,7 @@ class ListedRows(FileRows):
 
 
 def listed_rows(state: TableState) -> ListedRows:
-    """Return the converter of the files of a table with manifest lists."""
+    """Return the converter for files of a table with manifest lists."""
     types = state.types
     partition = EntryProjection.of((), types.partition_fields).partition
     return ListedRows(
@@ -109,5 +109,5 @@ def listed_rows(state: TableState) -> ListedRows:
 
 
 def rows_of(state: TableState) -> FileRows:
-    """Return the converter of a table's files to entries of its manifests."""
+    """Return the converter for a table's files to entries of its manifests."""
     return file_rows(state) if has_tree(state.metadata) else listed_rows(state)

@@ -1,4 +1,4 @@
-"""Turn new files into entries of Avro manifests: few stay on the driver, others are written by Spark tasks."""
+"""Convert new files to entries of Avro manifests: few stay on the driver, others are written by Spark tasks."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from sparkmeta.edit.new_snapshot import SnapshotNames
     from sparkmeta.state import TableState
 
-# Most new files of a commit that are encoded on the driver.
+# Maximum number of new files that a commit encodes on the driver.
 MOST_ON_DRIVER = 10_000
-# Most partitions of new files that the summary counts.
+# Maximum number of partitions of new files that the summary counts.
 _MOST_PARTITIONS = 10_000
-# Estimated bytes of an entry in a manifest: without metrics, and of each column.
+# Estimated bytes of a manifest entry: without metrics, and per column with metrics.
 _ENTRY_BYTES, _COLUMN_BYTES = 100, 12
-# Most ranges into which a task cuts its entries.
+# Maximum number of ranges into which a task cuts its entries.
 _MOST_RANGES = 16_384
 _MANIFEST_PATH = "manifest_path"
 
 
 @dataclass(frozen=True)
 class ListedFileWriter:
-    """Turns the new files of a commit into entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests.
+    """Converts the new files of a commit to entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests.
 
-    Files get the data sequence number `sequence_number`, or else that of the commit.
+    Files get the data sequence number `sequence_number`, or that of the commit if it is None.
     """
 
     state: TableState
@@ -67,14 +67,14 @@ class ListedFileWriter:
         """See `SnapshotWriter.add`.
 
         Args:
-            on_driver: how many files the commit has as rows so far.
+            on_driver: the number of files that the commit has as rows so far.
         """
         columns = [name for name in FILE_COLUMNS if name in files.columns]
         hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns and int(ContentType.DATA) not in allowed else []
         room = max(0, MOST_ON_DRIVER - on_driver)
         head = files.select(*columns, *hinted).limit(room + 1).toArrow()
         if len(head) > room:
-            # Refuses missing columns before a query names them.
+            # Refuse missing columns before a query refers to them.
             self._rows.entries(head.slice(0, 1))
             with translated_errors():
                 return self._in_manifests(files.select(*columns), allowed)
@@ -96,7 +96,7 @@ class ListedFileWriter:
         return ListedFiles(leaves=pa.concat_tables(written), tally=self._tally(groups, rows))
 
     def _refuse(self, groups: DataFrame, files: DataFrame, allowed: Collection[int]) -> None:
-        """Refuse files that the operation does not add, and files of unknown specs."""
+        """Refuse files of kinds that the operation may not add, and files of unknown specs."""
         state = self.state
         for content, spec_id in groups.select("content", "spec_id").distinct().collect():
             if content not in set(allowed) or spec_id not in state.specs:
@@ -107,7 +107,7 @@ class ListedFileWriter:
                 refuse_kinds(listed_rows(state).entries(file), allowed, state)
 
     def _write(self, files: DataFrame, rows: ListedRows, content: int, spec_id: int, count: int) -> pa.Table:
-        """Write the files of one manifest content and spec, sorted by partition and then in their order."""
+        """Write the files of one manifest content and spec, sorted by partition, then in their original order."""
         state = self.state
         kind = ContentType.DATA_MANIFEST if content == _DATA else ContentType.DELETE_MANIFEST
         form = manifest_format(state, kind, spec_id, self.names.file("m"), self.options.target_bytes)
@@ -140,7 +140,7 @@ class ListedFileWriter:
         return range_bounds(map_arrow(sample, partial(_keys, rows, keys), schema).toArrow().cast(schema), ranges)
 
     def _tally(self, groups: DataFrame, rows: ListedRows) -> Tally:
-        """Return the counts by kind, and the partitions unless there are too many."""
+        """Return the counts by kind, with the partitions unless there are too many."""
         totals = groups.groupBy("content", "file_format").agg(*(F.sum(name).alias(name) for name in _SUMS))
         tally = Tally()
         for row in totals.collect():
@@ -162,9 +162,9 @@ def _manifest_content() -> Any:
 
 
 def _with_defaults(files: DataFrame, rows: ListedRows) -> DataFrame:
-    """Return files with the values of `content` and `spec_id` that rows without them have.
+    """Fill in default values of `content` and `spec_id`.
 
-    The frame fails, when it runs, for values that are not whole numbers.
+    The frame fails when it runs if values are not whole numbers.
     """
     defaults = {"content": int(ContentType.DATA), "spec_id": rows.default_spec}
     return files.withColumns(
@@ -176,7 +176,7 @@ def _with_defaults(files: DataFrame, rows: ListedRows) -> DataFrame:
 
 
 def _integer(table: str, name: str) -> Column:
-    """Return a column as an integer, whatever Spark's ANSI mode does with values that are none."""
+    """Return a column as an integer. Other values fail regardless of Spark's ANSI mode."""
     column = F.col(name)
     number = column.try_cast("int")
     message = F.concat(
@@ -189,7 +189,7 @@ def _integer(table: str, name: str) -> Column:
 def _counted(files: DataFrame) -> DataFrame:
     """Return the number of files, their records and bytes by content, format, spec and partition. Runs a job."""
     named = [name for name in ("content", "file_format", "spec_id", PARTITION) if name in files.columns]
-    # Tasks refuse the values that are no numbers.
+    # Tasks refuse values that are not numbers.
     records, size = (F.col(name).try_cast("bigint") for name in ("record_count", "file_size_in_bytes"))
     if "content_size_in_bytes" in files.columns:
         size = F.coalesce(F.col("content_size_in_bytes").try_cast("bigint"), size)

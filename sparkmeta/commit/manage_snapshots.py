@@ -1,4 +1,4 @@
-"""Manage branches and tags: pyiceberg's builder, extended by what Java's builder can do besides."""
+"""`ManageSnapshots`: pyiceberg's builder of branches and tags, extended with the operations of Java's builder."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class _Steps(Protocol):
 
 
 class ManageSnapshots(IcebergManageSnapshots):
-    """pyiceberg's builder of branches and tags, extended by what Java's can do besides.
+    """pyiceberg's builder of branches and tags, extended with the operations of Java's builder.
 
-    It ends with `commit`, or with its `with` block. As in Java, creating a branch or tag that exists and removing one
-    that does not are errors, and so is removing main. A ref that moves keeps its retention.
+    It ends with `commit` or its `with` block. As in Java, it is an error to create a branch or tag that exists, to
+    remove one that does not, or to remove main. A ref that moves keeps its retention.
     """
 
     _transaction: _Steps  # type: ignore[assignment]
@@ -136,19 +136,19 @@ class ManageSnapshots(IcebergManageSnapshots):
         return self._set(branch_name, self._ref(branch_name, SnapshotRefType.BRANCH), snapshot_id)
 
     def set_min_snapshots_to_keep(self, branch_name: str, min_snapshots_to_keep: int) -> Self:
-        """Set how many snapshots of a branch an expiry keeps. Raises ValidationError for tags and unknown branches."""
+        """Set how many snapshots of a branch expiry keeps. Raises ValidationError for tags and unknown branches."""
         _refuse_below_1(min_snapshots_to_keep=min_snapshots_to_keep)
         ref = self._ref(branch_name, SnapshotRefType.BRANCH)
         return self._set(branch_name, ref, min_snapshots_to_keep=min_snapshots_to_keep)
 
     def set_max_snapshot_age_ms(self, branch_name: str, max_snapshot_age_ms: int) -> Self:
-        """Set how long an expiry keeps snapshots of a branch. Raises ValidationError for tags and unknown branches."""
+        """Set how long expiry keeps snapshots of a branch. Raises ValidationError for tags and unknown branches."""
         _refuse_below_1(max_snapshot_age_ms=max_snapshot_age_ms)
         ref = self._ref(branch_name, SnapshotRefType.BRANCH)
         return self._set(branch_name, ref, max_snapshot_age_ms=max_snapshot_age_ms)
 
     def set_max_ref_age_ms(self, name: str, max_ref_age_ms: int) -> Self:
-        """Set how long an expiry keeps a branch or tag. Raises ValidationError for unknown ones."""
+        """Set how long expiry keeps a branch or tag. Raises ValidationError for unknown ones."""
         _refuse_below_1(max_ref_age_ms=max_ref_age_ms)
         return self._set(name, self._ref(name), max_ref_age_ms=max_ref_age_ms)
 
@@ -174,7 +174,7 @@ class ManageSnapshots(IcebergManageSnapshots):
             )
 
     def _ref(self, name: str, kind: SnapshotRefType | None = None) -> SnapshotRef:
-        """Return a branch or tag, with the changes of the builder so far."""
+        """Return a branch or tag with the builder's changes so far."""
         self._commit_if_ref_updates_exist()
         metadata = self._transaction.table_metadata
         ref = metadata.refs.get(name)
@@ -205,9 +205,9 @@ class ManageSnapshots(IcebergManageSnapshots):
     def cherry_pick(self, snapshot_id: int) -> Self:
         """Apply the changes of a snapshot that is not on main to main (semantics 4.15).
 
-        If the head of main is the snapshot's parent, main is fast-forwarded. Otherwise an append adds its data files,
-        and a dynamic partition overwrite replaces the same files, provided that it started from an ancestor of main and
-        no data has been added to its partitions since. The summary of the new snapshot has `source-snapshot-id`, and
+        If the head of main is the snapshot's parent, main is fast-forwarded. Otherwise, the data files of an append are
+        added. A dynamic partition overwrite replaces the same files, provided that it started from an ancestor of main
+        and no data has been added to its partitions since. The new snapshot's summary has `source-snapshot-id`, and
         `published-wap-id` with the `wap.id` of the source.
 
         Raises:
@@ -268,7 +268,7 @@ class CherryPick:
         return None if self._copy is None else self._copy.update.names
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the table's metadata with the changes on main. Attempts share the files that a copy writes."""
+        """Return the table's metadata with the changes on main. Attempts share the files that a copy has written."""
         picked = snapshot_of(state.metadata, self.snapshot_id)
         head = branch_head(state, MAIN_BRANCH)
         history = [] if head.snapshot is None else [*lineage(state.metadata, head.snapshot.snapshot_id)]

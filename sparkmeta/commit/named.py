@@ -1,7 +1,7 @@
 """Find the files that a commit names, and the deletion vectors of the data files among them.
 
-A search goes through the root, then the manifest that the file's row names, then the manifests of its partition, then
-those of the partition that the folders of its path name, and last through all manifests.
+A search tries the root, then the manifest named in the file's row, then the manifests of its partition, then those of
+the partition in the folder names of its path, and finally all manifests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Searches:
 def find_files(state: TableState, files: DataFrame, searches: Searches) -> Removal:
     """Find the live entries of data and delete files by path, and of deletion vectors by path and offset.
 
-    The deletion vectors of the data files are added to them.
+    The result includes the deletion vectors of the data files.
 
     Args:
         files: rows with `file_path`, and `content_offset` for deletion vectors. `manifest_path`, and `spec_id` with
@@ -70,7 +70,7 @@ def find_files(state: TableState, files: DataFrame, searches: Searches) -> Remov
 
 
 def find_live_deletes(state: TableState, files: DataFrame, searches: Searches) -> Removal:
-    """Find entries of delete files as `find_files` does; those that are not live are passed over."""
+    """Find entries of delete files as `find_files` does, ignoring those that are not live."""
     return _find(state, files, searches, only_live_deletes=True)
 
 
@@ -122,7 +122,7 @@ def _names(state: TableState, rows: pa.Table) -> list[FileName]:
 
 
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
-    """Return search stages from the hints of rows: the leaves that they name, then those of their partitions."""
+    """Return search stages from hints in the rows: the leaves that they name, then those of their partitions."""
     stages: list[Candidates] = []
     if "manifest_path" in rows.column_names:
         paths = rows.column("manifest_path").drop_null().unique().to_pylist()
@@ -142,7 +142,7 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
 
 
 def dvs_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
-    """Return the live deletion vectors of data files. Both are entries of `SEARCH_COLUMNS`."""
+    """Return the live deletion vectors of data files, both as entries of `SEARCH_COLUMNS`."""
     if not may_have_vectors(state):
         return data.slice(0, 0)
     deletes = deletes_of(state, data, searches)
@@ -157,7 +157,7 @@ def may_have_vectors(state: TableState) -> bool:
 def deletes_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
     """Return the live deletion vectors of data files, and position delete files that name one of them.
 
-    In trees, only upgraded ones have such position delete files.
+    Among trees, only those of upgraded tables have such position delete files.
     """
     leaves = delete_leaves(state, data)
     entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
@@ -238,14 +238,14 @@ def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
 
 
 def many_dvs_of(state: TableState, data: DataFrame) -> DataFrame:
-    """As `dvs_of`, for data entries in a DataFrame."""
+    """Do the same as `dvs_of` for data entries in a DataFrame."""
     if not may_have_vectors(state):
         return data.limit(0)
     return many_deletes_of(state, data).where(F.col("deletion_vector.offset").isNotNull())
 
 
 def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
-    """As `deletes_of`, for data entries in a DataFrame. Runs a job that collects their manifests."""
+    """Do the same as `deletes_of` for data entries in a DataFrame. Runs a job that collects their manifests."""
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if len(deletes):
         manifests = _manifests_with(state, data.select(MANIFEST).distinct().toArrow().column(MANIFEST))

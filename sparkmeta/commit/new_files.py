@@ -1,4 +1,4 @@
-"""The files that a commit adds: few are rows on the driver, the others are in new leaves of a tree."""
+"""The files that a commit adds to a tree: few as rows on the driver, the others in new leaves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NewFiles:
         rows: entries for the root, rows of `tree_schema`.
         leaves: the root's entries for leaves with the other files.
         tally: counts of the files, for the snapshot's summary.
-        named: locations of manifests that rows of deletion vectors give for their data files.
+        named: locations of the manifests that the rows of deletion vectors name for their data files.
     """
 
     rows: pa.Table | None = None
@@ -64,7 +64,7 @@ class NewFiles:
         return self.on_driver + (0 if self.leaves is None else self._count_in_leaves())
 
     def of(self, kinds: Collection[ContentType], leaves: ContentType) -> Self:
-        """Return the files in `rows` that have one of `kinds`, and the leaves of one type, which may hold others."""
+        """Return the files in `rows` of the given kinds, and the leaves of one type, which may hold other kinds."""
         rows = None if self.rows is None else self.rows.filter(one_of(self.rows, kinds))
         chosen = None if self.leaves is None else self._leaves_of(leaves)
         return replace(self, rows=rows or None, leaves=chosen or None, tally=Tally())

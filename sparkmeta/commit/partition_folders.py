@@ -1,6 +1,6 @@
-"""Parse partitions from folder names such as `.../day=2026-01-31/...`, as Hive and Iceberg's writers lay out files.
+"""Parse partitions from folder names such as `.../day=2026-01-31/...`, the layout of Hive and Iceberg's writers.
 
-Writers may use other names, so these partitions are only hints for a search.
+Writers may use other names, so these partitions are only search hints.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _EPOCH_YEAR = 1970
 
 
 def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
-    """Return the partitions that the folders of file paths name.
+    """Return the partitions named by the folders in file paths.
 
     Returns:
-        The distinct `partition_spec_id` and `partition`, a struct by partition field id, of each spec whose fields are
-        all named.
+        The distinct `partition_spec_id` and `partition`, a struct by partition field id, for each spec whose fields all
+        occur.
     """
     types = {field_id: bound_arrow_type(name) for field_id, name in state.types.partition_fields.items() if name != ANY}
     folders = {path.rpartition("/")[0] for path in paths}
@@ -70,15 +70,15 @@ def _values(
 
 
 def folder_value(text: str, transform: Transform[Any, Any], kind: pa.DataType) -> Any:
-    """Return the partition value that a folder's name gives as text.
+    """Parse the partition value in a folder name.
 
     Args:
-        text: what follows the field's name, without escapes.
-        transform: of the field.
+        text: the unescaped text after the field's name.
+        transform: the field's transform.
         kind: the Arrow type of its values.
 
     Raises:
-        ValueError: the text is no such value. Arrow raises its own errors as well.
+        ValueError: the text is not a valid value. Arrow's own errors may also be raised.
     """
     if text in NULL_FOLDERS:
         return None

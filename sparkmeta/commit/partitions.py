@@ -40,7 +40,7 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
 
 
 def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
-    """Return the keys of new files' partitions; None if a file is unpartitioned, and replaces all (semantics 4.8)."""
+    """Return the keys of new files' partitions; None if an unpartitioned file replaces everything (semantics 4.8)."""
     partitions = new_partitions(state, files)
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
     of_those = partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1)
@@ -50,5 +50,5 @@ def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None
 
 
 def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
-    """Return partitions as values that can be compared with the `partition_key` of entries."""
+    """Convert partitions to values that can be compared with the `partition_key` of entries."""
     return partitions.select(partition_key(state).alias(PARTITION_KEY).column())

@@ -1,7 +1,7 @@
 """Compare new deletion vectors with the position delete files that apply to their data files.
 
-Readers pass over position delete files of a data file that has a deletion vector, also over those of its partition
-(semantics 1.7-5). So the vector must have their positions, as Java's writers take them in (semantics 5.5).
+If a data file has a deletion vector, readers ignore its position delete files, including those of its partition
+(semantics 1.7-5). The vector must therefore include their positions, as with Java's writers (semantics 5.5).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def may_have_position_files(state: TableState, manifests: pa.Table) -> bool:
 def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, manifests: pa.Table) -> None:
     """Refuse deletion vectors that lack positions of position delete files. Runs jobs.
 
-    Damaged and missing delete files are passed over, since readers can't read their positions either.
+    Damaged and missing delete files are ignored, since readers can't read their positions either.
 
     Args:
         state: the state to which the deletion vectors are added.
         dvs: the new deletion vectors, entries of `SEARCH_COLUMNS`.
         data: their live data files, entries of `SEARCH_COLUMNS`.
-        manifests: the delete manifests that may apply to these, rows of `state.manifests`; see
+        manifests: the delete manifests that may apply to the data files, rows of `state.manifests`; see
             `may_have_position_files`.
 
     Raises:
@@ -84,7 +84,7 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
 
 
 def _lost_positions(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the first position that a deletion vector lacks, for each delete file and vector that lacks any."""
+    """Yield the first missing position for each delete file and deletion vector that lacks any of its positions."""
     for unit in task_rows(batches):
         lost = []
         positions = _positions(reader, unit["location"], unit["file_format"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
-# A row for each manifest and kind of files (`FileKind`) that entries are removed from.
+# One row per manifest and `FileKind` that entries are removed from.
 _GROUPS = pa.schema(
     [
         pa.field(MANIFEST, pa.int32()),
@@ -76,7 +76,7 @@ class Removal:
 
 
 def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFrame:
-    """Return entries of `SEARCH_COLUMNS` without those of a small removal."""
+    """Return entries of `SEARCH_COLUMNS` without those in a small removal."""
     masked, keys = _removed_rows(removal, state)
     left = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
     named = F.broadcast(local_frame(state.spark, keys)).alias("removed")
@@ -102,7 +102,7 @@ def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Tab
 
 
 def without_rows(entries: pa.Table, removal: Removal, state: TableState) -> pa.Table:
-    """As `without`, for entries on the driver."""
+    """Do the same as `without` for entries on the driver."""
     if not len(entries) or not (removal.masks or removal.keys):
         return entries
     locations = _locations(state)
@@ -137,7 +137,7 @@ def _root_ids(state: TableState) -> pa.Array:
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
-    """Return the entries of one manifest as rows of `_GROUPS`, the first of which has all ordinals."""
+    """Group the entries of one manifest to rows of `_GROUPS`, the first of which has all ordinals."""
     groups: list[dict[str, Any]] = []
     ordinals = np.asarray(rows.column(ORDINAL).to_numpy(), np.int64)
     for kind, count in tally_of(rows).items():

@@ -1,6 +1,6 @@
 """Find live entries of a tree by path, on the driver, in as few leaves as possible.
 
-The result for a leaf stays valid as long as the leaf and its deletion vector do, so a retried commit searches only what
+The result for a leaf stays valid until the leaf or its deletion vector changes, so a retried commit searches only what
 other commits wrote.
 """
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
-# Most files whose entries are collected to the driver.
+# Maximum number of files whose entries are collected on the driver.
 FEW_FILES = 20_000
 
 # The columns of an entry that a search returns.
 SEARCH_COLUMNS = DV_COLUMNS
 
-# Most paths that a query has as literals.
+# Maximum number of paths that a query contains as literals.
 _LITERALS = 200
 
-# A stage of a search: takes the files not found so far, and returns the rows of `state.manifests` to search next.
+# A stage of a search: takes the files not found so far and returns the rows of `state.manifests` to search next.
 Candidates = Callable[[Sequence["FileName"]], pa.Table]
 
 
@@ -60,7 +60,7 @@ class _LeafHits:
     """The result of a search of one leaf.
 
     Attributes:
-        mask: the leaf's deletion vector at that time.
+        mask: the leaf's deletion vector at the time of the search.
         paths: the paths that were searched for; empty for other searches.
         entries: the entries found.
     """
@@ -72,7 +72,7 @@ class _LeafHits:
 
 @dataclass
 class LeafMemo:
-    """The results of searches by leaf, each valid as long as the leaf and its deletion vector stay."""
+    """Search results by leaf. Each stays valid until the leaf or its deletion vector changes."""
 
     _hits: dict[str, list[_LeafHits]] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class LeafMemo:
     def keep(
         self, state: TableState, manifests: pa.Table, entries: pa.Table, paths: frozenset[str] = frozenset()
     ) -> None:
-        """Keep the results for leaves among manifests; the root's own files change with each commit."""
+        """Keep the results for leaves among the manifests, but not for the root, which changes with each commit."""
         masks = state.tree.root.manifest_dv_of if state.tree is not None else {}
         by_manifest = rows_by_manifest(entries)
         leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
@@ -118,7 +118,7 @@ class LeafMemo:
 
 @dataclass
 class PathSearch:
-    """Finds live entries by a path, and keeps the results for the next attempt.
+    """Finds live entries by path and keeps the results for the next attempt.
 
     Attributes:
         column: the column with the path: `location`, or `referenced_file` for the deletes of a data file.
@@ -128,14 +128,14 @@ class PathSearch:
     _memo: LeafMemo = field(default_factory=LeafMemo)
 
     def find(self, state: TableState, names: Iterable[FileName], stages: Sequence[Candidates]) -> pa.Table:
-        """Find files by `location`. Each stage searches for the files that the stages before it did not find.
+        """Find files by `location`. Each stage searches for the files that earlier stages did not find.
 
         Args:
             names: at most `FEW_FILES`.
-            stages: return the manifests to search. Each manifest is searched once.
+            stages: functions that return the manifests to search. Each manifest is searched once.
 
         Returns:
-            Live entries of `SEARCH_COLUMNS` that have one of the paths, whatever their offset.
+            Live entries of `SEARCH_COLUMNS` that have one of the paths, regardless of their offset.
         """
         missing, searched = list(dict.fromkeys(names)), pa.array([], pa.int32())
         tables = [state.projection(SEARCH_COLUMNS).schema.empty_table()]
@@ -231,7 +231,7 @@ def _search_root(
 def _search_leaves(
     state: TableState, leaves: pa.Table, column: str, values: Sequence[str], projection: EntryProjection
 ) -> pa.Table:
-    """Search leaves in the layout of trees, which the driver or tasks can open."""
+    """Search leaves in tree layout, which the driver or tasks can open."""
     if not len(leaves):
         return projection.schema.empty_table()
     assert state.tree is not None
@@ -249,7 +249,7 @@ def _search_leaves(
 def _query(
     state: TableState, manifests: pa.Table, column: str, values: Sequence[str], projection: EntryProjection
 ) -> pa.Table:
-    """Search manifests of other layouts, and leaves that only Spark's own sources can read, by a query."""
+    """Search by a Spark query: manifests of other layouts, and leaves that only Spark's own sources can read."""
     if not len(manifests):
         return projection.schema.empty_table()
     entries = state.entries(manifests, projection).where(entry_is_live().text)

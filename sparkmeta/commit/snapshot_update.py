@@ -1,4 +1,4 @@
-"""Collect the files that a new snapshot adds and removes, and how the commit is checked against others."""
+"""`SnapshotUpdate`: the files that a new snapshot adds and removes, and its checks against concurrent commits."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class SnapshotUpdate:
     """Collects changes of files, which become one snapshot when the transaction commits. Methods can be chained.
 
     Files are DataFrames with the columns of `inspect.files`. To remove a file, `file_path` is enough, with
-    `content_offset` for a deletion vector. Rows of `plan_files` are found faster, by their `manifest_path`.
+    `content_offset` for a deletion vector. Rows of `plan_files` are found faster because they have a `manifest_path`.
 
-    New data files may also be a table: the live files of its snapshot. Its manifests are decoded straight into new
-    leaves, which takes less time than a DataFrame of its files.
+    New data files can also be given as a table, whose live files are added. Its manifests are decoded directly into new
+    leaves, which is faster than a DataFrame of its files.
     """
 
     def __init__(self, started: TableState, branch: str, properties: dict[str, str]) -> None:
-        """Begin without changes. For `Transaction`.
+        """Create an update without changes. For `Transaction`.
 
         Args:
             started: the table when the transaction began.
             branch: the branch.
-            properties: further properties of the snapshot's summary.
+            properties: extra properties for the snapshot's summary.
         """
         self._changes = ChangeSet(started, branch, properties)
         self._progress = Progress()
@@ -51,9 +51,9 @@ class SnapshotUpdate:
         """Add data files.
 
         Args:
-            files: the files, or a table whose live data files are added. They get new row ids and the sequence number
-                of this commit. The columns of both tables must have the same ids and types, and partition specs the
-                same fields. A table with deletes is refused: see `row_delta`.
+            files: the files, or a table whose live data files are added with new row ids and this commit's sequence
+                number. The columns of both tables must have the same ids and types, and the partition specs the same
+                fields. A table with deletes is refused: see `row_delta`.
 
         Raises:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
@@ -63,10 +63,10 @@ class SnapshotUpdate:
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
-        """Remove the given data and delete files, or the data files of which all rows match a filter.
+        """Remove the given data and delete files, or the data files whose rows all match a filter.
 
-        The commit raises ValidationError if some rows of a file match and others may not: CommitConflictError if others
-        have committed meanwhile, who may have added the file.
+        The commit raises ValidationError if a file may match only partly, or CommitConflictError if concurrent commits
+        may have added the file.
         """
         self._refuse_closed()
         if (files is None) == (row_filter is None):
@@ -83,7 +83,7 @@ class SnapshotUpdate:
         removed: DataFrame | None = None,
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
-        """Replace the given files, or the data files of which all rows match a filter, with new data files."""
+        """Replace the given files, or the data files whose rows all match a filter, with new data files."""
         self._refuse_closed()
         self._changes.overwrites = True
         self.append(added)
@@ -96,14 +96,14 @@ class SnapshotUpdate:
         removed: DataFrame | None = None,
         superseded: DataFrame | None = None,
     ) -> Self:
-        """Add data files, deletes of rows (deletion vectors, position and equality delete files), and remove files.
+        """Add data files and deletes (deletion vectors, position and equality delete files), and remove files.
 
-        A deletion vector replaces an earlier one of its data file, and must contain all of its positions, and those of
-        position delete files that apply to the data file: readers would pass over these. `superseded` are position
-        delete files whose positions the new ones have as well; those that are still live are removed.
+        A deletion vector replaces an earlier one of its data file. It must contain all positions of the earlier one and
+        of position delete files that apply to the data file, since readers ignore these. `superseded` are position
+        delete files whose positions are included in the new ones; those that are still live are removed.
 
-        With the same table as `added` and `deletes`, its live data files are added with their deletion vectors. Its
-        equality deletes can't be: they would apply to older files of this table, and not to the added ones.
+        If `added` and `deletes` are the same table, its live data files are added with their deletion vectors. Its
+        equality deletes can't be added: they would apply to older files of this table, and not to the added ones.
 
         Raises:
             ValidationError: `deletes` is a table, and `added` is not the same one.
@@ -132,22 +132,22 @@ class SnapshotUpdate:
     ) -> Self:
         """Replace files with others that hold the same rows, so that readers see no change.
 
-        `deletes` are deletion vectors that delete the same rows as removed deletes. Without removed data files there
-        can be no new ones, and without removed deletes no new deletes (semantics 4.10).
+        `deletes` are deletion vectors that delete the same rows as the removed deletes. New data files require removed
+        data files, and new deletes require removed deletes (semantics 4.10).
 
-        The commit raises CommitConflictError if others deleted rows of the replaced files meanwhile. Equality deletes
-        do not conflict if the new files have a data sequence number, which is less than theirs.
+        The commit raises CommitConflictError if concurrent commits deleted rows of the replaced files. Equality deletes
+        do not conflict if a data sequence number is given, since it is lower than theirs.
 
         Args:
             removed: the files to replace.
             added: the new files.
             deletes: the new deletion vectors.
-            data_sequence_number: that of the snapshot whose rows the files of `added` have; by default they get that
-                of the commit. It is not less than those of the replaced data files.
+            data_sequence_number: the sequence number of the snapshot whose rows the `added` files hold. Defaults to
+                that of the commit. It must not be lower than those of the replaced data files.
 
         Raises:
-            ValidationError: the number is not one from 0 to that of the branch's head when the transaction began. The
-                commit raises it for one that is less than a replaced data file's.
+            ValidationError: the number is not between 0 and that of the branch's head when the transaction began. The
+                commit raises it for one that is lower than a replaced data file's.
         """
         self._refuse_closed()
         if data_sequence_number is not None:
@@ -162,7 +162,7 @@ class SnapshotUpdate:
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
-        """Add data files, and remove all other files of their partitions, or of an unpartitioned table."""
+        """Add data files and remove all other files of their partitions, or of an unpartitioned table."""
         self._refuse_closed()
         self._changes.overwrites = True
         self._changes.partitions_of.append(ReplacedFiles(frame_of(files)))
@@ -180,20 +180,20 @@ class SnapshotUpdate:
 
         Conflicts are:
 
-        - new deletes that apply to files which this update removes by name;
-        - new deletes of rows that may match, unless this update removes files by name only and adds no deletes, or
-          `ignore_deletes` says that it only deletes rows, which others may have deleted as well;
-        - removed data files that may match, if this update removes files by a filter or by partitions, or neither
-          removes files by name nor adds deletes;
+        - new deletes that apply to files that this update removes by name;
+        - new deletes of rows that may match, unless this update only removes files by name and adds no deletes, or
+          `ignore_deletes` is set because it only deletes rows, which others may delete as well;
+        - removed data files that may match, if this update removes files by filter or partition, or neither removes
+          files by name nor adds deletes;
         - added data files that may match, if `isolation` is "serializable".
 
         Args:
             row_filter: the rows that were read to make this change; only changes that may match it are conflicts.
                 Defaults to the filters or partitions that the update replaces, or to the whole table if there are none.
-                Added data defaults to the whole table also if the update removes files by name or adds deletes.
+                For added data, also defaults to the whole table if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
-            ignore_deletes: whether new deletes of rows that may match do not conflict for the deletes that this adds.
+            ignore_deletes: whether new deletes of matching rows do not conflict with the deletes that this update adds.
 
         Raises:
             ValidationError: an unknown isolation.
@@ -206,32 +206,32 @@ class SnapshotUpdate:
         return self
 
     def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
-        """Fail the commit if others replaced data files that the position delete files of this update are about.
+        """Fail the commit if others replaced data files that the position delete files of this update reference.
 
-        Without it, this holds for those that a delete file names in `referenced_data_file`; and delete files that name
+        Without this call, the check covers the data files in `referenced_data_file`, and delete files that reference
         none are refused after any commit that replaced files. Names of files that the table never had are not refused.
         Data files of deletion vectors must exist in any case.
 
         Args:
             files: the data files, rows with `file_path`.
-            with_deletes: whether they must not have been deleted either.
+            with_deletes: whether the commit also fails if others deleted the data files.
         """
         self._refuse_closed()
         self._changes.referenced.append((frame_of(files), with_deletes))
         return self
 
     def assume_new_files(self) -> Self:
-        """Do not check whether added files are in the table already, or are added twice.
+        """Skip the check that added files are not in the table already and are not added twice.
 
-        For files that have just been written under names that no other file has: the check reads the paths in all
-        manifests that may hold files of their partitions.
+        Use this for files just written under unique names: the check reads the paths in all manifests that may hold
+        files of their partitions.
         """
         self._refuse_closed()
         self._changes.are_new = True
         return self
 
     def close(self) -> None:
-        """Take no more changes, since the transaction is committed. For `Transaction`."""
+        """Refuse further changes, since the transaction is committed. For `Transaction`."""
         self._closed = True
 
     def _refuse_closed(self) -> None:
@@ -240,7 +240,7 @@ class SnapshotUpdate:
             raise ValidationError(f"{location}: the transaction is committed: the update takes no more changes")
 
     def _check_sequence_number(self, number: object) -> None:
-        """Raise ValidationError for a number that later equality deletes may not exceed."""
+        """Raise ValidationError unless the number is at most the head's, so that later equality deletes exceed it."""
         metadata = self._changes.started.metadata
         head = metadata.snapshot_by_name(self._changes.branch)
         most = 0 if head is None else head.sequence_number or 0
@@ -253,10 +253,10 @@ class SnapshotUpdate:
     # -- the commit -------------------------------------------------------------------------------------------------
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Write the snapshot's manifests. Return the table's metadata with the snapshot. For `Transaction`."""
+        """Write the snapshot's manifests and return the table's metadata with the snapshot. For `Transaction`."""
         if self.names.discarded:
             self._progress = Progress()
-        # Another commit may have changed the format since the transaction began.
+        # Another commit may have upgraded the table since the transaction began.
         refuse_lists_of_version_4(state.metadata, state.metadata.location)
         refuse_encrypted(state.metadata, "and can't be committed to")
         return Attempt(self._changes, self._progress, branch_head(state, self._changes.branch)).apply()

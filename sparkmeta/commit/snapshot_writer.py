@@ -1,4 +1,4 @@
-"""The protocol by which a change set is written: as a metadata tree or as a manifest list."""
+"""`SnapshotWriter`: the protocol for writing a change set as a metadata tree or a manifest list."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class SnapshotWriter(Protocol):
-    """Writes the snapshot of a commit. Attempts share it, and with it the files that earlier ones have written."""
+    """Writes the snapshot of a commit. Attempts share it and the files that earlier ones have written."""
 
     @property
     def nothing(self) -> NewFiles:
-        """No new files."""
+        """An empty set of new files."""
 
     def fits(self, head: TableState) -> bool:
-        """Return whether files that earlier attempts wrote can be used for a commit onto `head`."""
+        """Return whether the files of earlier attempts can be used for a commit onto `head`."""
 
     def begin(self, head: TableState) -> TableState:
-        """Begin an attempt onto a branch's head. Return the state that the commit edits."""
+        """Begin an attempt onto a branch's head and return the state that the commit edits."""
 
     def add(
         self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
     ) -> NewFiles:
-        """Return new files as entries. Many are written to manifests by jobs.
+        """Convert new files to entries. Many are written to manifests by jobs.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
@@ -46,7 +46,7 @@ class SnapshotWriter(Protocol):
         """
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
-        """Return the live data files of another table as entries. Many are written to manifests by jobs.
+        """Convert the live data files of another table to entries. Many are written to manifests by jobs.
 
         Args:
             source: the other table.
@@ -59,7 +59,7 @@ class SnapshotWriter(Protocol):
         """
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
-        """Return the deletion vectors of another table, whose data files `added` has, as entries.
+        """Convert the deletion vectors of another table, whose data files `added` has, to entries.
 
         Raises:
             ValidationError: the table has deletes of another kind.
@@ -67,4 +67,4 @@ class SnapshotWriter(Protocol):
         """
 
     def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:
-        """Write the snapshot, and return the table's metadata with it."""
+        """Write the snapshot and return the table's metadata with it."""

@@ -1,7 +1,7 @@
 """The live files of another table, for a commit that adds them.
 
-Tasks decode the table's manifests straight into entries, sort them, and write them as leaves, as a compaction does. No
-metrics maps are made, and no entry passes through a Spark schema of entries.
+Tasks decode the table's manifests directly to entries, sort them, and write them as leaves, as in a compaction. No
+metrics maps are built, and entries do not pass through Spark rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def table_of(files: DataFrame | BaseTable | TableState) -> DataFrame | TableStat
     """Return the state of a table whose files are to be added, or the DataFrame of files.
 
     Raises:
-        ValidationError: it is neither.
+        ValidationError: the argument is neither.
     """
     if isinstance(files, BaseTable):
         return files.state
@@ -57,7 +57,7 @@ def table_of(files: DataFrame | BaseTable | TableState) -> DataFrame | TableStat
 
 
 def frame_of(files: DataFrame) -> DataFrame:
-    """Return the DataFrame of files. Raises ValidationError if it is none."""
+    """Return the files. Raises ValidationError if they are not a DataFrame."""
     if hasattr(files, "toArrow"):
         return files
     raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files")
@@ -69,10 +69,10 @@ class TableFiles:
 
     Attributes:
         state: the table, with a root of its manifests.
-        job: reads the table's manifests, and writes leaves of the other table.
+        job: reads the table's manifests and writes leaves of the other table.
         choice: how its data manifests are read together.
         count: the number of data files.
-        deletes: the live delete manifests, and delete files of the root.
+        deletes: the live delete manifests and the delete files of the root.
     """
 
     state: TableState
@@ -82,7 +82,7 @@ class TableFiles:
     deletes: Group
 
     def refuse_deletes(self, target: TableState) -> None:
-        """Raise ValidationError if there are deletes: without them, deleted rows would come back."""
+        """Raise ValidationError if there are deletes, without which deleted rows would reappear."""
         root = self.job.root
         places = [*self.deletes.leaves, *self.deletes.files]
         if not places:
@@ -96,24 +96,24 @@ class TableFiles:
         )
 
     def entries(self) -> pa.Table:
-        """Read few data files, and return them as entries of the other table. Runs a job."""
+        """Read a few data files and return them as entries of the other table. Runs a job."""
         assert self.job.adoption is not None
         schema = self.job.rewriting([]).schema
         rows = [self.job.entries(group).toArrow().cast(schema) for group in self.choice.data]
         return self.job.adoption(pa.concat_tables([schema.empty_table(), *rows]))
 
     def leaves(self) -> pa.Table:
-        """Write the data files to leaves of the other table, and return their root entries. Runs jobs."""
+        """Write the data files to leaves of the other table and return the root entries of these. Runs jobs."""
         written = [group.new_leaves for group in self.job.data(self.choice.data)]
         return pa.concat_tables([self.job.form.schema.empty_table(), *written]).combine_chunks()
 
     def vectors(self, target: TableState) -> DataFrame:
         """Return the deletion vectors of the data files as entries of the other table. Runs jobs.
 
-        Deletion vectors whose data file is gone are left out.
+        Deletion vectors whose data file is no longer live are left out.
 
         Raises:
-            ValidationError: there are deletes of another kind.
+            ValidationError: there are other kinds of deletes.
         """
         assert self.job.adoption is not None
         deletes = materialize(self.job.entries(self.deletes))
@@ -162,14 +162,14 @@ def table_files(source: TableState, target: TableState, form: LeafFormat, option
 
 
 def _as_tree(state: TableState) -> TableState:
-    """Return a table with a root of its manifests, as an upgrade would make it."""
+    """Return a table with a root for its manifests, as an upgrade would create."""
     if not has_tree(state.metadata):
         state = replace(state, metadata=upgrade_metadata(state.metadata, uuid.uuid4()))
     return with_root(state, base_root(state))
 
 
 def _scope(state: TableState, root: Root, places: frozenset[int], target: TableState, options: TreeOptions) -> Scope:
-    """Return a rewrite of all data files, clustered as the target's."""
+    """Return a rewrite of all data files, clustered like the target's."""
     limits = Limits(options.leaf_target_bytes, 1.0, 1.0, _WHOLE_OVERLAP, 0, options.affiliated_deletes, fewest_merged=1)
     sort_columns = [field.source_id for field in target.metadata.sort_order().fields]
     keys = {

@@ -1,7 +1,7 @@
-"""Check that a table can take another one's files as they are, and map its ids to those of the other.
+"""Check that a table can adopt another table's files unchanged, and map between their ids.
 
-Data files name columns by field id, so that both tables must mean the same by each id. Partition specs, sort orders and
-expressions are the same if they have the same fields, whatever their ids.
+Data files identify columns by field id, so each id must mean the same in both tables. Partition specs, sort orders and
+expressions are the same if they have the same fields, regardless of their ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.state import TableState
 
-# Types to which files of another type can be read (table spec, Schema Evolution).
+# Types to which narrower types can be promoted on read (table spec, Schema Evolution).
 _WIDER = ("long", "double", "decimal")
 _NAME_MAPPING = "schema.name-mapping.default"
 
@@ -37,8 +37,8 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
     """Return the converter from entries of one table to those of another.
 
     Args:
-        source: the table that has the entries, with expressions for its partition fields.
-        target: the table that gets them.
+        source: the table with the entries, including expressions for its partition fields.
+        target: the table that adopts them.
         spec_ids: the partition specs of the entries.
 
     Raises:
@@ -80,7 +80,7 @@ def _check_schemas(source: TableState, target: TableState) -> None:
 
 
 def _check_missing(source: TableState, target: TableState, where: str) -> None:
-    """Refuse ids that the source's schema lacks, but that its files may have, or must have."""
+    """Refuse columns missing from the source's schema that its files may still have, or that the target requires."""
     known, ours = index_by_id(source.metadata.schema()), target.metadata.schema()
     target_fields, places = index_by_id(ours), _places(ours)
     for field_id, field in source.types.fields.items():
@@ -109,7 +109,7 @@ def _difference(field: NestedField, target_field: NestedField) -> str | None:
 
 
 def _places(schema: Schema) -> Mapping[int, int | None]:
-    """Return the column that each nested column is in; None for top-level ones."""
+    """Return the parent of each column; None for top-level ones."""
     parents = schema._lazy_id_to_parent
     return {field_id: parents.get(field_id) for field_id in index_by_id(schema)}
 
@@ -160,7 +160,7 @@ def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) ->
 
 
 def _same(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | None) -> dict[int, int]:
-    """Return the ids of equal values; the default of several, or else the first."""
+    """Map ids to the ids of equal values. Among several, prefer the default, then the lowest."""
     matches = {each: [spec_id for spec_id, other in ours.items() if other == value] for each, value in theirs.items()}
     return {each: default if default in ids else min(ids) for each, ids in matches.items() if ids}
 

@@ -1,4 +1,4 @@
-"""Transactions: several changes of a table in one commit."""
+"""`Transaction`: several changes of a table in one commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REF_UPDATES = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
 
 @dataclass
 class _MetadataStep:
-    """Changes of table metadata, as pyiceberg's models of updates and their requirements."""
+    """Changes of table metadata, as pyiceberg's update and requirement models."""
 
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
@@ -58,14 +58,14 @@ class _MetadataStep:
 
 @dataclass
 class Transaction(Generic[TableT]):
-    """Changes of a table that one commit makes: `with table.transaction() as tx:`, or until `commit` is called.
+    """Changes of a table in one commit, made by `commit` or the end of a `with table.transaction() as tx:` block.
 
-    Nothing is written before the commit. Unused files of a commit are deleted once its outcome is known. After it, the
-    transaction takes no more changes: they raise ValidationError.
+    Nothing is written before the commit. Unused files of a commit are deleted once its outcome is known. After the
+    commit, further changes raise ValidationError.
 
     Attributes:
         table: the version that the changes are based on.
-        autocommit: whether the first builder that ends commits the transaction. Later changes are refused then.
+        autocommit: whether the first builder that ends commits the transaction, after which changes are refused.
     """
 
     table: TableT
@@ -83,7 +83,7 @@ class Transaction(Generic[TableT]):
 
         Args:
             branch: the branch. It must exist, unless the table has no snapshots.
-            snapshot_properties: further properties of the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
@@ -99,7 +99,7 @@ class Transaction(Generic[TableT]):
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
         """Return pyiceberg's builder of schema changes, which ends with its `commit` or its `with` block.
 
-        Table properties that name columns follow: the name mapping, and the metrics modes and Bloom filters of columns.
+        Table properties that refer to columns are updated too: the name mapping, metrics modes and Bloom filters.
         """
         return UpdateSchema(self, allow_incompatible_changes, case_sensitive)  # type: ignore[arg-type]
 
@@ -112,7 +112,7 @@ class Transaction(Generic[TableT]):
         return UpdateSortOrder(self, case_sensitive)  # type: ignore[arg-type]
 
     def manage_snapshots(self) -> ManageSnapshots:
-        """Return a builder of branches and tags: pyiceberg's, with what Java's can do besides.
+        """Return pyiceberg's builder of branches and tags, extended with the operations of Java's builder.
 
         It ends with its `commit` or its `with` block.
         """
@@ -134,7 +134,7 @@ class Transaction(Generic[TableT]):
         return self
 
     def remove_properties(self, *names: str) -> Self:
-        """Remove table properties. Those that the table does not have are passed over."""
+        """Remove table properties. Missing ones are ignored."""
         self._apply((RemovePropertiesUpdate(removals=list(names)),))
         return self
 
@@ -164,7 +164,7 @@ class Transaction(Generic[TableT]):
         return self
 
     def _add_snapshot(self, step: Step) -> None:
-        """Add a step that makes a snapshot when the transaction commits."""
+        """Add a step that creates a snapshot when the transaction commits."""
         self._refuse_committed()
         self.table.refuse_lists_of_version_4()
         refuse_encrypted(self.table.metadata, "and can't be committed to")
@@ -181,7 +181,7 @@ class Transaction(Generic[TableT]):
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> TableT:
-        """Make all changes in one commit, and return the resulting table. Repeated calls return the same table.
+        """Make all changes in one commit and return the resulting table. Repeated calls return the same table.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).

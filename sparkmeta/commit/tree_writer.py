@@ -40,7 +40,7 @@ class TreeWriter:
     Attributes:
         flush: the files moved from the root into leaves.
         compacted: the leaves that a compaction wrote.
-        masks: the manifest DVs of affiliated data leaves when their delete leaves were written.
+        masks: the manifest DVs of affiliated data leaves at the time their delete leaves were written.
     """
 
     nothing: ClassVar[NewFiles] = NewFiles()
@@ -109,7 +109,7 @@ class TreeWriter:
         return new.commit(edit, lambda: summary(manifests))
 
     def _still_affiliated(self, leaves: pa.Table | None, removal: Removal) -> pa.Table | None:
-        """Return the new leaves, with delete leaves unaffiliated if files of their data leaf have been removed since.
+        """Return the new leaves, dropping the affinity of delete leaves if files of their data leaf were removed since.
 
         A removed file may have been added again in another manifest.
         """

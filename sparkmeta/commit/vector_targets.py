@@ -1,8 +1,8 @@
 """Check new deletion vectors against their data files, and find the deletes that they replace.
 
-A lost deletion vector or position brings deleted rows back. Each new deletion vector must be the only one of a live
-data file, have the file's partition, have no more positions than the file has rows, and have all positions of the
-deletion vector that it replaces and of position delete files of its data file (semantics 5.5, 8.5 E).
+A lost deletion vector or position would make deleted rows reappear. Each new deletion vector must be the only one of a
+live data file, have the file's partition, have no more positions than the file has rows, and include all positions of
+the deletion vector that it replaces and of its data file's position delete files (semantics 5.5, 8.5 E).
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class ReplacedDeletes:
 
 
 def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> ReplacedDeletes:
-    """Check the new deletion vectors of a commit, and find the deletes that they replace.
+    """Check the new deletion vectors of a commit and find the deletes that they replace.
 
     Raises:
         CommitConflictError: the data file of a deletion vector is not live.
-        ValidationError: another rule is broken.
+        ValidationError: a deletion vector violates another rule.
     """
     deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
     if deletes.count <= FEW_FILES:
@@ -150,7 +150,7 @@ def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.
 
 
 def _check_pairs(state: TableState, dvs: pa.Table, targets: pa.Table) -> None:
-    """Raise ValidationError for a deletion vector whose partition is not its file's, or that has too many rows."""
+    """Raise ValidationError for a deletion vector that has another partition than its file, or too many positions."""
     same = pc.equal(dvs.column("partition_spec_id"), targets.column("partition_spec_id"))
     for field_id in state.types.partition_fields:
         left, right = (
@@ -170,7 +170,7 @@ def _check_pairs(state: TableState, dvs: pa.Table, targets: pa.Table) -> None:
 
 
 def _comparable(values: pa.Array) -> pa.Array:
-    """Return floats as their bits, so that -0.0 differs from 0.0 and NaN equals NaN; other values unchanged."""
+    """Return floats as their bits, so that -0.0 differs from 0.0 and NaN equals NaN. Leave other values unchanged."""
     if not pa.types.is_floating(values.type):
         return values
     size = values.type.bit_width
@@ -250,7 +250,7 @@ def _refuse_lost(state: TableState, lost: pa.Table) -> None:
 
 
 def _lost_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the first position that the new deletion vector of a pair lacks, for each pair that lacks any."""
+    """Yield the first missing position for each pair whose new deletion vector lacks any."""
     for batch in pairs:
         lost = []
         for pair in batch.to_pylist():
@@ -318,7 +318,7 @@ def _pair_columns(age: str) -> list[Column]:
 
 
 def _refuse_many(state: TableState, placed: DataFrame) -> None:
-    """Raise the errors of `_replaced_by_few`, for deletion vectors joined to their data files."""
+    """Raise the same errors as `_replaced_by_few` for deletion vectors joined to their data files."""
     table, path = state.metadata.location, F.col("referenced_file")
     missing = placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow()
     if len(missing):
@@ -342,7 +342,7 @@ def _refuse_many(state: TableState, placed: DataFrame) -> None:
 
 
 def _fingerprint(deletes: DataFrame) -> tuple[Any, ...]:
-    """Return a hash of a set of deletes, whatever manifests they are in. Runs a job."""
+    """Return a hash of a set of deletes, independent of their manifests. Runs a job."""
     offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
     hashes = F.sum(F.xxhash64("location", offset).cast("decimal(38,0)"))
     row = deletes.agg(F.count("*").alias("deletes"), F.coalesce(hashes, F.lit(0)).cast("decimal(38,0)").alias("hashes"))

@@ -1,7 +1,7 @@
 """Write delete leaves that are affiliated with one data leaf (semantics N24).
 
-If a data leaf's files have many deletion vectors, these get a separate delete leaf, which only plans that read the data
-leaf read. For few deletion vectors, another file would cost more than it saves.
+Many deletion vectors for one data leaf get a separate delete leaf, which only plans that open the data leaf read. For
+few deletion vectors, another file would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _DATA_PATH = "data_path"
 
 
 def write_affiliated(placed: DataFrame, form: LeafFormat, least: int, entry_bytes: float) -> tuple[DataFrame, pa.Table]:
-    """Write the delete leaves of data leaves that have at least `least` deletion vectors.
+    """Write delete leaves for data leaves that have at least `least` deletion vectors.
 
     Args:
         placed: materialized entries of deletes with `owner`.
-        least: the least number of deletion vectors that get a separate delete leaf.
+        least: the minimum number of deletion vectors that get a separate delete leaf.
         entry_bytes: the expected size of an entry in a leaf.
 
     Returns:

@@ -1,6 +1,6 @@
 """Apply steps to the newest version of a table until an attempt is committed (table spec, Optimistic Concurrency).
 
-Files of unsuccessful attempts are deleted.
+The files of failed attempts are deleted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step(Protocol):
 
 
 def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
-    """Apply steps to a table in order and commit the result, and retry when another commit came first.
+    """Apply steps to a table in order and commit the result. Retry if another commit came first.
 
     Returns:
         The table after the commit.
@@ -69,7 +69,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         except Exception as error:
             _discard_attempts(table, steps)
             if not isinstance(error, ValidationError):
-                # Tasks of a failed job may go on for a while.
+                # Tasks of a failed job may still be running.
                 _log_names(table, steps, _MAY_BE_LEFT)
             raise
         try:
@@ -109,7 +109,7 @@ def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
 
 
 def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -> None:
-    """Delete the files of attempts if an error proves that nothing was committed; else log that they stay."""
+    """Delete the files of attempts if an error proves that nothing was committed; otherwise log that they stay."""
     if proves_failure(error):
         _discard_attempts(table, steps)
     else:
@@ -119,7 +119,7 @@ def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -
 def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
     """Delete all files of attempts, none of which has been committed.
 
-    Files are listed by name, since tasks of a failed job may have written files that they did not report.
+    Files are found by listing names, since tasks of a failed job may have written files that they did not report.
     """
     files, folder = table.state.files, metadata_folder(table.metadata)
     for names in _names(steps):
@@ -136,7 +136,7 @@ def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
 
 
 def _log_names(table: BaseTable, steps: Sequence[Step], what: str) -> None:
-    """Log how the files are named that attempts have written: if they are not committed, they are orphans."""
+    """Log the name patterns of the files that attempts have written, which are orphans unless committed."""
     ids = [snapshot_id for names in _names(steps) for snapshot_id in sorted(names.ids)]
     if ids:
         patterns = ", ".join(f"{snapshot_id}-*, snap-{snapshot_id}-*" for snapshot_id in ids)
@@ -159,7 +159,7 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
 
 
 def discard(files: Deleter, locations: Sequence[str]) -> None:
-    """Delete files that no snapshot names. Failures are logged; such files become orphans."""
+    """Delete files that no snapshot references. Failures are logged; such files become orphans."""
     try:
         for failed in files.delete_many(locations) if locations else ():
             _log.warning("%s: not deleted: %s", *failed)

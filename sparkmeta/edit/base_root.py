@@ -30,7 +30,7 @@ class BaseRoot:
     Attributes:
         root: None for a branch without snapshots.
         properties: key-value metadata that all later roots repeat.
-        assigned_row_ids: the number of row ids that manifests got when a manifest list was converted.
+        assigned_row_ids: the number of row ids assigned to manifests when a manifest list was converted.
     """
 
     root: Root | None
@@ -58,7 +58,7 @@ def _conformed(root: Root, head: TableState) -> Root:
 
 
 def _from_list(head: TableState) -> BaseRoot:
-    """Return a root with the manifests of a list as EXISTING leaves (semantics N29, C31-C33). None is rewritten.
+    """Return a root with a list's manifests as EXISTING leaves, without rewriting any (semantics N29, C31-C33).
 
     Data manifests without first row ids get them, as in the first commit of format version 3.
     """
@@ -95,7 +95,7 @@ def _from_list(head: TableState) -> BaseRoot:
 
 
 def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
-    """Return first row ids of the manifests, in the list's order, and how many ids were assigned.
+    """Return first row ids of the manifests, in list order, and the number of assigned ids.
 
     Data manifests without a first row id get the next ids, from `start`.
     """
@@ -116,7 +116,7 @@ def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa
 
 
 def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.StructArray:
-    """Return the list's partition summaries as stats, under the ids of the fields' columns or expressions."""
+    """Convert the list's partition summaries to stats, keyed by the ids of the fields' columns or expressions."""
     rows = len(manifests)
     bounds: dict[int, pa.StructArray] = {}
     if SUMMARIES in manifests.column_names:
@@ -132,7 +132,7 @@ def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.Str
 
 
 def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
-    """Return a field's summary as stats. Null and NaN counts are 0 or unknown (semantics C32)."""
+    """Convert a field's summary to stats. Null and NaN counts are 0 or unknown (semantics C32)."""
     rows = len(summary)
     zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
 

@@ -1,4 +1,4 @@
-"""Write entries with typed stats to Avro manifests, sorted by partition. Spark jobs."""
+"""Write entries with typed stats to Avro manifests, sorted by partition, with Spark jobs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.avro.write import ManifestFormat
     from sparkmeta.state import TableState
 
-# Estimated bytes of an entry in a manifest: without metrics, and of each column.
+# Estimated bytes of a manifest entry: without metrics, and per column with metrics.
 _ENTRY_BYTES, _COLUMN_BYTES = 100, 12
-# Most ranges into which a task cuts its entries.
+# Maximum number of ranges into which a task cuts its entries.
 _MOST_RANGES = 16_384
 
 
@@ -33,7 +33,7 @@ class EntryManifests:
     """Writes live entries of one content and partition spec to Avro manifests.
 
     Attributes:
-        snapshot_id: the snapshot of the manifests, in which its own files are ADDED, and all others EXISTING.
+        snapshot_id: the manifests' snapshot. Files that it added are ADDED, all others EXISTING.
         count: the number of entries.
         columns: the approximate number of columns with stats.
     """
@@ -45,14 +45,14 @@ class EntryManifests:
     columns: int
 
     def write(self, entries: DataFrame, keys: DataFrame) -> pa.Table:
-        """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`. Runs jobs.
+        """Write the manifests and return their rows of `MANIFEST_FILE_SCHEMA`. Runs jobs.
 
         Args:
             entries: all columns of content entries, `partition` and `content_stats`, with inheritance applied.
             keys: the same entries with `partition`, `version_info`, `manifest` and `ordinal`, by which they are sorted.
 
         Raises:
-            ValidationError: there are not as many entries as `count`.
+            ValidationError: the number of entries differs from `count`.
         """
         bounds = self._bounds(keys)
         tasks = EntryTasks(self.form, self._keys, self.snapshot_id)
@@ -77,7 +77,7 @@ class EntryManifests:
         return max(1, min(_MOST_RANGES, self.count * entry_bytes // self.form.target_bytes))
 
     def _bounds(self, keys: DataFrame) -> pa.Table:
-        """Return the last keys of the ranges. If there are several, runs a job."""
+        """Return the last keys of the ranges. Runs a job if there are several ranges."""
         columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(self._keys)]
         sequence_number = F.col("version_info.sequence_number").alias("sequence_number")
         no_keys = key_schema(dict(self.state.types.spec_fields[self.form.spec_id]), self._keys).empty_table()

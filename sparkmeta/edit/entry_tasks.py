@@ -1,4 +1,4 @@
-"""The tasks that encode entries with typed stats for Avro manifests. Without Spark."""
+"""Tasks that encode entries with typed stats for Avro manifests. No Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EntryTasks(SortedManifests):
     """Encodes, sorts and writes the entries of one partition spec. Picklable.
 
     Attributes:
-        snapshot_id: the snapshot of the manifests, in which its own files are ADDED, and all others EXISTING.
+        snapshot_id: the manifests' snapshot. Files that it added are ADDED, all others EXISTING.
     """
 
     snapshot_id: int

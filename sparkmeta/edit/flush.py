@@ -1,4 +1,4 @@
-"""Keep a root small: move its files into leaves, and large deletion vectors of manifests into a Puffin file."""
+"""Keep a root small: move its files into leaves, and large manifest deletion vectors into a Puffin file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Flush:
     """The files that a commit moves from the root into leaves.
 
     Attributes:
-        moved: the files and their file sequence numbers, since a path may be added again with other rows.
+        moved: the files with their file sequence numbers, since a path may be added again with other rows.
         leaves: the root's entries for the leaves.
     """
 
@@ -45,7 +45,7 @@ class Flush:
         return replace(change, moved=frozenset(self.moved), existing=self.leaves) if self.moved else change
 
     def fits(self, base: Root | None, change: TreeChange) -> bool:
-        """Return whether the flush, made for another root, can be applied to this one."""
+        """Return whether the flush, computed for another root, can be applied to this one."""
         if base is None or not change.removed.isdisjoint(self.moved):
             return False
         versions = file_versions(base)
@@ -55,7 +55,7 @@ class Flush:
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
     """Return the flush that the thresholds for data and delete files require. May run a job.
 
-    Only carried-over files move; new files stay in the root for now (semantics N10, N28).
+    Only carried-over files are moved; the commit's new files stay in the root (semantics N10, N28).
     """
     if base is None:
         return Flush()
@@ -81,7 +81,7 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
 
 
 def existing(rows: pa.Table) -> pa.Table:
-    """Return entries for a leaf that a flush or a compaction writes: EXISTING, with their version numbers."""
+    """Return entries for a leaf written by a flush or compaction: EXISTING, with their own version numbers."""
     return restamped(rows, status=Status.EXISTING)
 
 
@@ -92,12 +92,12 @@ def spill_manifest_dvs(
     name: str,
     spilled: dict[tuple[str, bytes], Mapping[str, Any]],
 ) -> pa.Table:
-    """Move the largest inline manifest DVs of a new root into a Puffin file, so that the others fit their budget.
+    """Move the largest inline manifest DVs of a new root into a Puffin file, so that the others fit the size budget.
 
     Args:
         table: the new root.
-        name: the beginning of the file's name.
-        spilled: (leaf, bitmap) -> columns of the entry of a DV that earlier attempts moved. New ones are added.
+        name: the prefix of the file's name.
+        spilled: (leaf, bitmap) -> entry columns of a DV that earlier attempts moved. Updated with newly moved DVs.
     """
     manifest_dvs = pc.and_(one_of(table, MANIFEST_DVS), is_live(table))
     blobs = pc.struct_field(table.column("deletion_vector"), "inline_content")
@@ -123,7 +123,7 @@ def spill_manifest_dvs(
 def _write_puffin(
     state: TableState, name: str, dvs: list[tuple[str, bytes, int]]
 ) -> dict[tuple[str, bytes], Mapping[str, Any]]:
-    """Write DVs, as (leaf, bitmap, cardinality), to one Puffin file. Return the changed columns of their entries."""
+    """Write DVs, (leaf, bitmap, cardinality), to one Puffin file and return the changed columns of their entries."""
     location = join(metadata_folder(state.metadata), f"{name}.puffin")
     file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in dvs])
     _write_by_task(state, executor_writer(state.files), location, file.data)
@@ -138,7 +138,7 @@ def _write_puffin(
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
-    """Return the rows of DVs to move: all above the limit, then the largest until the others fit the budget."""
+    """Return the rows of DVs to move: all above the size limit, then the largest until the others fit the budget."""
     order = sorted((row for row, size in enumerate(sizes) if size), key=lambda row: -sizes[row])
     total, chosen = sum(sizes), []
     for row in order:
@@ -150,7 +150,7 @@ def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
 
 
 def _write_by_task(state: TableState, writer: ExecutorWriter, location: str, data: bytes) -> None:
-    """Write a file by a Spark task, since the driver writes only roots and table metadata."""
+    """Write a file in a Spark task, since the driver writes only roots and table metadata."""
     row = pa.table({"location": [location], "data": pa.array([data], pa.binary())})
     written = map_arrow(local_frame(state.spark, row), partial(_write, writer), _WRITTEN)
     written.collect()

@@ -1,4 +1,4 @@
-"""The format of the leaves that a commit writes, and their entries before a root names them."""
+"""The format of the leaves that a commit writes, and reading of leaves that no root references yet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection) -> pa.Table:
-    """Read every physical entry of a few leaves, rows of `tree_schema`, on the driver if it can open them."""
+    """Read every physical entry of a few leaves (rows of `tree_schema`), on the driver if it can open them."""
     if state.access.driver is None:
         return leaf_frame(state, leaves, projection).toArrow().cast(projection.schema)
     decoder = EntryDecoder(state.access.driver, state.types.tree_types)
@@ -51,7 +51,7 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     """Return the format of a table's leaves.
 
     Args:
-        name: the beginning of the files' names.
+        name: the prefix of the files' names.
     """
     folder, writer = metadata_folder(state.metadata), executor_writer(state.files)
     return LeafFormat(folder, name, state.types.stats_types, partition_stats(state), target_bytes, writer)
@@ -64,6 +64,6 @@ def partition_stats(state: TableState) -> dict[int, frozenset[int]]:
 
 
 def partition_columns(state: TableState) -> list[Column]:
-    """Return the columns with partition values of entries, rows of `tree_schema`, of all specs."""
+    """Return the columns of `tree_schema` that hold the partition values of entries, for all specs."""
     sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
     return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]

@@ -1,4 +1,4 @@
-"""Table properties of manifest lists: how large manifests are, and when a commit merges small ones."""
+"""Table properties for manifest lists: the target size of manifests, and when a commit merges small ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BYTES = 64 << 20
 
 _MIN_COUNT = "commit.manifest.min-count-to-merge"
 _MERGE = "commit.manifest-merge.enabled"
-# Most digits that always fit an int64. int() raises its own error for thousands of digits.
+# Maximum number of digits that always fit an int64. int() raises its own error for thousands of digits.
 _LONGEST = 18
 
 
@@ -23,7 +23,7 @@ class ListOptions:
 
     Attributes:
         target_bytes: target size of a manifest.
-        min_count: least manifests that are merged if the commit's own new manifest is one of them.
+        min_count: minimum number of manifests to merge if the commit's own new manifest is one of them.
         merges: whether commits merge small manifests.
     """
 

@@ -32,11 +32,11 @@ class NewList:
     names: SnapshotNames
 
     def commit(self, manifests: pa.Table, summary: Summary) -> TableMetadata:
-        """Write the manifest list, and return the table's metadata with its snapshot.
+        """Write the manifest list and return the table's metadata with its snapshot.
 
         Args:
-            manifests: rows of `MANIFEST_FILE_SCHEMA` in the list's order. Those of new manifests are as
-                `write_manifest` returns them, without a sequence number.
+            manifests: rows of `MANIFEST_FILE_SCHEMA` in list order. Those of new manifests are as returned by
+                `write_manifest`, without a sequence number.
 
         Raises:
             ValidationError: a manifest lacks a value that the format version requires.
@@ -67,13 +67,13 @@ class NewList:
 
 
 def without_manifests(manifests: pa.Table, paths: Collection[str]) -> pa.Table:
-    """Return rows of `MANIFEST_FILE_SCHEMA` without those of some manifests."""
+    """Return rows of `MANIFEST_FILE_SCHEMA` without the manifests at `paths`."""
     named = pc.is_in(manifests.column("manifest_path"), pa.array(sorted(paths), pa.string()))
     return manifests.filter(pc.invert(named))
 
 
 def is_new(manifests: pa.Table) -> pa.Array:
-    """Return which rows of `MANIFEST_FILE_SCHEMA` are of manifests that are not committed yet."""
+    """Return which rows of `MANIFEST_FILE_SCHEMA` describe manifests that are not committed yet."""
     return whole(manifests.column("sequence_number")).is_null()
 
 
@@ -94,7 +94,7 @@ def list_properties(
 
 
 def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
-    """Return the manifests, new ones with the commit's snapshot id and sequence number (semantics 3.1-5)."""
+    """Set the commit's snapshot id and sequence number on new manifests (semantics 3.1-5)."""
     new = is_new(manifests)
     columns = {name: whole(manifests.column(name)) for name in manifests.column_names}
     columns["min_sequence_number"] = pc.coalesce(
@@ -106,9 +106,9 @@ def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.
 
 
 def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]:
-    """Return manifests with first row ids for data manifests that have none, and the next row id (semantics 3.1-6).
+    """Assign first row ids to data manifests without one. Return the manifests and next row id (semantics 3.1-6).
 
-    A manifest without counts takes up no ids; lists of version 3 have no such manifest.
+    A manifest without counts takes no ids; version 3 lists have no such manifest.
     """
     ids: list[int | None] = []
     following = first_row_id

@@ -1,4 +1,4 @@
-"""Count the files and rows of manifests whose counts the manifest list does not have, as version 1 allows."""
+"""Count the files and rows of manifests whose counts are missing from the manifest list, as version 1 allows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _NOTHING = dict.fromkeys(COUNTS, 0)
 
 
 def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
-    """Return `manifest_stats` of rows of `head.manifests`, with all counts.
-
-    Manifests without counts are read (semantics C33).
-    """
+    """Return complete `manifest_stats` for rows of `head.manifests`. Reads manifests without counts (semantics C33)."""
     stats = manifests.column("manifest_stats").combine_chunks()
     unknown = _lacks_counts({name: stats.field(name) for name in COUNTS})
     if not pc.any(unknown).as_py():
@@ -40,9 +37,9 @@ def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
 
 
 def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
-    """Return rows of `MANIFEST_FILE_SCHEMA` with all counts.
+    """Fill in missing counts of rows of `MANIFEST_FILE_SCHEMA`.
 
-    Those that lack counts are manifests of `head`, and are read.
+    Rows that lack counts must be manifests of `head`, which are read.
     """
     columns = {name: whole(rows.column(name)) for name in rows.column_names}
     unknown = _lacks_counts(columns)
@@ -67,7 +64,7 @@ def _lacks_counts(columns: dict[str, Any]) -> pa.Array:
 
 
 def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
-    """Return the counts of files and rows by status, by manifest."""
+    """Return the counts of files and rows by status, for each manifest."""
     entries = head.entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []

@@ -1,4 +1,4 @@
-"""Choose the manifests that a commit merges, as the merging commits of Iceberg's Java library do (semantics 3.1-11)."""
+"""Choose the manifests that a commit merges, as merging commits of Iceberg's Java library do (semantics 3.1-11)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Bin:
 
 
 def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
-    """Return the manifests of one content, in the order of the next list.
+    """Pack the manifests of one content into bins, in the order of the next list.
 
-    The newest partition spec comes first. Manifests of a spec are packed from the last one into bins of the target
-    size. A bin of several is merged, but the bin of the commit's newest manifest only if it has `min_count` manifests.
+    The newest partition spec comes first. Manifests of a spec are packed into bins of the target size, starting from
+    the last. Bins of several manifests are merged; the one with the commit's newest only if it has `min_count`.
 
     Args:
         manifests: rows of `MANIFEST_FILE_SCHEMA`, those of the commit first.

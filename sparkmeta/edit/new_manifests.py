@@ -45,7 +45,7 @@ class AddedTasks(SortedManifests):
     """Encodes, sorts and writes the new files of one partition spec. Picklable.
 
     Attributes:
-        to_entries: turns rows of files into entries.
+        to_entries: converts rows of files to entries.
         snapshot_id: the snapshot that adds the files.
     """
 
@@ -71,11 +71,11 @@ class AddedTasks(SortedManifests):
 
 
 def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: str, target_bytes: int) -> pa.Table:
-    """Write few new files to manifests, one or more for each partition spec, and return the rows of these.
+    """Write a few new files to manifests, one or more per partition spec, and return the manifests' rows.
 
     Args:
         entries: see `added_entries`.
-        name: the beginning of the names of new manifests.
+        name: the prefix of the manifests' names.
         target_bytes: the target size of a manifest.
     """
     written = [MANIFEST_FILE_SCHEMA.empty_table()]

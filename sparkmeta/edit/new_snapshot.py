@@ -1,4 +1,4 @@
-"""Write the root and metadata of a new snapshot, from a branch's root and a change."""
+"""Write the root and metadata of a new snapshot from a branch's root and a change."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class SnapshotNames:
     """The id of a new snapshot and the files that attempts to commit it have written.
 
     Attributes:
-        snapshot_id: the id, which attempts share unless the table has gained a snapshot with it.
+        snapshot_id: the id, which attempts share unless the table gains a snapshot with the same id.
         attempts: the number of attempts.
         written: locations of the files that attempts have written, except roots.
-        used: the written files that the last attempt's root names.
-        ids: the snapshot ids of all attempts, with which the names of their files begin.
+        used: the written files that the last attempt's root references.
+        ids: the snapshot ids of all attempts, which are prefixes of their files' names.
         spilled: manifest DVs that attempts have moved into Puffin files; see `spill_manifest_dvs`.
         lists: locations of the manifest lists of attempts that have not failed yet.
-        discarded: whether the written files have been deleted, so that no attempt may use them.
+        discarded: whether the written files have been deleted and must not be used.
     """
 
     snapshot_id: int = 0
@@ -55,7 +55,7 @@ class SnapshotNames:
     discarded: bool = False
 
     def next_attempt(self, metadata: TableMetadata) -> None:
-        """Begin an attempt on a version of the metadata, with a new id if a snapshot of it has the current one."""
+        """Begin an attempt on a version of the metadata, with a new id if one of its snapshots has the current id."""
         self.attempts += 1
         if not self.snapshot_id or metadata.snapshot_by_id(self.snapshot_id) is not None:
             self.snapshot_id = _new_snapshot_id(metadata)
@@ -76,7 +76,7 @@ class NewSnapshot:
     names: SnapshotNames
 
     def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
-        """Write the root with the change applied, and return the table's metadata with its snapshot."""
+        """Write the root with the change applied and return the table's metadata with its snapshot."""
         state, base, metadata = self.state, self.base, self.state.metadata
         options = TreeOptions.of(metadata.properties)
         first_row_id = next_row_id(metadata)
@@ -135,7 +135,7 @@ def ref_update(metadata: TableMetadata, name: str, snapshot_id: int, **fields: A
     """Return the update that sets or creates a branch or tag. An existing one keeps its retention.
 
     Args:
-        fields: `type`, and fields of the retention, of which None changes nothing.
+        fields: `type` and retention fields; None leaves a field unchanged.
     """
     ref = metadata.refs.get(name)
     retention = {"max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep"}
@@ -148,7 +148,7 @@ def branch_head(state: TableState, branch: str) -> TableState:
     """Return the state at a branch's head.
 
     Raises:
-        ValidationError: the branch does not exist, and is not main, or the name is a tag's.
+        ValidationError: the branch does not exist and is not main, or the name is a tag's.
     """
     refuse_tag(state.metadata, branch)
     head = state.at(state.metadata.snapshot_by_name(branch))
@@ -158,7 +158,7 @@ def branch_head(state: TableState, branch: str) -> TableState:
 
 
 def refuse_tag(metadata: TableMetadata, branch: str) -> None:
-    """Raise ValidationError if a branch to commit to is a tag, which stays at its snapshot."""
+    """Raise ValidationError if a branch to commit to is a tag, which can't move."""
     ref = metadata.refs.get(branch)
     if ref is not None and ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
         raise ValidationError(f"{metadata.location}: {branch!r} is a tag, not a branch: it takes no new snapshots")
@@ -173,7 +173,7 @@ def blob_loader(state: TableState, leaves: Collection[str] = ()) -> LoadBlob:
     """Return a function that reads the blobs of manifest DVs.
 
     Args:
-        leaves: leaves whose DVs are read at once, by few requests.
+        leaves: leaves whose DVs are prefetched by a few requests.
     """
     manifest_dvs = state.tree.root.manifest_dv_of if state.tree is not None and leaves else {}
     stored = [manifest_dvs[leaf] for leaf in leaves if leaf in manifest_dvs and manifest_dvs[leaf]["location"]]

@@ -1,7 +1,7 @@
-"""Compute the next root of a V4 tree from a root and a change, without Spark and I/O.
+"""Compute the next root of a V4 tree from a root and a change, without Spark or I/O.
 
 A commit edits the previous root (proposal, "Single file commits"). Its changes of table data are ADDED or DELETED
-entries; all other entries are carried over as EXISTING. DELETED entries stay for one snapshot.
+entries; all other entries are carried over as EXISTING. DELETED entries are kept for one snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LoadBlob = Callable[[str, int, int], bytes]
 
 @dataclass(frozen=True)
 class Stamp:
-    """The version that a commit gives its entries.
+    """The version that a commit assigns to its entries.
 
     Attributes:
         first_row_id: the first row id that the commit assigns.
@@ -40,7 +40,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class FileKey:
-    """The identity of a live file of the root. Deletion vectors share a Puffin file, so they also have an offset."""
+    """The identity of a live file in the root. Deletion vectors, which share Puffin files, also have an offset."""
 
     content_type: int
     location: str
@@ -57,10 +57,10 @@ class TreeChange:
         removed: files of the root to remove.
         masks: leaf location -> ordinals of entries to remove.
         dropped: leaves that a compaction replaces.
-        moved: files of the root that a flush or a compaction moves into leaves.
-        existing: the leaves of EXISTING entries that replace `dropped` and `moved`.
-        affinity: location of a carried-over delete manifest -> the data manifest it is now affiliated with, or None.
-        existing_masks: location of a leaf in `existing` -> ordinals of entries that other commits removed meanwhile.
+        moved: files of the root that a flush or compaction moves into leaves.
+        existing: the leaves with EXISTING entries that replace `dropped` and `moved`.
+        affinity: location of a carried-over delete manifest -> its new affiliated data manifest, or None.
+        existing_masks: location of a leaf in `existing` -> ordinals of entries that concurrent commits removed.
     """
 
     added: pa.Table | None = None
@@ -131,7 +131,7 @@ _RANK = {3: 0, 4: 1, 5: 2, 0: 3, 2: 4, 1: 5}
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Convert rows of one `tree_schema` to another. Stats that it lacks are dropped, new ones are null."""
+    """Convert rows of one `tree_schema` to another. Stats missing from the target are dropped; new ones are null."""
     if table.schema.equals(schema):
         return table
     columns = [
@@ -195,16 +195,16 @@ def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Ta
 
 
 def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
-    """Return the root's entries for leaves, without affinity to the given data leaves.
+    """Return the root's entries for leaves without affinity to the given data leaves.
 
-    Plans look for a file's deletion vector only in delete leaves affiliated with the file's own leaf, so the affinity
-    must go if the file may now be in another leaf.
+    A plan reads an affiliated delete leaf only with its data leaf, so the affinity must be dropped if a file may now be
+    in another leaf.
     """
     return _disowned(leaves, pc.is_in(leaves.column("referenced_file"), pa.array(sorted(owners), pa.string())))
 
 
 def _without_lost_owners(table: pa.Table) -> pa.Table:
-    """Return the root's entries, without affinity to data manifests that the root does not hold (semantics C40)."""
+    """Return the root's entries without affinity to data manifests that are not in the root (semantics C40)."""
     owners = table.column("referenced_file")
     held = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column("location")
     lost = pc.and_(one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, held.combine_chunks())))
@@ -230,7 +230,7 @@ def _manifest_dvs_of_existing(change: TreeChange, stamp: Stamp, schema: pa.Schem
 def _edited_manifest_dvs(
     leaves: pa.Table, dvs: pa.Table, change: TreeChange, stamp: Stamp, load: LoadBlob
 ) -> list[pa.Table]:
-    """Return the manifest DVs of the next root: carried over, replaced by merged ones, or gone with their leaf."""
+    """Return the manifest DVs of the next root: carried over, merged with new masks, or dropped with their leaf."""
     targets = dvs.column("referenced_file").to_pylist()
     carried = [
         index for index, target in enumerate(targets) if target not in change.masks and target not in change.dropped
@@ -255,7 +255,7 @@ _LEAF_COLUMNS = ["location", "record_count", "partition_spec_id"]
 
 
 def _merged(leaf: Mapping[str, Any], old: PositionBitmap, new: PositionBitmap, stamp: Stamp) -> dict[str, Any]:
-    """Return the entry of a manifest DV with the ordinals of an old one and newly removed ones."""
+    """Return the entry of a manifest DV that combines the ordinals of the old one with newly removed ones."""
     if not new.cardinality:
         raise ValueError(f"{leaf['location']}: nothing is removed from it")
     if (new.max() or 0) >= leaf["record_count"]:
@@ -291,7 +291,7 @@ def manifest_dv_bitmap(row: Mapping[str, Any], load: LoadBlob) -> PositionBitmap
 
 
 def same_manifest_dv(dv: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Return whether two manifest DVs have the same stored bitmap, or both are None, without reading it."""
+    """Return whether two manifest DVs have the same stored bitmap, without reading it, or are both None."""
     if dv is None or other is None:
         return dv is other
     return all(dv[name] == other[name] for name in ("location", "deletion_vector", "record_count"))
@@ -311,7 +311,7 @@ def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.
 
 
 def file_keys(files: pa.Table) -> list[FileKey]:
-    """Return the keys of entries of files."""
+    """Return the keys of file entries."""
     kinds = files.column("content_type").to_pylist()
     offsets = pc.struct_field(files.column("deletion_vector"), "offset").to_pylist()
     rows = zip(kinds, files.column("location").to_pylist(), offsets, strict=True)
@@ -325,9 +325,9 @@ def file_versions(base: Root) -> dict[FileKey, int]:
 
 
 def spent_leaves(base: Root) -> frozenset[str]:
-    """Return the leaves of a root that have no live entry, since all are masked or DELETED.
+    """Return the leaves of a root without live entries, because all are masked or DELETED.
 
-    The next commit leaves them out. The commit that masked the last entry has recorded the change.
+    The next commit drops them. The change was already recorded by the commit that masked the last entry.
     """
     leaves = base.leaves
     stats = leaves.column("manifest_stats")
@@ -366,7 +366,7 @@ def _of_commit(table: pa.Table, stamp: Stamp, status: Status) -> pa.Table:
 
 
 def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
-    """Return the rows as ADDED by the commit; files may have a data sequence number of their own."""
+    """Return the rows as ADDED by the commit. Files keep their own data sequence number if they have one."""
     rows = _of_commit(table, stamp, Status.ADDED)
     numbers = pc.coalesce(version(table, "sequence_number"), version(rows, "sequence_number"))
     others = (version(rows, name) for name in ("status", "snapshot_id", "file_sequence_number"))
@@ -375,7 +375,7 @@ def _added(table: pa.Table, stamp: Stamp) -> pa.Table:
 
 
 def _inheriting(table: pa.Table, stamp: Stamp) -> pa.Table:
-    """Return the rows with `min_sequence_number` set for leaves whose entries inherit the commit's."""
+    """Set `min_sequence_number` of leaves whose entries inherit the commit's sequence number."""
     stats = whole(table.column("manifest_stats"))
     names = [field.name for field in stats.type]
     children = stats.flatten()
@@ -394,7 +394,7 @@ def _with_version(table: pa.Table, children: list[Any]) -> pa.Table:
 
 
 def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
-    """Return the rows with first row ids for data files and data leaves, and the number of assigned ids."""
+    """Assign first row ids to data files and data leaves. Return the rows and the number of assigned ids."""
     kinds = table.column("content_type")
     is_file, is_leaf = one_of(table, [ContentType.DATA]), one_of(table, [ContentType.DATA_MANIFEST])
     stats = table.column("manifest_stats")

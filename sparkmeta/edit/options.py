@@ -1,4 +1,4 @@
-"""Table properties of V4 trees: how many files the root holds, and how large leaves are."""
+"""Table properties for V4 trees: how many files the root holds and how large leaves are."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class TreeOptions:
     """Table properties `write.tree.*`, named like the fields with dashes.
 
     Attributes:
-        direct_files: most new files of a commit that the root holds; the others go into leaves.
-        flush_data_files: most carried-over data files of a root; more are moved into leaves.
-        flush_delete_files: most carried-over delete files of a root; more are moved into leaves.
+        direct_files: maximum new files of a commit to put into the root; beyond it, they go into leaves.
+        flush_data_files: maximum carried-over data files of a root; more are moved into leaves.
+        flush_delete_files: maximum carried-over delete files of a root; more are moved into leaves.
         leaf_target_bytes: target size of a leaf.
-        inline_vector_bytes: most bytes of an inline manifest DV; larger ones go into a Puffin file.
-        inline_vectors_bytes: most bytes of all inline manifest DVs of a root, since every commit copies them.
-        affiliated_deletes: least new deletion vectors for files of one data leaf that get an affiliated delete leaf.
-        compact_entries: most entries of data leaves that a commit may rewrite to merge small leaves and drop masked
+        inline_vector_bytes: maximum size of an inline manifest DV; larger ones go into a Puffin file.
+        inline_vectors_bytes: maximum total size of a root's inline manifest DVs, since every commit copies them.
+        affiliated_deletes: minimum new deletion vectors for one data leaf that get an affiliated delete leaf.
+        compact_entries: maximum data leaf entries that a commit may rewrite to merge small leaves and drop masked
             entries; 0 for none.
     """
 
@@ -49,7 +49,7 @@ def property_name(field: str) -> str:
     return "write.tree." + field.replace("_", "-")
 
 
-# Most digits that always fit an int64. int() raises its own error for thousands of digits.
+# Maximum number of digits that always fit an int64. int() raises its own error for thousands of digits.
 _LONGEST = 18
 
 

@@ -1,4 +1,4 @@
-"""Sort entries with Spark: tasks cut them into ranges of keys, then other tasks write whole ranges.
+"""Sort entries with Spark: tasks cut them into key ranges, then other tasks write whole ranges.
 
 Entries stay in Arrow: Spark shuffles them as blobs of many rows.
 """
@@ -39,7 +39,7 @@ def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 
 def combined(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return all rows in one chunk, since `take` is twice as slow on many chunks."""
+    """Concatenate tables into one chunk, since `take` is twice as slow on many chunks."""
     return pa.concat_tables(tables).combine_chunks()
 
 
@@ -50,7 +50,7 @@ def ordered(table: pa.Table, keys: pa.Table) -> pa.Table:
 
 
 def range_bounds(sample: pa.Table, ranges: int) -> pa.Table:
-    """Return the last keys of all ranges but the last, so that ranges hold equal shares of a sample of keys."""
+    """Return the last keys of all ranges but the last, so that each range holds an equal share of a key sample."""
     by_keys = ordered(sample, sample)
     ends = sorted({len(by_keys) * number // ranges - 1 for number in range(1, ranges)} - {-1})
     return by_keys.take(pa.array(ends, pa.int64()))
@@ -80,7 +80,7 @@ def sampled(rows: DataFrame, count: int, ranges: int) -> DataFrame:
     return rows.sample(min(1.0, share), seed=7)
 
 
-# Sampled keys per range, and their least and largest total.
+# Sampled keys per range, and their minimum and maximum total.
 _SAMPLED = 60
 _LEAST_SAMPLE, _LARGEST_SAMPLE = 2_000, 100_000
 
@@ -89,7 +89,7 @@ _IS_BOUND = "is_bound"
 
 
 def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Sort rows and split them at the bounds into rows of `RANGE_SCHEMA`. A bound belongs to the range that it ends."""
+    """Sort rows and split them at the bounds into rows of `RANGE_SCHEMA`. Bounds are inclusive upper bounds."""
     rows = len(table)
     if not rows:
         return
@@ -108,7 +108,7 @@ def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.Record
 def sorted_among_tasks(
     units: DataFrame, cut_units: Task, write_ranges: Task, written: pa.Schema, ranges: int
 ) -> DataFrame:
-    """Sort the entries of units of work among tasks, and write them range by range.
+    """Sort the entries of units of work among tasks and write them range by range.
 
     Args:
         cut_units: reads units and returns rows of `RANGE_SCHEMA`.
@@ -120,12 +120,12 @@ def sorted_among_tasks(
 
 
 def spread(spark: SparkSession, units: pa.Table) -> DataFrame:
-    """Return units of work as a DataFrame with one unit per task, or several if there are many."""
+    """Return units of work as a DataFrame with one unit per task, or several per task if there are many."""
     return local_frame(spark, units).repartition(min(len(units), most_tasks(spark)))
 
 
 def most_tasks(spark: SparkSession) -> int:
-    """Return the most tasks of a job. A task with several manifests writes one while it reads the next."""
+    """Return the maximum number of tasks of a job. A task with several manifests writes one while reading the next."""
     return 8 * read_tasks(spark)
 
 

@@ -1,4 +1,4 @@
-"""Plans that rewrite manifests. Nothing changes before the commit, which makes one snapshot of the same files."""
+"""Plans that rewrite manifests. Nothing changes before the commit, which creates one snapshot with the same files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RewriteSummary(ABC):
         """Whether there is nothing to do."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, as for JSON."""
+        """Return the numbers by name, in JSON-compatible types."""
         return asdict(self)
 
 
@@ -53,26 +53,26 @@ class RewritePlan(ABC, Generic[TableT]):
 
     @abstractmethod
     def files(self) -> DataFrame:
-        """Return a row for each manifest to rewrite, without a job."""
+        """Return one row per manifest to rewrite. Runs no job."""
 
     @abstractmethod
     def summary(self) -> RewriteSummary:
-        """Return the plan in numbers, without a job."""
+        """Return the plan in numbers. Runs no job."""
 
     @abstractmethod
     def step(self) -> Step | None:
-        """Return the step that makes the snapshot; None if there is nothing to do."""
+        """Return the step that creates the snapshot; None if there is nothing to do."""
 
     def commit(self) -> TableT:
         """Write the manifests and commit a snapshot with them. Return the new table, or the same for an empty plan.
 
-        Changes of concurrent commits are kept. After a conflict, the written manifests are reused, and only the root or
-        the manifest list is written again.
+        Changes of concurrent commits are kept. Retries reuse the written manifests and write only the root or manifest
+        list again.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: other commits have rewritten all of the manifests, or assigned row ids to their files:
-                plan again.
+            CommitConflictError: other commits have rewritten all of the manifests, or assigned row ids to their files.
+                Make a new plan.
             CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
             ValidationError: a manifest does not hold as many files as the table's metadata says.
         """
@@ -82,14 +82,14 @@ class RewritePlan(ABC, Generic[TableT]):
         return self._committed[0]
 
     def result(self) -> dict[str, Any]:
-        """Return the summary and the counts of the commit, null before it, as for JSON."""
+        """Return the summary and the commit's counts (null before it) in JSON-compatible types."""
         after = self._committed[0].metadata.snapshot_by_name(self.branch) if self._committed else None
         committed = _committed_counts(self._state.snapshot, after)
         return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
 
 
 def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:
-    """Return the id and the counts that the summary of a branch's new head has; None if the head is unchanged."""
+    """Return the id of a branch's new head and the counts in its summary; None if the head is unchanged."""
     if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
         return None
     properties = after.summary.additional_properties
@@ -123,13 +123,13 @@ class RewriteStep(ABC):
         removed: Tally | None = None,
         added: Tally | None = None,
     ) -> Callable[[], Summary]:
-        """Return a function that makes the snapshot's summary, which counts manifests and changed files."""
+        """Return a function that builds the snapshot's summary, which counts manifests and changed files."""
         merged, tallies = {**self.properties, **(properties or {})}, (added or Tally(), removed or Tally())
         return lambda: snapshot_summary("replace", *tallies, head.snapshot, merged, counts)
 
 
 def rewritten_by_others(state: TableState) -> CommitConflictError:
-    """Return the error of a plan whose manifests other commits have all rewritten."""
+    """Return the error for a plan whose manifests have all been rewritten by other commits."""
     return CommitConflictError(
         f"{state.metadata.location}: other commits have rewritten the manifests that were to be rewritten, or assigned "
         "row ids to their files: plan again"

@@ -1,4 +1,4 @@
-"""Write manifests of a v1 to v3 table again: without entries that a snapshot removes, or merged with others."""
+"""Rewrite manifests of a v1 to v3 table: without entries that a snapshot removes, or merged with others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _GROUP, _REMOVED = "group", "removed"
 _SOURCE = pa.struct([*PART_SCHEMA, pa.field(_REMOVED, pa.binary())])
-# A manifest to write, and the manifests that its entries come from.
+# A manifest to write and the manifests that its entries come from.
 _UNIT_SCHEMA = pa.schema(
     [
         pa.field(_GROUP, pa.int32()),
@@ -46,11 +46,11 @@ _WRITTEN_SCHEMA = MANIFEST_FILE_SCHEMA.append(pa.field(_GROUP, pa.int32()))
 
 @dataclass(frozen=True)
 class ManifestRewriter:
-    """Writes manifests of a table again, few of them on the driver and more by a job.
+    """Rewrites manifests of a table, a few on the driver and more by a job.
 
     Attributes:
         snapshot_id: the snapshot whose changes the new manifests record.
-        name: the beginning of the names of new manifests.
+        name: the prefix of the new manifests' names.
         target_bytes: the target size of a manifest.
     """
 
@@ -60,13 +60,13 @@ class ManifestRewriter:
     target_bytes: int
 
     def without_entries(self, manifests: pa.Table, removed: Mapping[str, PositionBitmap]) -> pa.Table:
-        """Write manifests that have removed entries without these, and return the rows of the new ones, in order.
+        """Rewrite manifests without their removed entries, and return the rows of the new ones in order.
 
-        A removed entry becomes a DELETED entry of the snapshot, and all other live ones EXISTING, as in Iceberg's Java
-        library.
+        A removed entry becomes a DELETED entry of the snapshot, and all other live ones become EXISTING, as in
+        Iceberg's Java library.
 
         Args:
-            manifests: rows of `MANIFEST_FILE_SCHEMA`; those without removed entries are left out.
+            manifests: rows of `MANIFEST_FILE_SCHEMA`. Those without removed entries are skipped.
             removed: manifest location -> ordinals of the entries to remove.
 
         Raises:
@@ -78,10 +78,10 @@ class ManifestRewriter:
         return self._written([affected.slice(place, 1) for place in range(len(affected))], removed)
 
     def merged(self, groups: Sequence[pa.Table]) -> pa.Table:
-        """Write the entries of each group of manifests to one manifest, and return the rows of these.
+        """Merge each group of manifests into one manifest, and return the rows of the new ones.
 
-        ADDED and DELETED entries of the snapshot stay as they are, other live ones become EXISTING, and other DELETED
-        ones are dropped. Errors are those of `without_entries`.
+        The snapshot's own ADDED and DELETED entries are unchanged. Other live entries become EXISTING, and other
+        DELETED ones are dropped. Raises the same errors as `without_entries`.
 
         Args:
             groups: rows of `MANIFEST_FILE_SCHEMA` of one content and partition spec each. Those of manifests that are

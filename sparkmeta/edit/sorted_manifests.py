@@ -1,4 +1,4 @@
-"""Sort the entries of a partition spec with Spark, and write them to Avro manifests.
+"""Sort the entries of a partition spec with Spark and write them to Avro manifests.
 
 Entries stay in Arrow, with their Avro encoding as a column: Spark shuffles them as blobs of many rows.
 """
@@ -42,7 +42,7 @@ class SortedManifests:
     """Sorts and writes the entries of one partition spec. Picklable, for tasks.
 
     Attributes:
-        keys: ids of the partition fields by which entries are sorted, before sequence numbers and former places.
+        keys: ids of the partition fields by which entries are sorted, before sequence numbers and original positions.
     """
 
     form: ManifestFormat
@@ -58,7 +58,7 @@ class SortedManifests:
             yield from cut(table, key_table(table, self.keys), bounds)
 
     def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write ranges, adjacent rows of `RANGE_SCHEMA`, to manifests, and yield rows of `MANIFEST_FILE_SCHEMA`."""
+        """Write ranges (adjacent rows of `RANGE_SCHEMA`) to manifests and yield rows of `MANIFEST_FILE_SCHEMA`."""
         written = ((None, write_manifest(entries, self.form)) for entries in self._manifests(batches))
         for _, row in put_behind(written, self.form.writer, "manifest_path"):
             yield from row.to_batches()
@@ -85,7 +85,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
-    """Return the sort keys of entries: partition values `k0`, `k1`, ..., then their former place."""
+    """Return the sort keys of entries: partition values `k0`, `k1`, ..., sequence number and original position."""
     tuples = entries.column(PARTITION) if keys else None
     columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
     columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
@@ -115,9 +115,9 @@ def manifest_format(
 
     Args:
         content: `DATA_MANIFEST` or `DELETE_MANIFEST`.
-        name: the beginning of the files' names.
+        name: the prefix of the files' names.
         target_bytes: the target size of a manifest.
-        format_version: the format version of the manifests; by default the table's.
+        format_version: the format version of the manifests. Defaults to the table's.
 
     Raises:
         ValidationError: a table property for manifests has an invalid value.

@@ -1,4 +1,4 @@
-"""Make the summary of a commit's snapshot from the files that it adds and removes."""
+"""Build the summary of a commit's snapshot from the files that it adds and removes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPLACE_PARTITIONS = {"replace-partitions": "true"}
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of files of one kind, their records, and their bytes (of deletion vectors, those of the blobs)."""
+    """The number of files of one kind, their records and their bytes. For deletion vectors, the bytes of the blobs."""
 
     files: int = 0
     records: int = 0
@@ -36,7 +36,7 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of files by kind, and their partitions; None if there are too many files to tell."""
+    """Counts of files by kind, and their partitions. The partitions are None if there are too many files to tell."""
 
     counts: Mapping[FileKind, KindCount] = field(default_factory=dict)
     partitions: frozenset[PartitionKey] | None = frozenset()
@@ -55,7 +55,7 @@ class ManifestCounts:
     """The numbers of leaves that a commit created, kept and replaced.
 
     Attributes:
-        entries: entries in leaves that a compaction wrote; None without one.
+        entries: entries in leaves that a compaction wrote; None without a compaction.
     """
 
     created: int = 0

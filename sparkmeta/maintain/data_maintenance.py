@@ -1,4 +1,4 @@
-"""`DataMaintenance`: the maintenance operations of data files and their deletes."""
+"""`DataMaintenance`: the maintenance operations for data files and their deletes."""
 
 from __future__ import annotations
 
@@ -56,46 +56,47 @@ class DataMaintenance(Generic[TableT]):
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> DataRewritePlan[TableT]:
-        """Plan to write data files anew: in a good size, without deleted rows, and maybe sorted.
+        """Plan to rewrite data files in a suitable size, without deleted rows, and optionally sorted.
 
-        Options are named as those of Iceberg's procedure `rewrite_data_files`, and choose the same files. Files of a
-        partition form groups. Rows stay the same, also their `_row_id` and `_last_updated_sequence_number`. A file of
-        which a deletion vector deletes all rows goes without being read. Executors read and write the files.
+        Options have the names of Iceberg's procedure `rewrite_data_files` and choose the same files. Files are grouped
+        by partition. Rows stay the same, including their `_row_id` and `_last_updated_sequence_number`. A file whose
+        rows are all deleted by a deletion vector is removed without being read. Executors read and write the files.
 
         Args:
-            row_filter: rewrite only files that may hold matching rows, as partitions and metrics tell.
-            strategy: `binpack` leaves rows in their order; `sort` sorts the rows of each partition.
+            row_filter: rewrite only files that may hold matching rows, judging by partitions and metrics.
+            strategy: `binpack` keeps the order of rows; `sort` sorts the rows of each partition.
             sort_order: the order for `sort`: text such as `id DESC NULLS LAST, bucket(16, name)` or `zorder(x, y)`, or
                 pyiceberg's SortOrder. Defaults to the table's sort order.
             target_file_size_bytes: the size of new files. Defaults to the table's `write.target-file-size-bytes`.
             min_file_size_bytes: smaller files are rewritten. Defaults to three quarters of the target size.
             max_file_size_bytes: larger files are rewritten. Defaults to 1.8 times the target size.
-            min_input_files: the least number of files in a group, unless they are larger than the target size.
-            delete_file_threshold: rewrite files with at least so many delete files and deletion vectors.
+            min_input_files: the minimum number of files in a group, unless they are larger than the target size.
+            delete_file_threshold: rewrite files with at least this number of delete files and deletion vectors.
             delete_ratio_threshold: rewrite files of which at least this share of rows is deleted, by deletion vectors
                 and position delete files that name the file.
             rewrite_all: rewrite all files.
-            max_file_group_size_bytes: the size of a group; a larger partition has several.
-            max_concurrent_file_group_rewrites: the most groups that a Spark job rewrites. Defaults to all of a commit.
+            max_file_group_size_bytes: the maximum size of a group; a larger partition has several.
+            max_concurrent_file_group_rewrites: the maximum number of groups that a Spark job rewrites. Defaults to all
+                groups of a commit.
             rewrite_job_order: the order of groups: `bytes-asc`, `bytes-desc`, `files-asc`, `files-desc` or `none`.
-            partial_progress_enabled: commit groups in several commits, of which some may fail.
-            partial_progress_max_commits: the most commits.
-            partial_progress_max_failed_commits: how many of them may fail. By default all but one.
+            partial_progress_enabled: commit groups in several commits, some of which may fail.
+            partial_progress_max_commits: the maximum number of commits.
+            partial_progress_max_failed_commits: how many of them may fail. Defaults to all but one.
             use_starting_sequence_number: give new files the sequence number of the snapshot whose files they replace,
-                so that equality deletes of later snapshots apply to them, and do not conflict.
+                so that equality deletes of later snapshots apply to them and do not conflict.
             remove_dangling_deletes: also remove deletes that apply to no data file afterwards.
             output_spec_id: the partition spec of new files. Defaults to the table's.
-            compression_factor: how many times larger new files get than the bytes that they replace.
-            max_file_group_input_files: the most files of a group; a partition of more has several.
-            max_files_to_rewrite: the most files to rewrite. The last group may be cut short for it.
+            compression_factor: the expected ratio of the size of new files to the bytes that they replace.
+            max_file_group_input_files: the maximum number of files in a group; a partition with more has several.
+            max_files_to_rewrite: the maximum number of files to rewrite. The last group may be cut short.
             branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshots' summaries.
+            snapshot_properties: extra properties for the snapshots' summaries.
 
         Raises:
-            ValidationError: an option or table property is out of range, or an unknown column or branch.
+            ValidationError: an option or table property is out of range, or a column or branch is unknown.
             InvalidFilterError: the filter is not valid for the table.
             UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4 or a type that
-                is not written, or tasks can't write its files.
+                can't be written, or tasks can't write its files.
         """
         options = DataRewriteOptions(
             row_filter, strategy, sort_order, target_file_size_bytes, min_file_size_bytes, max_file_size_bytes,
@@ -110,21 +111,21 @@ class DataMaintenance(Generic[TableT]):
     def remove_dangling_deletes(
         self, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
     ) -> DanglingDeletesPlan[TableT]:
-        """Plan to remove delete files and deletion vectors from a branch that apply to none of its live data files.
+        """Plan to remove delete files and deletion vectors that apply to no live data file of a branch.
 
-        These are equality deletes that are no newer than all data files of their partition, or of the table if their
+        These are equality deletes that are not newer than any data file of their partition, or of the table if their
         spec is unpartitioned; position delete files that are older than all data files of their partition, or than the
         file that they name; and deletion vectors and position delete files whose data file is gone.
 
         Only metadata is written: the delete manifests of a v1 to v3 table that list them, or the root of a tree. Rows
-        stay the same. The files themselves are deleted when the snapshots expire that need them.
+        stay the same. The files themselves are deleted when the snapshots that need them expire.
 
         Args:
             branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Raises:
-            ValidationError: an unknown branch.
+            ValidationError: the branch is unknown.
             UnsupportedError: the table is encrypted or read-only, or has manifest lists of format version 4.
         """
         return plan_removal(self.table, branch, summary_properties(snapshot_properties))
@@ -144,26 +145,27 @@ class DataMaintenance(Generic[TableT]):
         """Plan to merge small position delete files, or to replace them with deletion vectors from version 3 on.
 
         From format version 3 on, every position delete file becomes a deletion vector for each data file that it
-        applies to, merged with the file's other deletes, and the deletion vectors of small Puffin files move to larger
-        ones. In version 2, position delete files of unsuitable sizes become Parquet files for each data file or
-        partition, as `write.delete.granularity` says (`file` by default). What files delete of other data files is
-        dropped, and so are copies of deleted rows. Rows of the table stay the same. Executors read and write the files.
+        applies to, merged with the file's other position deletes. Deletion vectors in small Puffin files move to larger
+        ones. In version 2, position delete files of unsuitable sizes become Parquet files per data file or partition,
+        according to `write.delete.granularity` (default `file`). Positions in data files that a delete file does not
+        apply to are dropped, and so are copies of deleted rows. The table's rows stay the same. Executors read and
+        write the files.
 
         Args:
             row_filter: rewrite only deletes of partitions that may hold matching rows.
             target_file_size_bytes: target size of delete files. Defaults to the table's
                 `write.delete.target-file-size-bytes` (64 MiB).
-            min_file_size_bytes: smaller files are merged. Of Puffin files, the live deletion vectors count. Defaults to
-                three quarters of the target size.
-            max_file_size_bytes: larger position delete files about several data files are divided. Defaults to 1.8
+            min_file_size_bytes: smaller files are merged. For Puffin files, only live deletion vectors count. Defaults
+                to three quarters of the target size.
+            max_file_size_bytes: larger position delete files that cover several data files are split. Defaults to 1.8
                 times the target size.
-            min_input_files: the least number of small Puffin files, or of files of a partition, that are merged.
+            min_input_files: the minimum number of small Puffin files, or of files in a partition, to merge.
             rewrite_all: rewrite all position deletes.
             branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Raises:
-            ValidationError: an option or table property out of range, or an unknown branch.
+            ValidationError: an option or table property is out of range, or the branch is unknown.
             InvalidFilterError: the filter is not valid for the table.
             UnsupportedError: the table is encrypted or read-only, has manifest lists of format version 4, or only
                 Spark's sources can open its files.

@@ -1,4 +1,4 @@
-"""The plan to expire snapshots: its commit, and the deletion of the files that only expired snapshots need."""
+"""`ExpiryPlan`: expire snapshots and delete the files that only they need."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class ExpirySummary:
 
     Attributes:
         snapshots: the number of snapshots that expire.
-        remaining: the number of snapshots that stay.
+        remaining: the number of snapshots that are kept.
         refs: the branches and tags that expire.
-        files: content -> the number of files that nothing needs any more.
-        bytes: content -> their bytes, as far as metadata says.
-        missing: the number of lists and manifests of expired snapshots that are missing; the files that they list stay.
+        files: content -> the number of files that are no longer needed.
+        bytes: content -> their size, as far as metadata records it.
+        missing: the number of missing lists and manifests of expired snapshots. Files that they list are kept.
     """
 
     table: str
@@ -56,7 +56,7 @@ class ExpirySummary:
         return not (self.snapshots or self.refs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, as for JSON."""
+        """Return the numbers by name, in JSON-compatible types."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -90,15 +90,15 @@ class ExpiryPlan(Generic[TableT]):
         return self._with(older_than_ms=to_millis(timestamp))
 
     def by_id(self, snapshot_id: int) -> Self:
-        """Return a plan that also expires a snapshot, whatever its age."""
+        """Return a plan that also expires a snapshot, regardless of its age."""
         return self.by_ids([snapshot_id])
 
     def by_ids(self, snapshot_ids: Iterable[int]) -> Self:
-        """Return a plan that also expires snapshots, whatever their age."""
+        """Return a plan that also expires snapshots, regardless of their age."""
         return self._with(snapshot_ids=(*self.rules.snapshot_ids, *snapshot_ids))
 
     def retain_last(self, count: int) -> Self:
-        """Return a plan that keeps the newest snapshots of a branch, whatever their age."""
+        """Return a plan that keeps the newest snapshots of each branch, regardless of their age."""
         return self._with(retain_last=count)
 
     def _with(self, **changes: Any) -> Self:
@@ -117,19 +117,19 @@ class ExpiryPlan(Generic[TableT]):
         return _unreachable(self.table.state, self._expired, self.cleanup)
 
     def snapshots(self) -> DataFrame:
-        """Return the snapshots that expire, as `table.inspect.snapshots()` shows them, without a job."""
+        """Return the snapshots that expire, with the columns of `table.inspect.snapshots()`. Runs no job."""
         metadata = self.table.metadata.model_copy(update={"snapshots": [*self._expired.snapshots]})
         return snapshot_rows(replace(self.table.state, metadata=metadata))
 
     def files(self) -> DataFrame:
-        """Return a row for each file that nothing needs any more. Runs jobs.
+        """Return one row per file that is no longer needed. Runs jobs.
 
         Columns: content ("data file", "position delete file" with deletion vectors, "equality delete file",
         "manifest", "manifest list", "root", "manifest deletion vectors", "statistics file", "partition statistics
-        file"), path, file_size_in_bytes (null if metadata does not say).
+        file"), path, file_size_in_bytes (null if metadata does not record it).
 
         Raises:
-            NotFoundError: a manifest or list of a snapshot that stays is gone.
+            NotFoundError: a manifest or list of a remaining snapshot is missing.
         """
         return public_files(self._files)
 
@@ -151,15 +151,15 @@ class ExpiryPlan(Generic[TableT]):
         )
 
     def commit(self) -> TableT:
-        """Remove the snapshots from the table, then delete the files, and return the new table.
+        """Remove the snapshots from the table, then delete the files. Return the new table.
 
-        If other commits came first, what expires is chosen again by the same rules and the same time. A file that can't
-        be deleted is an orphan then: it is not an error.
+        If other commits came first, the snapshots to expire are chosen again by the same rules and the same time. A
+        file that can't be deleted becomes an orphan; this is not an error.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitStateUnknownError: the commit may have succeeded; no file is deleted.
-            NotFoundError: a manifest or list of a snapshot that stays is gone; no file is deleted.
+            NotFoundError: a manifest or list of a remaining snapshot is missing; no file is deleted.
         """
         if not self._done:
             self._done.append(self._commit())
@@ -169,7 +169,7 @@ class ExpiryPlan(Generic[TableT]):
         step = _ExpiryStep(self.rules)
         if step.is_idle(self.table.state):
             return self.table, None
-        # A missing file of a snapshot that stays is an error before the commit, not after it.
+        # Detect missing files of remaining snapshots before the commit, not after it.
         planned = self._files if self.cleanup != NONE else None
         committed = commit_steps(self.table, [step])
         if planned is None:
@@ -180,7 +180,7 @@ class ExpiryPlan(Generic[TableT]):
         return committed, delete_files(planned, executor_writer(committed.state.files))
 
     def result(self) -> dict[str, Any]:
-        """Return the summary and the deleted files, null before the commit, as for JSON."""
+        """Return the summary and the deleted files (null before the commit) in JSON-compatible types."""
         deletion = self._done[0][1] if self._done else None
         committed = None
         if self._done:
@@ -195,7 +195,7 @@ class _ExpiryStep:
 
     Attributes:
         base: the state to which the last attempt was applied.
-        changed: its metadata afterwards.
+        changed: its metadata after that attempt.
     """
 
     rules: ExpiryRules
@@ -226,10 +226,10 @@ def _unreachable(state: TableState, expired: Expired, cleanup: str) -> DataFrame
 
 
 def to_millis(timestamp: datetime | int) -> int:
-    """Return a time in milliseconds since 1970.
+    """Convert a time to milliseconds since 1970.
 
     Raises:
-        ValidationError: a datetime without a time zone, or a value of another type.
+        ValidationError: the time is a datetime without a time zone, or has another type.
     """
     if isinstance(timestamp, datetime) and timestamp.tzinfo is not None:
         return int(timestamp.timestamp() * 1000)

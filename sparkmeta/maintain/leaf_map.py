@@ -1,4 +1,4 @@
-"""A map of data leaves in the order of the clustering columns, where overlapping leaves are bars above each other."""
+"""Draw a map of data leaves in the order of the clustering columns, with overlapping leaves as stacked bars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LeafBar:
     """A leaf on the map.
 
     Attributes:
-        start: its beginning in the order, from 0 to 1.
+        start: its start in the order, from 0 to 1.
         end: its end in the order, from 0 to 1.
         row: the row in which it is drawn.
     """
@@ -46,8 +46,8 @@ class LeafMap:
 
     Attributes:
         bars: the leaves that are drawn.
-        overlaps: the mean number of others that a leaf overlaps.
-        leaves: the number of all leaves.
+        overlaps: the mean number of other leaves that a leaf overlaps.
+        leaves: the total number of leaves.
     """
 
     title: str

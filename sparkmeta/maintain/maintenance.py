@@ -51,27 +51,27 @@ class Maintenance(DataMaintenance[TableT]):
         max_ref_age_days: int = 30,
         max_metadata_json_bytes: int = 5 << 20,
     ) -> HealthReport:
-        """Measure the table's metadata, and report what maintenance it needs: `print(table.maintenance.health())`.
+        """Measure the table's metadata and report what maintenance it needs: `print(table.maintenance.health())`.
 
-        Executors read each manifest of the current snapshot once; nothing changes. The plans of `compact_manifests` (of
-        trees), `rewrite_manifests` and `expire_snapshots` decide what these operations would do. Other thresholds are
-        table properties: `commit.manifest.min-count-to-merge` (100), the least number of manifests that a rewrite has
-        to save; `write.target-file-size-bytes` (512 MiB); `history.expire.*`; and `write.metadata.metrics.*`.
+        Executors read each manifest of the current snapshot once; nothing changes. The plans of `compact_manifests`
+        (for trees), `rewrite_manifests` and `expire_snapshots` decide what these operations would do. Other thresholds
+        are table properties: `commit.manifest.min-count-to-merge` (100), the minimum number of manifests that a rewrite
+        must save; `write.target-file-size-bytes` (512 MiB); `history.expire.*`; and `write.metadata.metrics.*`.
 
         Args:
-            columns: columns whose overlaps between manifests are measured, besides those of partition fields. Defaults
-                to the columns of the sort order.
-            max_overlap: manifests overlap too much if one overlaps more than this number of others on average.
-            min_small_files: the least number of small data files of a partition that is a finding.
+            columns: columns whose overlaps between manifests are measured, in addition to partition fields. Defaults to
+                the columns of the sort order.
+            max_overlap: report manifests if one overlaps more than this number of others on average.
+            min_small_files: report a partition with at least this number of small data files.
             small_file_ratio: data files below this share of the target size are small.
-            max_deleted_ratio: the share of a partition's rows that may be deleted by position.
-            max_excess_stats_ratio: the share of metrics that may be more than the table's properties keep, in a sample
-                of manifests.
-            max_ref_age_days: branches and tags, but for main, are old after so many days.
-            max_metadata_json_bytes: the largest size of the metadata file that is not a finding.
+            max_deleted_ratio: report a partition if more than this share of its rows is deleted by position.
+            max_excess_stats_ratio: report if, in a sample of manifests, more than this share of metrics exceeds what
+                the table's properties keep.
+            max_ref_age_days: report branches and tags, except main, that are older than this number of days.
+            max_metadata_json_bytes: report a metadata file that is larger than this.
 
         Raises:
-            ValidationError: an option or table property is out of range, or an unknown column.
+            ValidationError: an option or table property is out of range, or a column is unknown.
             UnsupportedError: the table is encrypted.
             CorruptFileError: a manifest is damaged.
         """
@@ -98,27 +98,27 @@ class Maintenance(DataMaintenance[TableT]):
     ) -> CompactionPlan[TableT]:
         """Plan a compaction of a tree's manifests, which merges leaves, drops masked entries and sorts entries.
 
-        The table's rows, and the changes of every snapshot, stay the same. Only leaves that benefit are rewritten. If
-        there are none, the plan commits nothing. Manifests that an upgraded table has from before its upgrade become
-        leaves of the tree's layout, except for those with position delete files of version 2, which the summary names.
+        The table's rows and the changes of every snapshot stay the same. Only leaves that benefit are rewritten; if
+        there are none, the plan commits nothing. Manifests from before an upgrade become leaves in tree layout, except
+        those with position delete files of version 2, which the summary names.
 
         Args:
             row_filter: rewrite only leaves that may hold matching files, and matching files of the root.
             cluster_by: columns and partition fields by which entries are sorted. Defaults to a spec's partition fields
                 and the columns of the table's sort order.
             target_leaf_bytes: target size of a leaf. Defaults to the table's `write.tree.leaf-target-bytes`.
-            max_entries: most entries of data leaves to rewrite. Groups that save most leaves come first.
-            max_bytes: most bytes of data leaves to rewrite.
+            max_entries: maximum entries of data leaves to rewrite. Groups that save the most leaves come first.
+            max_bytes: maximum bytes of data leaves to rewrite.
             min_masked_ratio: rewrite leaves with at least this share of masked entries.
             min_leaf_ratio: merge neighbouring leaves that are smaller than this share of the target size.
             max_overlap: sort leaves if one overlaps more than this number of others.
-            max_root_files: most files of a kind, data or deletes, in the root; more are moved into leaves. None to move
-                no files.
+            max_root_files: maximum files of a kind (data or deletes) in the root; more are moved into leaves. None to
+                move no files.
             branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Raises:
-            ValidationError: an option out of range, or an unknown column or branch.
+            ValidationError: an option is out of range, or a column or branch is unknown.
             InvalidFilterError: the filter is not valid for the table.
             UnsupportedError: the table has no metadata tree, or is read-only.
         """
@@ -138,11 +138,11 @@ class Maintenance(DataMaintenance[TableT]):
         branch: str = "main",
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> ManifestRewritePlan[TableT]:
-        """Plan to sort the Avro manifests of a v1 to v3 table by partition, and to write them in a target size.
+        """Plan to sort the Avro manifests of a v1 to v3 table by partition and rewrite them in a target size.
 
         Data and delete manifests of each partition spec are rewritten separately. Live files keep their snapshot ids,
-        sequence numbers and row ids; entries of deleted files are dropped. Manifests are left alone if one rewrite has
-        written all manifests of a spec in the same order and size, and no other commit has added any.
+        sequence numbers and row ids; DELETED entries are dropped. A spec's manifests are left alone if a single rewrite
+        has written all of them in the same order and size, and no other commit has added any.
 
         Args:
             row_filter: rewrite only manifests that may hold matching files, by their partition summaries.
@@ -151,10 +151,10 @@ class Maintenance(DataMaintenance[TableT]):
             target_manifest_bytes: target size of a manifest. Defaults to the table's
                 `commit.manifest.target-size-bytes` (8 MiB).
             branch: the branch to commit to.
-            snapshot_properties: further properties of the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Raises:
-            ValidationError: an option out of range, or an unknown spec, partition field or branch.
+            ValidationError: an option is out of range, or a spec, partition field or branch is unknown.
             InvalidFilterError: the filter is not valid for the table.
             UnsupportedError: the table is of version 4, encrypted or read-only, or a transform is unknown.
         """
@@ -170,31 +170,31 @@ class Maintenance(DataMaintenance[TableT]):
         clean_expired_metadata: bool = False,
         cleanup: str = ALL,
     ) -> ExpiryPlan[TableT]:
-        """Plan to remove old snapshots, branches and tags from the table, and to delete the files only they need.
+        """Plan to remove old snapshots, branches and tags from the table and to delete files that only they need.
 
-        Of each branch, the snapshots stay from its head back to the first that is old. The heads of tags stay, and
-        snapshots that no branch or tag leads to stay while they are young. A branch or tag, but for main, expires with
-        its `max-ref-age-ms` or the table's `history.expire.max-ref-age-ms`. A branch's own `max-snapshot-age-ms` and
-        `min-snapshots-to-keep` come before the arguments.
+        For each branch, snapshots are kept from its head back to the first old one. The snapshots of tags are kept, and
+        so are recent snapshots that no branch or tag leads to. A branch or tag, except main, expires after its
+        `max-ref-age-ms` or the table's `history.expire.max-ref-age-ms`. A branch's own `max-snapshot-age-ms` and
+        `min-snapshots-to-keep` take precedence over the arguments.
 
-        The plan shows the files and their bytes before anything is committed. Executors read lists and manifests, and
+        The plan shows the files and their sizes before anything is committed. Executors read lists and manifests, and
         delete the files after the commit.
 
         Args:
-            older_than: snapshots from before this time expire: a datetime with a time zone, or milliseconds since 1970.
+            older_than: expire snapshots from before this time: a datetime with a time zone, or milliseconds since 1970.
                 Defaults to the age `history.expire.max-snapshot-age-ms` (5 days).
-            retain_last: the newest snapshots of a branch that stay whatever their age. Defaults to the table's
+            retain_last: the number of newest snapshots of a branch to keep regardless of age. Defaults to the table's
                 `history.expire.min-snapshots-to-keep` (1).
-            snapshot_ids: snapshots that expire whatever their age.
-            clean_expired_metadata: also remove schemas and partition specs that no snapshot uses any more. Partition
-                specs stay if a snapshot has a metadata tree.
+            snapshot_ids: snapshots to expire regardless of age.
+            clean_expired_metadata: also remove schemas and partition specs that no remaining snapshot uses. Partition
+                specs are kept if a snapshot has a metadata tree.
             cleanup: which files to delete: `all`, only those of `metadata` (lists, roots, manifests and statistics), or
                 `none`.
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: a branch or tag refers to a snapshot that is named, an argument or property is out of
-                range, or the table property `gc.enabled` is false.
+            ValidationError: a branch or tag refers to one of `snapshot_ids`, an argument or property is out of range,
+                or the table property `gc.enabled` is false.
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
         return plan_expiry(self.table, older_than, retain_last, snapshot_ids, clean_expired_metadata, cleanup)
@@ -213,23 +213,24 @@ class Maintenance(DataMaintenance[TableT]):
     ) -> OrphanPlan[TableT]:
         """Plan to delete files in the table's folder that the table does not need, such as those of failed commits.
 
-        The table needs what its snapshots reach, its statistics, its current metadata file, and those of its metadata
-        log. Hidden files and folders, whose names begin with `_` or a dot, stay, except folders of partition fields of
-        such names. So do folders of other tables. Executors list folders, read manifests and delete files.
+        The table needs the files that its snapshots reach, its statistics, its current metadata file and those in its
+        metadata log. Hidden files and folders, whose names begin with `_` or a dot, are kept, except folders of
+        partition fields with such names. Folders of other tables are kept too. Executors list folders, read manifests
+        and delete files.
 
         Args:
-            older_than: only files modified before this time are deleted: a datetime with a time zone, or milliseconds
-                since 1970. Defaults to 3 days ago.
+            older_than: delete only files modified before this time: a datetime with a time zone, or milliseconds since
+                1970. Defaults to 3 days ago.
             location: the folder to search instead of the table's.
-            files: an inventory of files, instead of a listing: a DataFrame with file_path (string), last_modified
-                (timestamp) and, if known, size (bigint). Files that are not below the location are ignored.
-            prefix_mismatch_mode: what becomes of a file if the table has its path with another scheme or authority: an
-                `error` says so, `ignore` keeps it, `delete` deletes it.
-            equal_schemes: schemes -> the scheme that they equal, such as `{"s3a,s3n": "s3"}`, which is known.
+            files: an inventory to use instead of listing files: a DataFrame with file_path (string), last_modified
+                (timestamp) and, if known, size (bigint). Files outside the location are ignored.
+            prefix_mismatch_mode: what to do if the table has a file's path with another scheme or authority: `error`
+                raises an error, `ignore` keeps the file, `delete` deletes it.
+            equal_schemes: schemes -> the scheme that they equal. `{"s3a,s3n": "s3"}` is built in.
             equal_authorities: authorities, such as buckets or hosts -> the authority that they equal.
-            force: whether `older_than` may be less than 24 hours ago, so that files of running commits are deleted.
-            shared_location: whether the location may have metadata files of another table, such as a dropped one, whose
-                files are deleted then.
+            force: allow `older_than` to be less than 24 hours ago, which may delete files of running commits.
+            shared_location: allow the location to have metadata files of another table, such as a dropped one. The
+                other table's files are then deleted.
 
         Raises:
             ValidationError: an argument is out of range or of the wrong type, or the table property `gc.enabled` is
@@ -245,13 +246,13 @@ class Maintenance(DataMaintenance[TableT]):
     ) -> PartitionStatsPlan[TableT]:
         """Plan to compute the partition statistics of a snapshot, as Iceberg's procedure of that name does.
 
-        They are a Parquet file with a row for each partition: the numbers of its data files, deletes and rows, and its
+        They are a Parquet file with one row per partition: the numbers of its data files, deletes and rows, and its
         last update. `table.inspect.partition_statistics()` reads it. If an ancestor of the snapshot has such a file,
-        only manifests are read that later snapshots wrote. If the snapshot itself has one, the plan is empty.
+        only manifests written by later snapshots are read. If the snapshot itself has one, the plan is empty.
 
         Args:
             snapshot_id: the snapshot. Defaults to the current one.
-            full: compute all from the snapshot's entries, and replace a file that the snapshot has.
+            full: compute everything from the snapshot's entries and replace the snapshot's file, if any.
 
         Raises:
             NoSuchSnapshotError: the table does not have the snapshot.
@@ -266,32 +267,33 @@ class Maintenance(DataMaintenance[TableT]):
     ) -> TableStatsPlan[TableT]:
         """Plan to count the distinct values of columns in a snapshot, as Iceberg's procedure of that name does.
 
-        The statistics are a Puffin file with a theta sketch of each column, which replaces the file that the snapshot
-        has. Spark's optimizer uses the counts; sketches can be merged with those that Java writes. The snapshot's rows
-        are read.
+        The statistics are a Puffin file with a theta sketch per column, which replaces the snapshot's existing file.
+        Spark's optimizer uses the counts, and the sketches can be merged with those that Java writes. The snapshot's
+        rows are read.
 
         Args:
             snapshot_id: the snapshot. Defaults to the current one.
-            columns: names of columns of the snapshot's schema, with dots for fields of structs. Defaults to all columns
-                of primitive types at the top.
+            columns: names of columns in the snapshot's schema, with dots for struct fields. Defaults to all top-level
+                columns of primitive types.
 
         Raises:
             NoSuchSnapshotError: the table does not have the snapshot.
-            ValidationError: an unknown column.
-            UnsupportedError: a column's type has no distinct values, or the table is encrypted or read-only.
+            ValidationError: a column is unknown.
+            UnsupportedError: distinct values of a column's type can't be counted, or the table is encrypted or
+                read-only.
         """
         return plan_table_stats(self.table, snapshot_id, columns)
 
     def leaf_map(self, cluster_by: Sequence[str] | None = None, branch: str = "main") -> LeafMap:
-        """Return a map of the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.
+        """Map the data leaves of the default spec and their overlaps, for a notebook. Reads only the root.
 
-        It has `.svg` and `.save(path)`.
+        The result has `.svg` and `.save(path)`.
 
         Args:
             cluster_by: see `compact_manifests`.
 
         Raises:
-            ValidationError: an unknown column or branch.
+            ValidationError: a column or branch is unknown.
             UnsupportedError: the table has no metadata tree.
         """
         return leaf_map(self.table, cluster_by, branch)
@@ -300,8 +302,8 @@ class Maintenance(DataMaintenance[TableT]):
         """Plan the upgrade of a table with manifest lists to format version 2 or 3, or to the metadata tree of 4.
 
         The table's rows stay the same, and snapshots keep their manifest lists. A table can't return to version 1 or 2.
-        For version 3, the next commit to a branch gives row ids to the files of its head. A tree's manifests are
-        rewritten only by a compaction, `compact_manifests`; Iceberg's Java library refuses the table afterwards.
+        In version 3, the next commit to a branch assigns row ids to the files of its head. After an upgrade to a tree,
+        only `compact_manifests` rewrites manifests, and Iceberg's Java library refuses the table.
 
         Args:
             format_version: 2, 3 or 4.
@@ -309,21 +311,21 @@ class Maintenance(DataMaintenance[TableT]):
                 impossible after that.
 
         Raises:
-            ValidationError: another format version, or the table has this or a later one already.
-            UnsupportedError: the table is encrypted and is to have a tree, or is read-only.
+            ValidationError: the format version is not allowed, or the table has this or a later one already.
+            UnsupportedError: an encrypted table can't have a tree, or the table is read-only.
         """
         return plan_upgrade(self.table, format_version, compact=compact)
 
     def downgrade(self, format_version: int) -> DowngradePlan[TableT]:
-        """Plan to downgrade a table with metadata trees to format version 3, with which Iceberg's Java library works.
+        """Plan to downgrade a table with metadata trees to format version 3, which Iceberg's Java library supports.
 
-        Every snapshot with a tree that a branch or tag refers to gets a manifest list of its live files, and keeps its
-        id, time and statistics; other snapshots with a tree leave the table. Snapshots from before the upgrade stay.
+        Every snapshot with a tree that a branch or tag refers to gets a manifest list of its live files and keeps its
+        id, time and statistics. Other snapshots with a tree are removed. Snapshots from before the upgrade are kept.
         Executors write Avro manifests of the trees' entries, which keep their sequence numbers and row ids. Avro
-        manifests of which no file was removed are listed as they are. No file is deleted.
+        manifests without removed files are listed unchanged. No file is deleted.
 
         Raises:
-            ValidationError: a format version other than 3, the table has no tree, or a table property is invalid.
+            ValidationError: the format version is not 3, the table has no tree, or a table property is invalid.
             UnsupportedError: a transform is unknown, the table is read-only, or tasks can't open its files.
         """
         return plan_downgrade(self.table, format_version)
@@ -331,8 +333,8 @@ class Maintenance(DataMaintenance[TableT]):
     def undo_upgrade(self, format_version: int | None = None) -> UndoUpgradePlan[TableT]:
         """Plan to revert an upgrade to the metadata tree, if no snapshot with a root has been committed.
 
-        The table gets its former format version, with which Iceberg's Java library reads and writes it. Later changes
-        of schema, specs and properties stay.
+        The table gets its previous format version, so that Iceberg's Java library can read and write it. Later changes
+        of schema, specs and properties are kept.
 
         Args:
             format_version: the version before the upgrade. Defaults to that of the newest metadata file before it.

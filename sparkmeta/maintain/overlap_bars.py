@@ -1,4 +1,4 @@
-"""Overlapping manifests as bars above each other, in the order of the clustering columns."""
+"""Arrange overlapping manifests as stacked bars in the order of the clustering columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PlacedBar(NamedTuple):
 
     Attributes:
         place: its row in the ranges.
-        start: its beginning in the order, from 0 to 1.
+        start: its start in the order, from 0 to 1.
         end: its end in the order, from 0 to 1.
         row: the row in which it is drawn, where no other bar overlaps it.
     """
@@ -30,7 +30,7 @@ class PlacedBar(NamedTuple):
 
 
 def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
-    """Yield the bars of manifests, evenly chosen if there are more than `most`."""
+    """Yield the bars of manifests. If there are more than `most`, choose an even sample."""
     order = ranges.order
     if len(order) > most:
         order = order[np.linspace(0, len(order) - 1, most).astype(np.int64)]

@@ -1,4 +1,4 @@
-"""Drop a table and delete its files: those that its metadata and the manifests of its snapshots name."""
+"""Drop a table and delete its files, which are those that its metadata and manifests reference."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PurgeSummary:
     Attributes:
         table: the table's name.
         files: content -> the number of files.
-        bytes: content -> their bytes, as far as metadata says.
-        missing: the number of lists and manifests that are missing; the files that they list stay.
+        bytes: content -> their size, as far as metadata records it.
+        missing: the number of missing lists and manifests. Files that they list are kept.
         by_catalog: whether the catalog deletes the files, now or later.
     """
 
@@ -53,11 +53,11 @@ class PurgeSummary:
 class PurgePlan:
     """A plan to drop a table and delete its files, carried out by `commit`.
 
-    Files that other tables share are deleted as well. Files that no snapshot names stay.
+    Files shared with other tables are deleted as well. Files that no snapshot references are kept.
 
     Attributes:
         table: the table.
-        drop: drops the table, and returns files that are left of it.
+        drop: drops the table and returns the files that remain of it.
         by_catalog: whether the catalog then deletes the table's files itself.
     """
 
@@ -66,7 +66,7 @@ class PurgePlan:
     by_catalog: bool
 
     def files(self) -> DataFrame:
-        """Return a row for each file: content, path, file_size_in_bytes; see `ExpiryPlan.files`. Runs jobs.
+        """Return one row per file: content, path, file_size_in_bytes; see `ExpiryPlan.files`. Runs jobs.
 
         Metadata files have the content "metadata".
         """
@@ -77,9 +77,9 @@ class PurgePlan:
         return PurgeSummary(self.table.full_name, *count_files(self._files), self.by_catalog)
 
     def commit(self) -> Deletion | None:
-        """Drop the table, then delete its files by tasks. What has been deleted can't be restored.
+        """Drop the table, then delete its files in tasks. This can't be undone.
 
-        If this process ends meanwhile, the table is gone from its catalog, and files stay. If a manifest is damaged,
+        If this process dies in between, the table is gone from its catalog and files remain. If a manifest is damaged,
         nothing is dropped.
 
         Returns:
@@ -87,7 +87,7 @@ class PurgePlan:
 
         Raises:
             NoSuchTableError: the table is gone.
-            CommitFailedError: it has changed since it was planned. Nothing was dropped.
+            CommitFailedError: the table has changed since the plan. Nothing was dropped.
             CatalogError: the catalog refused to drop it, or did not answer.
         """
         if self.table.refresh().metadata_location != self.table.metadata_location:

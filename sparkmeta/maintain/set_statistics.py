@@ -1,4 +1,4 @@
-"""Register a statistics file of a snapshot in the table's metadata, in place of the snapshot's former one."""
+"""Register a snapshot's statistics file in the table's metadata, replacing its previous one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _SetStatistics:
-    """The step of the commit. The file depends on the snapshot only, so that each attempt names the same one."""
+    """The step of the commit. The file depends only on the snapshot, so each attempt uses the same one."""
 
     file: StatisticsFile | PartitionStatisticsFile
 
@@ -38,12 +38,12 @@ class _SetStatistics:
 
 
 def commit_statistics(table: TableT, file: StatisticsFile | PartitionStatisticsFile) -> TableT:
-    """Register a new file, and return the new table. If that fails, the file is deleted.
+    """Register a new file and return the new table. If that fails, delete the file.
 
     Raises:
         CommitConflictError: the snapshot has expired.
         CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-        CommitStateUnknownError: the commit may have succeeded; the file stays.
+        CommitStateUnknownError: the commit may have succeeded; the file is kept.
     """
     try:
         return commit_steps(table, [_SetStatistics(file)])

@@ -39,7 +39,7 @@ class UndoUpgradePlan(Generic[TableT]):
         )
 
     def commit(self) -> TableT:
-        """Commit the metadata in the earlier version, and return the new table.
+        """Commit the metadata in the earlier version and return the new table.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).

@@ -1,11 +1,11 @@
 """Upgrade a table to a later format version (table spec, Appendix E), or to the metadata tree of version 4.
 
-Only table metadata is replaced. Snapshots keep their manifest lists, and manifests their layout. The first snapshot of
-version 3 gives row ids to the manifests that it lists.
+Only table metadata is replaced. Snapshots keep their manifest lists, and manifests keep their layout. The first
+snapshot of version 3 assigns row ids to the manifests that it lists.
 
 For a tree, every partition field gets an expression (semantics N29, N30; examples 17 and 18). The first commit to a
-branch converts the list of its head to a root. Manifests keep their layout until a compaction, which the same commit
-may make.
+branch converts the list of its head to a root. Manifests keep their layout until a compaction, which can be part of the
+same commit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class UpgradeSummary:
     """The changes that an upgrade makes, and the files that it keeps; `str` formats them.
 
     Attributes:
-        expressions: the new expressions, which only a tree has.
+        expressions: the new expressions; only trees have any.
         snapshots: the number of snapshots, which keep their manifest lists.
         compaction: the compaction of the main branch; None if the upgrade makes none.
     """
@@ -131,16 +131,16 @@ class UpgradePlan(Generic[TableT]):
     _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def summary(self) -> UpgradeSummary:
-        """Return the changes and the files that stay. Reads the manifest lists of the branches' heads.
+        """Return the changes and the files that are kept. Reads the manifest lists of the branches' heads.
 
-        Runs no job, unless the plan compacts manifests and the table has delete manifests, of which the job reads the
-        kinds of deletes.
+        Runs no job unless the plan compacts manifests and the table has delete manifests. The job then reads the kinds
+        of deletes.
         """
         return self._summary
 
     @cached_property
     def compaction(self) -> CompactionPlan[TableT] | None:
-        """The plan of the compaction; None if there is to be none."""
+        """The plan of the compaction; None without a compaction."""
         if not self.compact:
             return None
         upgraded = replace(self.table.state, metadata=self.apply(self.table.state))
@@ -162,13 +162,13 @@ class UpgradePlan(Generic[TableT]):
         )
 
     def commit(self) -> TableT:
-        """Commit the upgraded metadata, with the snapshot of the compaction if there is one; return the new table.
+        """Commit the upgraded metadata, with the compaction's snapshot if there is one. Return the new table.
 
         Raises:
             CommitConflictError: see `RewritePlan.commit`.
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitStateUnknownError: the upgrade may have succeeded.
-            ValidationError: the table has been upgraded meanwhile.
+            ValidationError: another commit has upgraded the table.
         """
         if not self._committed:
             compaction = None if self.compaction is None else self.compaction.step()
@@ -177,7 +177,7 @@ class UpgradePlan(Generic[TableT]):
         return self._committed[0]
 
     def result(self) -> dict[str, Any]:
-        """Return the summary and the new metadata file, null before the commit, as for JSON."""
+        """Return the summary and the new metadata file (null before the commit) in JSON-compatible types."""
         summary = self.summary()
         expressions = [expression.model_dump(mode="json", by_alias=True) for expression in summary.expressions]
         committed = {"metadata_location": self._committed[0].metadata_location} if self._committed else None

@@ -1,1 +1,1 @@
-"""Planning a scan: DataFrames in, DataFrames out. `files.py` is the page to read first."""
+"""Scan planning: DataFrames in, DataFrames out. Start reading at `files.py`."""

@@ -1,6 +1,6 @@
-"""How a scan is read and its deletes are matched: a choice that rests on counts and sizes, made here and nowhere else.
+"""Choose how a scan is read and its deletes are matched, from counts and sizes. No other module makes this choice.
 
-`costs` has what decides between ways of matching, `manifests.placement` what decides where manifests are read.
+The limits for matching are in `costs`, those for where manifests are read in `manifests.placement`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Matching = Literal["join", "colocated"]
 
 
 class Verdict(NamedTuple):
-    """How deletes are matched, by a join or by the tasks that read them with their data files, and why."""
+    """How deletes are matched (by a join, or by tasks that read them with their data files) and why."""
 
     matching: Matching
     reason: str
@@ -35,24 +35,24 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures that the choice rests on. None: not looked at, or unknown.
+    """The figures that the choice is based on. None means unknown or not looked up.
 
     Attributes:
-        planning: the setting.
-        executors_read: executors can open files themselves.
-        format_version: of the table.
-        is_tree: delete manifests name the data manifest that they belong to.
+        planning: the value of the setting `planning`.
+        executors_read: whether executors can open files themselves.
+        format_version: the table's format version.
+        is_tree: whether delete manifests name the data manifest that they belong to.
         formats: the file formats of the manifests.
-        data_manifests: how many the scan opens.
-        delete_manifests: how many it opens.
-        deletes: live entries of these.
-        only_dvs: all deletes are deletion vectors.
-        driver_dvs: deletes that the driver has read, as all manifests are few.
-        pairs: pairs of a data and a delete manifest to read together.
-        paired_entries: live data entries of these pairs.
-        paired_deletes: live deletes of these pairs.
-        decoded: how many deletes a task decodes that reads all pairs.
-        held: how many it holds at once at most.
+        data_manifests: the number of data manifests that the scan opens.
+        delete_manifests: the number of delete manifests that the scan opens.
+        deletes: the number of live entries in the delete manifests.
+        only_dvs: whether all deletes are deletion vectors.
+        driver_dvs: the number of deletes that the driver has read, if the manifests are few.
+        pairs: the number of pairs of a data and a delete manifest to read together.
+        paired_entries: the number of live data entries in these pairs.
+        paired_deletes: the number of live deletes in these pairs.
+        decoded: the number of deletes decoded by a single task that reads all pairs.
+        held: the maximum number of deletes that this task holds at once.
     """
 
     planning: str
@@ -74,11 +74,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class Reading:
-    """Where manifests are read, and the figures that this rests on.
+    """Where manifests are read, and the figures that this is based on.
 
     Attributes:
-        placement: None: lazily, each manifest as suits its format: Parquet by Spark, others by tasks.
-        load: what decoding them takes.
+        placement: where they are read. None for lazily, by format: Parquet by Spark, others by tasks.
+        load: the work of decoding them.
     """
 
     placement: Placement | None
@@ -86,7 +86,7 @@ class Reading:
 
     @property
     def reason(self) -> str:
-        """Why they are read there, for people."""
+        """Why they are read there, in words."""
         where = "by format" if self.placement is None else self.placement.value
         entries = "an unknown number of" if self.load.entries is None else f"{self.load.entries:,}"
         few = "few enough" if self.placement is Placement.DRIVER else "not for the driver"
@@ -101,7 +101,7 @@ class Coplanned:
         data: the data manifests.
         deletes: their delete manifests.
         partners: small id of a data manifest -> those of its delete manifests.
-        dvs: the deletes, where the driver has read them.
+        dvs: the deletes, if the driver has read them.
         reading: where they are read.
     """
 
@@ -118,14 +118,14 @@ class Choice:
 
     Attributes:
         pruned: the manifests.
-        figures: what the choice rests on.
+        figures: what the choice is based on.
         verdict: how deletes are matched.
-        data: the data manifests that are read by themselves.
+        data: the data manifests that are read on their own.
         data_reading: where these are read.
         deletes: the delete manifests whose entries are joined.
         delete_reading: where these are read.
-        driver_groups: the driver reads these, and groups them, as they are few.
-        broadcast: they are few enough to be broadcast.
+        driver_groups: whether the driver reads and groups the deletes because they are few.
+        broadcast: whether the deletes are few enough to be broadcast.
         coplanned: the manifests that are read together.
         seconds: how long choosing took.
     """
@@ -149,15 +149,15 @@ class Choice:
 
     @property
     def strategy(self) -> str:
-        """The matching and its reason, for people."""
+        """The way of matching and its reason, in words."""
         return f"{self.verdict.matching}: {self.verdict.reason}"
 
 
 def choose(pruned: PrunedManifests) -> Choice:
-    """Choose where the manifests of a scan are read, and how deletes are matched.
+    """Choose where the manifests of a scan are read and how deletes are matched.
 
-    Opens delete manifests only where their kind decides, which is so for format version 3: on the driver, where they
-    are few, else by one job.
+    Opens delete manifests only if the choice depends on their kind, as it does for format version 3: on the driver if
+    they are few, otherwise by one job.
     """
     started = time.perf_counter()
     figures, pairs, dvs = _counts(pruned), None, None
@@ -198,7 +198,7 @@ def choose(pruned: PrunedManifests) -> Choice:
 
 
 def matching(figures: Figures) -> Verdict | None:
-    """Tell how deletes are matched; None where that takes figures which have not been looked at."""
+    """Return how deletes are matched; None if that depends on figures that have not been looked up."""
     if not figures.data_manifests or not figures.delete_manifests:
         return Verdict("join", "the scan opens no delete manifest")
     if figures.planning == "join":
@@ -253,20 +253,20 @@ def _by_partition(figures: Figures) -> Verdict | None:
 
 
 def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
-    """Return where manifests are read by themselves."""
+    """Return where manifests are read on their own."""
     placement = pruned.filter.state.reader.placement(manifests, projection)
     return Reading(placement, ManifestLoad.of(manifests, projection))
 
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
-    """Return where co-planned manifests are read. driver: the driver has read the deletes."""
+    """Return where co-planned manifests are read. `driver` tells whether the driver has read the deletes."""
     state, projection, both = pruned.filter.state, data_projection(pruned.filter), pa.concat_tables([data, deletes])
     on_driver = driver or (state.tree is not None and state.reader.fits_driver(both, projection))
     return Reading(Placement.DRIVER if on_driver else Placement.TASKS, ManifestLoad.of(both, projection))
 
 
 def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:
-    """Tell whether the driver reads and groups the deletes; with a manifest cache, only what that has."""
+    """Return whether the driver reads and groups the deletes. With a manifest cache, it reads only cached ones."""
     reader, projection = pruned.filter.state.reader, delete_projection(pruned.filter)
     if not reader.fits_driver(deletes, projection, costs.COSTS.driver_deletes):
         return False
@@ -291,7 +291,7 @@ def _counts(pruned: PrunedManifests) -> Figures:
 
 
 def _with_kinds(figures: Figures, pruned: PrunedManifests) -> tuple[Figures, pa.Table | None]:
-    """Look at the deletes: all of them are read where the driver reads few manifests of data and deletes."""
+    """Look up the kinds of deletes. If all manifests are few, the driver reads all deletes."""
     dvs = _read_by_driver(pruned)
     if dvs is None:
         only = only_dvs(pruned.filter.state, pruned.deletes, by_job=True)

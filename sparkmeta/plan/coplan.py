@@ -1,7 +1,7 @@
-"""Co-planning: one task reads a data manifest with its delete manifests and matches both.
+"""Co-planning: one task reads a data manifest with its delete manifests and matches their entries.
 
-No entry is shuffled, and none of a delete manifest crosses into the JVM but with its data file (V4 proposal, Affinity).
-The delete manifests of a data leaf of a tree are affiliated to it; those of an Avro manifest have deletes of the same
+No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). The delete
+manifests of a tree's data leaf are those affiliated with it; those of an Avro manifest have deletes of the same
 partitions.
 """
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> DataFrame:
-    """Read the live entries of data manifests, each with its deletion vector from the delete manifests beside.
+    """Read the live entries of data manifests, each with its deletion vector from the paired delete manifests.
 
-    The frame has the columns of `data`, and those that `with_dv` makes a delete of. It fails, when it runs (at once,
-    where few manifests are read on the driver), for what breaks one of the `rules` and for damaged manifests. A DV in
-    an Avro manifest that has none of its file's partition does not apply (table spec, Scan Planning), and is not seen;
-    nor are those beside a data manifest that has no file for the filter.
+    The frame has the columns of `data` and those that `with_dv` converts to a delete. It fails when it runs (at once if
+    the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged. A DV does not apply
+    if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning), and is not checked; nor
+    are DVs paired with a data manifest that has no file for the filter.
 
     Args:
         scan_filter: the scan's filter.
         coplanned: the manifests.
-        data: what to read of data entries.
+        data: the projection of data entries.
     """
     if coplanned.reading.placement is Placement.DRIVER:
         return selectable_frame(scan_filter.state.spark, coplanned_table(scan_filter, coplanned, data))
@@ -54,10 +54,10 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
 
 
 def coplanned_table(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> pa.Table:
-    """Return the entries of `coplanned_entries` as Arrow, read by the driver; entries that are not live are included.
+    """Return the entries of `coplanned_entries` as Arrow, read on the driver and including entries that are not live.
 
     Raises:
-        ValidationError: entries break one of the `rules`.
+        ValidationError: entries violate one of the `rules`.
     """
     return map_on_driver(*_joining(scan_filter, coplanned, data))
 
@@ -65,7 +65,7 @@ def coplanned_table(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryPr
 def _joining(
     scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection
 ) -> tuple[pa.Table, MapFunction, pa.Schema]:
-    """Return units of work, the function that joins data entries and deletion vectors of each, and its schema."""
+    """Return units of work, the function that joins the data entries and DVs of each, and its output schema."""
     state, dvs = scan_filter.state, coplanned.dvs
     placement = coplanned.reading.placement
     assert placement is not None
@@ -77,11 +77,11 @@ def _joining(
 
 
 def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
-    """Return the deletes of a data entry: those that were joined, and the DV of `coplanned_entries`.
+    """Return the deletes of a data entry: those that were joined, and the DV from `coplanned_entries`.
 
     Args:
         joined: deletes from other delete manifests, of `DELETES_TYPE`.
-        deletes: the delete manifests that were read with the data.
+        deletes: the delete manifests that were read together with the data.
     """
     dv = sql.struct(
         sql.lit(int(ContentType.POSITION_DELETES)).alias("content"),
@@ -106,7 +106,7 @@ def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
 
 
 def _leaf_units(tree: Tree, coplanned: Coplanned) -> list[dict[str, Any]]:
-    """Return a row a data leaf, as `UNITS`."""
+    """Return one row of `UNITS` per data leaf."""
     masks = {row[MANIFEST]: row for row in tree.manifest_dvs.to_pylist()}
 
     def leaves(manifests: pa.Table) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def _leaf_units(tree: Tree, coplanned: Coplanned) -> list[dict[str, Any]]:
 
 
 def _part_units(state: TableState, coplanned: Coplanned, task: CoplanTask) -> list[dict[str, Any]]:
-    """Return a row a part of a data manifest, as `UNITS`, in the order in which neighbours share delete manifests."""
+    """Return one row of `UNITS` per part of a data manifest, ordered so that neighbours share delete manifests."""
 
     def by_manifest(parts: pa.Table) -> Mapping[int, list[dict[str, Any]]]:
         rows: dict[int, list[dict[str, Any]]] = {}

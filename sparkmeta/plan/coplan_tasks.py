@@ -1,4 +1,4 @@
-"""Matching in tasks: reads a data manifest with its delete manifests, masks both, and joins them in Arrow."""
+"""Match deletes in tasks: read a data manifest with its delete manifests, apply masks, and join them in Arrow."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from sparkmeta.plan.deletes.rules import (
 from sparkmeta.plan.deletes.views import arrow_data_view, arrow_entry_view
 from sparkmeta.spec.entry import VERSION_INFO, Status
 
-# The deletion vector of a data entry, flat: nested columns are slow to bring into the JVM, and so are those that may be
-# null. Where there is none its location is null, and what is never null is 0.
+# The deletion vector of a data entry, flattened because nested and nullable columns are slow to transfer to the JVM.
+# Without a deletion vector, the location is null and non-nullable columns are 0.
 DV_OF_ENTRY = pa.schema(
     [
         pa.field("dv_location", pa.string()),
@@ -45,19 +45,19 @@ DV_OF_ENTRY = pa.schema(
         pa.field("dv_ordinal", pa.int64(), nullable=False),
     ]
 )
-# Every entry that a task reads has these.
+# Columns of every entry that a task reads.
 _PLACE = (MANIFEST, ORDINAL)
-# What of `version_info` plans need.
+# The fields of `version_info` that plans need.
 _VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
 _MANIFEST_TYPE = pa.struct(
     [*PART_SCHEMA, pa.field("mask", pa.struct(list(DV_SCHEMA))), pa.field(CACHED_LEAF, pa.string())]
 )
-# A data manifest, or a part of one, and its delete manifests.
+# A data manifest, or part of one, and its delete manifests.
 UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list_(_MANIFEST_TYPE))])
 
-# So many entries of an Avro manifest look for their DVs at once: each time a table of all DVs is made for it.
+# Entries of an Avro manifest that are joined with DVs at a time. Each join builds a hash table of all DVs.
 _JOINED_AT_ONCE = 1 << 16
-# The masks of so many data leaves, and of their delete leaves, are read together.
+# Data leaves whose masks, and those of their delete leaves, are read together.
 _MASKED_AT_ONCE = 64
 
 
@@ -66,8 +66,8 @@ class CoplanTask:
     """The inputs of a task besides its manifests. Picklable.
 
     Attributes:
-        data: what to read of data entries.
-        deletes: what to read of deletes.
+        data: the projection of data entries.
+        deletes: the projection of deletes.
         decoder: decodes manifests.
     """
 
@@ -77,7 +77,7 @@ class CoplanTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """The rows that it makes."""
+        """The schema of the task's output."""
         data = self.data.schema
         info = data.get_field_index("version_info")
         fields = list(data.set(info, data.field(info).with_type(pa.struct(_VERSION))))
@@ -86,7 +86,7 @@ class CoplanTask:
 
 
 def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read units of work, rows of `UNITS`, and yield their data entries, each with its DV."""
+    """Read units of work (rows of `UNITS`) and yield their data entries, each with its DV."""
     held = HeldDvs(task)
     for batch in batches:
         units = batch.to_pylist()
@@ -97,14 +97,14 @@ def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read parts of Avro manifests and yield their data entries, each with its DV of those given."""
+    """Read parts of Avro manifests and yield their data entries, each with its DV among the given ones."""
     for batch in parts:
         for part in batch.to_pylist():
             yield from _join_part(task, part, lambda: dvs)
 
 
 def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[dict[str, Any]]:
-    """Read the bitmaps of the masks of units."""
+    """Return units with the bitmaps of their masks, which are read here."""
     masked = [leaf for unit in units for leaf in (unit["data"], *unit["deletes"]) if leaf["mask"] is not None]
     masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.decoder.files)}
     for leaf in masked:
@@ -115,7 +115,7 @@ def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[d
 def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
     data, dvs = task.decoder.table(leaf, task.data), load()
     places = _places(data, dvs)
-    # Where all are found, each DV has its file, and none has another's.
+    # If every DV is found, each has its own data file.
     if pc.count_distinct(places).as_py() < len(dvs):
         one_dv_a_file(dvs)
         _refuse_unknown_files(data, dvs)
@@ -124,7 +124,7 @@ def _join_leaf(task: CoplanTask, leaf: Mapping[str, Any], load: Callable[[], pa.
 
 
 def _join_part(task: CoplanTask, part: Mapping[str, Any], load: Callable[[], pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Read DVs only where some entry is left."""
+    """Join a part with its DVs, which are loaded only if the part has entries left."""
     pending: list[pa.RecordBatch] = []
     for batch in task.decoder.entries(part, task.data):
         if len(batch):
@@ -142,7 +142,7 @@ def _joined(task: CoplanTask, batches: Iterable[pa.RecordBatch], dvs: pa.Table) 
 
 
 def _places(data: pa.Table, dvs: pa.Table) -> pa.Array:
-    """Return which of the DVs is of each data entry; null where none is."""
+    """Return the row of each data entry's DV; null if it has none."""
     return pc.index_in(_array(data, "location"), _array(dvs, "referenced_file"))
 
 
@@ -169,7 +169,7 @@ def _with_dvs(task: CoplanTask, data: pa.Table, dvs: pa.Table, places: pa.Array)
 
 
 class HeldDvs:
-    """The live DVs of the delete manifests of the unit that a task is at; those of the next unit too are kept."""
+    """The live DVs of the delete manifests of a task's current unit. Manifests shared with the next unit are kept."""
 
     def __init__(self, task: CoplanTask) -> None:
         self._task = task
@@ -177,10 +177,10 @@ class HeldDvs:
         self._all = task.deletes.schema.empty_table()
 
     def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """Return the DVs of these manifests.
+        """Return the DVs of the given manifests.
 
         Raises:
-            ValidationError: a delete that is not a DV; of Avro manifests also two DVs of one file.
+            ValidationError: a delete is not a DV, or Avro manifests have two DVs for one file.
         """
         parts = {(manifest[MANIFEST], manifest["part"]): manifest for manifest in manifests}
         if [*parts] != [*self._by_manifest]:
@@ -189,7 +189,7 @@ class HeldDvs:
             for part, manifest in parts.items():
                 self._by_manifest[part] = known[part] if part in known else self._decoded(manifest)
             dvs = pa.concat_tables(self._by_manifest.values())
-            # Where a leaf has its own DVs, the join with it tells whether two are of one file.
+            # For leaves, the join with the data leaf detects two DVs for one file.
             self._all = _refuse_others(dvs) if all(map(_is_leaf, manifests)) else one_dv_a_file(dvs)
         return self._all
 
@@ -203,7 +203,7 @@ def _is_leaf(manifest: Mapping[str, Any]) -> bool:
 
 
 def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
-    """Drop DELETED and masked entries; `entries` are all that a leaf has."""
+    """Drop DELETED and masked entries. `entries` must be all entries of the leaf."""
     live = is_live(entries)
     if leaf.get("mask") is not None:
         live = pc.and_(live, unmasked(len(entries), leaf["mask"]))
@@ -214,7 +214,7 @@ def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
 
 
 def one_dv_a_file(deletes: pa.Table) -> pa.Table:
-    """Return the deletes, if all are DVs and no two of one data file; else raise ValidationError."""
+    """Return the deletes. Raises ValidationError unless all are DVs of different data files."""
     deletes = _refuse_others(deletes)
     repeated = repeated_paths(_array(deletes, "referenced_file"))
     TWO_DVS.refuse(repeated.is_valid(), lambda row: (repeated[row],))
@@ -235,7 +235,7 @@ def _refuse_unknown_files(data: pa.Table, dvs: pa.Table) -> None:
 
 
 def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
-    """Raise ValidationError where a live data entry and its DV contradict each other."""
+    """Raise ValidationError if a live data entry and its DV contradict each other."""
     status = _array(data, "version_info").field("status")
     matched = pc.and_(places.is_valid(), pc.not_equal(status, int(Status.DELETED)))
     of_data, of_dvs = arrow_data_view(data), arrow_data_view(dvs)

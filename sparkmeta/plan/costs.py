@@ -1,4 +1,4 @@
-"""The limits that decide how deletes are matched: the one set of costs of planning."""
+"""The cost limits that decide how deletes are matched."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from sparkmeta.manifests.placement import MOST_ENTRIES
 
 @dataclass(frozen=True)
 class Costs:
-    """Where one way of matching deletes becomes cheaper than another, or another one too large.
+    """The limits at which one way of matching deletes becomes cheaper than another, or too large.
 
     Attributes:
-        broadcast_deletes: groups of at most this many delete files are broadcast; more are joined by hash.
-        driver_deletes: at most this many delete files are read, and grouped, by the driver.
-        driver_pairs: the driver joins data files and deletes that it has read if the groups of all data files have at
-            most this many deletes in sum: each file gets a copy of its groups.
-        few_entries: DVs that can be broadcast are co-planned with at most this many data entries of a tree, and
-            `entries_per_dv` more for each DV: a task takes longer for an entry than Spark's reader, and a join takes
-            longer for a DV, and at all.
+        broadcast_deletes: maximum delete files in groups that are broadcast; more are joined by hash.
+        driver_deletes: maximum delete files that the driver reads and groups.
+        driver_pairs: maximum total deletes, counted once per data file that gets a copy of them, for which the driver
+            joins the data files and deletes that it has read.
+        few_entries: maximum data entries of a tree that are co-planned with DVs small enough to broadcast, plus
+            `entries_per_dv` for each DV. A task is slower per entry than Spark's reader; a join is slower per DV and
+            has a fixed cost.
         entries_per_dv: see `few_entries`.
-        held_dvs: a task may hold this many DVs with the data manifest that it reads.
-        decoded_times: how often a DV may be decoded on average, beyond `held_dvs` in all.
-        pairs: how many pairs of a data and a delete manifest may be read together.
-        compared_pairs: how many pairs of manifests are compared by partition, on the driver.
+        held_dvs: maximum DVs that a task may hold with the data manifest that it reads.
+        decoded_times: how often each DV may be decoded on average, with an allowance of `held_dvs` in total.
+        pairs: maximum pairs of a data and a delete manifest that may be read together.
+        compared_pairs: maximum pairs of manifests that the driver compares by partition.
     """
 
     broadcast_deletes: int = 100_000

@@ -1,4 +1,4 @@
-"""The entries of a scan: its data files, and the deletes that are joined with them."""
+"""Read the entries of a scan: its data files and the deletes that are joined with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScanEntries:
 
     Attributes:
         choice: how the scan's manifests are read.
-        data: the live data entries that may match; those of co-planned manifests have the columns that `with_dv` takes.
+        data: the live data entries that may match. Those of co-planned manifests have the columns that `with_dv` takes.
         deletes: the deletes that are joined.
     """
 
@@ -36,7 +36,7 @@ class ScanEntries:
 
 
 def read_entries(choice: Choice, columns: Iterable[str] = ()) -> ScanEntries:
-    """Read the entries of a scan: few manifests at once, on the driver; all else lazily, when Spark runs the plan.
+    """Read the entries of a scan. The driver reads few manifests at once; others are read when Spark runs the plan.
 
     Args:
         choice: how they are read.
@@ -62,7 +62,7 @@ def data_entries(
     Args:
         scan_filter: the scan's filter.
         manifests: the data manifests.
-        projection: what to read of them.
-        placement: where to read them; by default where their reader would.
+        projection: the columns and stats to read.
+        placement: where to read them. Defaults to their reader's choice.
     """
     return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter)

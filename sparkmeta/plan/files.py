@@ -3,28 +3,28 @@
     ScanFilter -> PrunedManifests -> Choice    -> ScanEntries -> MatchedEntries -> rows of plan_files
     filter.py     prune.py           choose.py    entries.py     match.py          files.py
 
-Each step has one function that takes the value of the step before it. Each value holds that one, so that a
-`MatchedEntries` leads back to its choice, manifests and filter. `Scan` makes the first three values, each once;
-`plan_files` makes the others of a `Choice`.
+Each step is one function that takes the value of the previous step. Each value holds the previous one, so a
+`MatchedEntries` leads back to its choice, manifests and filter. `Scan` creates the first three values, each once;
+`plan_files` creates the others from a `Choice`.
 
 What runs when:
 
-- Making a `Scan` reads nothing. Its methods make the values above, the first three once for each scan.
+- Creating a `Scan` reads nothing. Its methods create the values above, the first three once per scan.
 - `prune_manifests` reads the manifest list or the V4 root on the driver. It opens no manifest and runs no job.
 - `choose` opens delete manifests in one case: a snapshot of format version 3 with a manifest list of Avro manifests,
   executors that can open files, and a setting `planning` other than `join`. Tasks match the deletes of such a snapshot
-  if all of them are deletion vectors. To learn that, the driver reads the delete manifests if these and the data
-  manifests are small (the setting `driver_manifest_bytes`), else a job does. A V4 root tells without.
+  if all of them are deletion vectors. To find out, the driver reads the delete manifests if these and the data
+  manifests are small (the setting `driver_manifest_bytes`); otherwise a job does. A V4 root has this information.
 - `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once. If it has
-  decoded all deletes that are to be joined, a query over these local rows gives each its key, and the driver groups
-  them; if it has decoded all data files too, another query gives these their keys, and the driver joins them. Before
-  other deletes are joined, up to two jobs look at them: one collects the columns that equality deletes compare, unless
-  the snapshot's summary counts no equality deletes; if it finds none, one asks whether all deletes are deletion
+  decoded all deletes to be joined, a query over these local rows computes their keys, and the driver groups them. If it
+  has decoded all data files too, another query computes their keys, and the driver joins them. Before other deletes are
+  joined, up to two jobs inspect them. The first collects the columns that equality deletes compare, unless the
+  snapshot's summary counts no equality deletes. If there are none, the second checks whether all deletes are deletion
   vectors.
 - The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
-- `count_files` takes the `PrunedManifests`. Without a filter it adds up the counts of manifests; it opens only those
-  that have no counts, and runs no job if all have them. With a filter it counts the matching entries: a job, unless
-  the driver decodes the manifests or none is left. It never reads deletes.
+- `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only those
+  without counts, and runs no job if all have them. With a filter, it counts the matching entries by a job, unless the
+  driver decodes the manifests or none is left. It never reads deletes.
 - `report` runs the DataFrame of `plan_files`, and a job that counts the entries of the opened manifests.
 """
 
@@ -77,37 +77,37 @@ _PLAN_TYPES: dict[str, DataType] = {
 def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
     """Plan a scan: one row per data file that may hold matching rows.
 
-    Columns: file_path, file_format, spec_id, partition (where the table has any), record_count, file_size_in_bytes,
+    Columns: file_path, file_format, spec_id, partition (if the table has any), record_count, file_size_in_bytes,
     split_offsets, sort_order_id, first_row_id, data_sequence_number, manifest_path, manifest_pos, deletes (the order of
-    Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; ascending sequence
-    number in each), residual (Iceberg's expression JSON).
+    Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; each by ascending
+    sequence number), residual (Iceberg's expression JSON).
 
-    The DataFrame fails, when it runs, if the deletes contradict each other or their data files (`plan.deletes.rules`).
-    Deletes of manifests that pruning leaves out are not checked.
+    The DataFrame fails when it runs if the deletes contradict each other or their data files (`plan.deletes.rules`).
+    Deletes in pruned manifests are not checked.
 
     Args:
         choice: how the scan's manifests are read and their deletes matched.
-        extra: further columns of the data entry, to append to these.
+        extra: further columns of the data entry to append.
 
     Raises:
-        ValidationError: such a contradiction in manifests that the driver decodes.
+        ValidationError: manifests that the driver decodes have such a contradiction.
     """
     return planned_rows(match_deletes(read_entries(choice)), *extra)
 
 
 def planned_rows(matched: MatchedEntries, *extra: Aliased) -> DataFrame:
-    """Return matched entries as the public rows of `plan_files`."""
+    """Convert matched entries to the public rows of `plan_files`."""
     texts, pruned = SharedTexts(), matched.choice.pruned
     columns = sql.texts([*_public_columns(pruned, texts), *extra])
     return texts.joined_to(matched.frame, pruned.filter.state.spark).selectExpr(*columns)
 
 
 def count_files(pruned: PrunedManifests) -> int:
-    """Count the rows of `plan_files`, without reading or checking deletes.
+    """Count the rows of `plan_files` without reading or checking deletes.
 
-    Without a filter, add up the live files of the manifests, less those that manifest DVs mask (they mask live entries
-    only). Manifests without counts, which v1 tables may have, are read. With a filter, count the matching entries of
-    the data manifests; the driver decodes small manifests for it.
+    Without a filter, adds up the live files of the manifests, less those masked by manifest DVs (which mask only live
+    entries). Manifests without counts, which v1 tables may have, are read. With a filter, counts the matching entries
+    of the data manifests; the driver decodes small ones.
     """
     counts = live_files(pruned.data)
     is_known = counts.is_valid() if pruned.filter.keeps_all else pa.repeat(pa.scalar(False), len(pruned.data))

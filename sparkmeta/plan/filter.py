@@ -1,4 +1,4 @@
-"""The filter of a scan: its projections to partitions and stats, and its conditions on entries."""
+"""`ScanFilter`: a scan's filter with its projections to partitions and stats, and its conditions on entries."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _DATA_COLUMNS = (
 
 @dataclass(frozen=True)
 class ScanFilter:
-    """A row filter bound to a schema, with the partition predicates that it implies for every spec of the table.
+    """A row filter bound to a schema, with the partition predicates that it implies for each spec of the table.
 
     Attributes:
         state: the table at the snapshot that is read.
-        row_filter: bound and free of NOT.
-        schema: what the filter is bound to.
-        reads_all_rows: whether all rows of files that match are read, and not only those that match, so that deletes of
-            any of them matter.
+        row_filter: the filter, bound and free of NOT.
+        schema: the schema that the filter is bound to.
+        reads_all_rows: whether all rows of matching files are read, not only matching rows, so that deletes of any of
+            them matter.
     """
 
     state: TableState
@@ -68,17 +68,17 @@ class ScanFilter:
 
     @cached_property
     def stats_filter(self) -> BooleanExpression:
-        """The filter's inclusive projection to the columns that files have stats of, without transforms."""
+        """The filter's inclusive projection to the columns with stats, without transforms."""
         return without_transforms(self.row_filter)
 
     @cached_property
     def filter_ids(self) -> frozenset[int]:
-        """The columns of the filter that files have stats of."""
+        """The columns of the filter that have stats."""
         return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.row_filter))
 
     @cached_property
     def identities(self) -> dict[int, frozenset[int]]:
-        """Spec id -> the columns that it partitions by their very values."""
+        """Spec id -> the source columns of its identity partition fields."""
         return {
             spec_id: frozenset(
                 field.source_id for field in spec.fields if isinstance(field.transform, IdentityTransform)
@@ -88,17 +88,17 @@ class ScanFilter:
 
     @cached_property
     def undecided(self) -> BooleanExpression:
-        """What of the filter is not known of entries whose tuple passes, whatever their spec: stats may tell."""
+        """The part of the filter that passing partition tuples do not decide in every spec. Stats may decide it."""
         return undecided(self.stats_filter, frozenset.intersection(*self.identities.values()))
 
     @cached_property
     def undecided_ids(self) -> frozenset[int]:
-        """The columns of `undecided` that files have stats of."""
+        """The columns of `undecided` that have stats."""
         return frozenset(self.state.types.primitive_fields).intersection(referenced_ids(self.undecided))
 
     @property
     def partition_sources(self) -> frozenset[int]:
-        """The ids of the stats that hold the partition values of the partition filters."""
+        """The ids of the stats that hold the partition values used in the partition filters."""
         return frozenset(
             source
             for spec_id, partition_filter in self.partition_filters.items()
@@ -112,17 +112,20 @@ class ScanFilter:
 
 
 def is_live() -> Sql:
-    """SQL: `version_info.status <> 2`. DELETED entries are history."""
+    """Return the SQL `version_info.status <> 2`, which excludes DELETED entries."""
     return sql.col("version_info.status") != int(Status.DELETED)
 
 
 def tuple_matches(scan_filter: ScanFilter) -> Sql:
-    """False where an entry's partition tuple rules out the filter, by the spec of the entry."""
+    """Return a predicate that is false if an entry's partition tuple, by its spec, rules out the filter."""
     return sql.lit(True) if scan_filter.keeps_all else by_spec(scan_filter, _tuple_predicate)
 
 
 def stats_match(scan_filter: ScanFilter) -> Sql:
-    """False where an entry's stats rule out the filter. Without a filter even a file of no records is planned."""
+    """Return a predicate that is false if an entry's stats rule out the filter.
+
+    Without a filter, even a file without records is planned.
+    """
     if scan_filter.keeps_all:
         return sql.lit(True)
     return might_match(scan_filter.undecided, entry_stats, sql.col("record_count"))
@@ -131,7 +134,7 @@ def stats_match(scan_filter: ScanFilter) -> Sql:
 def matching_entries(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
     """Return the live entries whose partition tuple and stats don't rule out the filter.
 
-    Sound: each test is false only where no row of the file can satisfy the filter.
+    This is sound: each test is false only if no row of the file can satisfy the filter.
     """
     return entries.where((is_live() & may_match(scan_filter)).text)
 
@@ -139,8 +142,8 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
 def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
     """Return the live delete entries that may delete rows of the scan.
 
-    Stats of equality deletes describe deleted rows, so the row filter prunes them like data files, unless rows are read
-    that it rules out.
+    Stats of equality deletes describe deleted rows, so the row filter prunes them like data files, unless the scan also
+    reads rows that do not match it.
     """
     if scan_filter.reads_all_rows:
         return entries.where((is_live() & tuple_matches(scan_filter)).text)
@@ -148,21 +151,21 @@ def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
 
 
 def may_match(scan_filter: ScanFilter) -> Sql:
-    """False where an entry's partition tuple or stats rule out the filter."""
+    """Return a predicate that is false if an entry's partition tuple or stats rule out the filter."""
     return tuple_matches(scan_filter) & stats_match(scan_filter)
 
 
 def data_projection(
     scan_filter: ScanFilter, stats_ids: Iterable[int] = (), columns: Iterable[str] = ()
 ) -> EntryProjection:
-    """Return the projection of data entries for planning: `columns`, stats of undecided columns, and of `stats_ids`."""
+    """Return the projection of data entries for planning: `columns`, and stats of undecided columns and `stats_ids`."""
     ids = {*scan_filter.undecided_ids, *stats_ids}
     projection = scan_filter.state.projection({*_DATA_COLUMNS, *columns}, ids)
     return replace(projection, entry_filter=entry_filter(scan_filter))
 
 
 def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilter:
-    """Return the part of `matching_entries` that readers of manifests can apply, so that fewer entries reach Spark."""
+    """Return the part of `matching_entries` that manifest readers can apply, so that fewer entries reach Spark."""
     tuples = tuple((spec_id, partition_tests(kind)) for spec_id, kind in scan_filter.partition_filters.items())
     if not by_stats:
         return EntryFilter(AllOf(), tuples)
@@ -171,9 +174,9 @@ def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilt
 
 
 def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:
-    """Return the residual filters for rows of entries that `matching_entries` keeps, by the entry's spec.
+    """Return the residual filter of entries that `matching_entries` keeps, by the entry's spec.
 
-    The result is Iceberg's expression JSON. literal: makes the Sql of a constant text.
+    The result is Iceberg's expression JSON. `literal` converts a constant text to Sql.
     """
     schema, identities = scan_filter.schema, scan_filter.identities
     texts = {
@@ -188,7 +191,7 @@ def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.l
 
 
 def by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression], Sql]) -> Sql:
-    """Return a predicate on partitions, made for each spec; specs that the filter says nothing about are kept."""
+    """Return a predicate on partitions that is built per spec. Specs that the filter does not constrain are kept."""
     filters = scan_filter.partition_filters
     spec = sql.col("partition_spec_id")
     untested = [spec == spec_id for spec_id, tested in filters.items() if isinstance(tested, AlwaysTrue)]

@@ -1,4 +1,4 @@
-"""Data entries matched with their deletes, by joins and by the tasks that read both."""
+"""Match data entries with their deletes, by joins and by tasks that read both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def match_deletes(entries: ScanEntries) -> MatchedEntries:
     """Match data entries with their deletes, lazily.
 
     Raises:
-        ValidationError: deletes that the driver has read break one of the `rules`. Others do when the plan runs.
+        ValidationError: deletes that the driver has read violate one of the `rules`. For others, the plan fails when
+            it runs.
     """
     choice = entries.choice
     matched = attach_deletes(entries.data, entries.deletes, choice.pruned.filter.state)

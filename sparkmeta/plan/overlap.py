@@ -1,4 +1,4 @@
-"""Which delete manifests may hold deletes of a data manifest's partitions: partition summaries or stats alone tell."""
+"""Find the delete manifests that may hold deletes of a data manifest's partitions, by partition summaries or stats."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-# Types whose order writers may not share: only equal bounds say something.
+# Types on whose order writers disagree: only equal bounds can be relied on.
 _FLOATS = ("float", "double")
 _UNORDERED = (*_FLOATS, "uuid")
 
 
 SpecFields = Mapping[int, Sequence[tuple[int, str]]]
-# Of manifests, a spec id and a partition field id: the field's summary in each manifest.
+# (manifests, spec id, partition field id) -> the field's summary in each manifest.
 _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 
 
@@ -40,7 +40,7 @@ def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) ->
     """Return the delete manifests without those affiliated with live data leaves other than `data`.
 
     A delete manifest whose data leaf is not live counts as unaffiliated: affinity is only a hint (V4 proposal), and an
-    outdated one must not bring rows back.
+    outdated one must not make deleted rows reappear.
     """
     if state.tree is None or not len(deletes):
         return deletes
@@ -53,7 +53,7 @@ def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) ->
 
 
 def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
-    """Return the delete manifests but for unaffiliated leaves that have no partition in common with `data`.
+    """Return the delete manifests without unaffiliated leaves that have no partition in common with `data`.
 
     Deletes of unpartitioned specs may be global, and are all kept.
     """
@@ -81,21 +81,27 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
 
 
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
-    """A row a data manifest, a column a delete manifest: False where no partition can have files in both.
+    """Return which data and delete manifests may have files of a common partition.
 
-    data, deletes: rows of `manifests_of_list`. spec_fields: spec id -> its fields' (partition field id, type name).
+    This is sound for deletes that apply only within their own spec and partition (table spec, Scan Planning).
 
-    Sound for deletes that apply within their own spec and partition only (table spec, Scan Planning).
+    Args:
+        data: rows of `manifests_of_list`.
+        deletes: rows of `manifests_of_list`.
+        spec_fields: spec id -> its fields' (partition field id, type name).
+
+    Returns:
+        A matrix with one row per data manifest and one column per delete manifest.
     """
     return _overlaps(data, deletes, spec_fields, _listed_summaries)
 
 
 def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, sources: TupleSources) -> Flags:
-    """As `overlaps`, of leaves of a tree and of data files, by the stats that hold partition values.
+    """Do the same as `overlaps` for leaves of a tree and data files, by the stats that hold partition values.
 
     Args:
         data: columns of `tree_schema`.
-        deletes: such columns.
+        deletes: columns of `tree_schema`.
         spec_fields: spec id -> its fields' (partition field id, type name).
         sources: spec id -> (partition field id, id of its stats).
     """
@@ -128,10 +134,10 @@ def _listed_summaries(manifests: pa.Table, _: int, field_id: int) -> pa.StructAr
 def _leaf_summaries(
     sources: Mapping[int, Mapping[int, int]], manifests: pa.Table, spec_id: int, field_id: int
 ) -> pa.StructArray:
-    """Return stats as a partition summary; null where they leave open which values there are.
+    """Convert stats to a partition summary; null if they don't determine which values there are.
 
-    A file may have the lower bound alone; a file without has the value null, or NaN. A leaf without bounds has such
-    values alone if that is how many there are: else its bounds are not known.
+    A file may have only a lower bound; without one, its value is null or NaN. A leaf without bounds has only nulls and
+    NaNs if their counts cover all of its values; otherwise its bounds are unknown.
     """
     stats = pc.struct_field(whole(manifests.column(CONTENT_STATS)), [str(sources[spec_id][field_id])])
     lower, upper, values, nulls, nans = (pc.struct_field(stats, [name]) for name in (*BOUNDS, *COUNTS))
@@ -149,7 +155,7 @@ def _leaf_summaries(
 
 
 def _meet(data: pa.StructArray, deletes: pa.StructArray, type_name: str) -> Flags:
-    """Tell which summaries may have a value in common."""
+    """Return which summaries may have a value in common."""
     lower, upper = _ranks(data, deletes)
     of_data, of_deletes = slice(None, len(data)), slice(len(data), None)
     broken = lower > upper
@@ -176,7 +182,7 @@ def _may(summaries: pa.StructArray, name: str) -> Flags:
 
 
 def _unknown(summaries: pa.StructArray, flags: Iterable[str]) -> Flags:
-    """Return which manifests have no summary of a field, or one whose bounds or flags are missing or invalid."""
+    """Return which manifests have no summary of a field, or one with missing or invalid bounds or flags."""
     bounds = [pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound")]
     lower, upper = (np.asarray(values.is_valid()) for values in bounds)
     said = np.logical_or.reduce([lower, *(_may(summaries, name) for name in flags)])
@@ -191,7 +197,7 @@ def _is_nan(values: pa.Array) -> pa.Array:
 
 
 def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any, Any]]:
-    """Return the lower and the upper bounds of both as numbers of the same order; -1 where there is none."""
+    """Return the lower and upper bounds of both as integers of the same order; -1 for a missing bound."""
     parts = [pc.struct_field(part, [name]) for name in ("lower_bound", "upper_bound") for part in (data, deletes)]
     bounds = pa.concat_arrays([as_numbers(part) for part in parts])
     if pa.types.is_floating(bounds.type):  # writers disagree on the order of -0.0 and 0.0, and NaN is not a bound

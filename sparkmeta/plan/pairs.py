@@ -1,4 +1,4 @@
-"""Which delete manifests are read together with a data manifest, when tasks match deletes."""
+"""Pair data manifests with the delete manifests that tasks read together with them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Pairs:
 
     Attributes:
         data: the data manifests that have such delete manifests.
-        deletes: the delete manifests of these.
-        other_data: the rest of the data manifests.
-        other_deletes: the delete manifests that may hold deletes of any data manifest.
-        partners: small id of a data manifest -> those of its delete manifests, in the order that suits tasks.
-        decoded: how many deletes a single task decodes that reads all pairs.
-        held: how many it holds at once at most.
+        deletes: the delete manifests paired with these.
+        other_data: the remaining data manifests.
+        other_deletes: the delete manifests that may hold deletes for any data manifest.
+        partners: small id of a data manifest -> those of its delete manifests, in a suitable order for tasks.
+        decoded: the number of deletes decoded by a single task that reads all pairs.
+        held: the maximum number of deletes that this task holds at once.
     """
 
     data: pa.Table
@@ -42,14 +42,14 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """How many pairs of manifests there are."""
+        """The number of pairs of manifests."""
         return sum(map(len, self.partners.values()))
 
 
 def pairs_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
-    """Pair the leaves of a tree: a delete leaf names the data leaf that it belongs to.
+    """Pair the leaves of a tree by affinity: a delete leaf names its data leaf.
 
-    Only leaves in the layout of trees are paired: tasks read no others.
+    Only leaves in tree layout are paired, since tasks can't read others.
     """
     assert state.tree is not None
     targets = data.filter(state.tree.has_tree_layout(data)).column("location").combine_chunks()
@@ -66,7 +66,7 @@ def pairs_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> P
 
 
 def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
-    """Return small id of a delete leaf -> that of the live data leaf that it is affiliated to, if there is one."""
+    """Map the small id of each affiliated delete leaf to that of its live data leaf."""
     if state.tree is None:
         return {}
     leaves, targets = state.data_manifests, deletes.column("referenced_file").combine_chunks()
@@ -77,9 +77,9 @@ def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
 
 
 def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
-    """Pair manifests of a manifest list, of deletion vectors only: a DV applies within its spec and partition.
+    """Pair the manifests of a manifest list whose deletes are all DVs, which apply within their spec and partition.
 
-    Delete manifests without a partner apply nowhere. The manifest list counts the entries of all delete manifests.
+    Delete manifests without a partner do not apply. The manifest list must count the entries of all delete manifests.
     """
     meets = overlaps(data, deletes, state.types.spec_fields)
     order, decoded, held = _in_order(meets, live_counts(deletes).to_numpy())
@@ -101,11 +101,11 @@ def _in_order(meets: Flags, dvs: np.ndarray[Any, Any]) -> tuple[list[int], int, 
     """Order the rows of `overlaps` so that neighbours share delete manifests.
 
     Args:
-        meets: a row a data manifest, a column a delete manifest.
-        dvs: the number of DVs of each delete manifest.
+        meets: a matrix with one row per data manifest and one column per delete manifest.
+        dvs: the number of DVs in each delete manifest.
 
     Returns:
-        The rows in order; how many DVs a task decodes that reads all; how many it holds at once at most.
+        The ordered rows, the number of DVs decoded by a task that reads all, and the maximum that it holds at once.
     """
     kinds, kind = np.unique(np.packbits(meets, axis=1), axis=0, return_inverse=True)
     sets = np.unpackbits(kinds, axis=1, count=meets.shape[1]).astype(np.bool_)

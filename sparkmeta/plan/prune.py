@@ -1,4 +1,4 @@
-"""Which manifests a scan opens: partition summaries and aggregated stats rule out the others, on the driver."""
+"""Prune the manifests of a scan on the driver, by partition summaries and aggregated stats."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class PrunedManifests:
 
 
 def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
-    """Prune the manifests of a scan, without opening any: the manifest list or the V4 root tells all."""
+    """Prune the manifests of a scan without opening any: the manifest list or V4 root has all that is needed."""
     started, state = time.perf_counter(), scan_filter.state
     live = live_manifests(state.manifests)
     matching = matching_manifests(live, scan_filter)
     data = _of_content(matching, ContentType.DATA_MANIFEST)
-    # Leaves of a tree have stats of the rows that their entries delete.
+    # The stats of a tree's delete leaves describe the rows that their entries delete.
     may_delete = live if scan_filter.reads_all_rows and state.tree is not None else matching
     deletes = _of_content(may_delete, ContentType.DELETE_MANIFEST)
     deletes = deletes_by_affinity(state, data, deletes)
@@ -73,7 +73,7 @@ def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
 
 
 def live_manifests(manifests: pa.Table) -> pa.Table:
-    """Return the manifests that hold live files, or may: unknown counts are not zero."""
+    """Return the manifests that may hold live files. Unknown counts are treated as nonzero."""
     if MASKED in manifests.column_names:
         return manifests.filter(pc.greater(live_files(manifests), 0))
     stats = manifests.column("manifest_stats").combine_chunks()
@@ -84,7 +84,7 @@ def live_manifests(manifests: pa.Table) -> pa.Table:
 
 
 def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """Return how many live files each manifest holds, without those that manifest DVs mask; null: unknown."""
+    """Return the number of live files in each manifest, without those masked by manifest DVs; null if unknown."""
     counts = live_counts(manifests)
     return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts
 
@@ -92,7 +92,7 @@ def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
 def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """Return the manifests whose partition summaries or stats don't rule out the filter.
 
-    Few comparisons are made in Arrow; Spark tells the rest, over local rows.
+    A few comparisons are made in Arrow; more complex filters are evaluated by Spark over local rows.
     """
     if CONTENT_STATS in manifests.column_names:
         return _matching_leaves(manifests, scan_filter)
@@ -106,13 +106,13 @@ def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table
 
 
 def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
-    """Return the manifests that meet a condition. `collect` of local rows starts no job, which `toArrow` does."""
+    """Return the manifests that meet a condition. Unlike `toArrow`, `collect` of local rows starts no job."""
     rows = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
     return manifests.filter(pc.is_in(manifests.column(MANIFEST), pa.array([row[0] for row in rows], pa.int32())))
 
 
 def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """Evaluate `_summary_predicate` without Spark; None if that takes more than a few comparisons."""
+    """Evaluate `_summary_predicate` without Spark. Returns None if it needs more than a few comparisons."""
     summaries = manifests.column(SUMMARIES).combine_chunks()
 
     def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
@@ -133,7 +133,7 @@ def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
 
 
 def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
-    """Tell which manifests passed for their spec, one of these; None: all of the spec's did."""
+    """Return which manifests have a spec in `passed` and passed for it. None as a value means that all passed."""
     specs, matches = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
     for spec_id, passed_for_spec in passed.items():
         of_spec = pc.equal(specs, spec_id)
@@ -144,8 +144,8 @@ def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.
 def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """Return the leaves of a V4 tree whose aggregated stats don't rule out the filter.
 
-    Sound under manifest DVs: what no entry of a leaf can match, fewer entries can't either. The root's own files
-    have no aggregate, and are kept.
+    This is sound under manifest DVs: if no entry of a leaf can match, no subset can. The root's own files have no
+    aggregated stats and are kept.
     """
     if scan_filter.keeps_all or not len(manifests):
         return manifests
@@ -177,7 +177,7 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
 
 
 def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """Tell which leaves a few comparisons of bounds don't rule out, without Spark; None for other filters."""
+    """Return which leaves a few comparisons of bounds don't rule out, without Spark; None for other filters."""
     filters = [scan_filter.stats_filter, *scan_filter.partition_filters.values()]
     if any(summary_tests(tested) is None for tested in filters if not isinstance(tested, AlwaysFalse)):
         return None
@@ -204,14 +204,14 @@ def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array 
 
 
 def _row_total(manifests: pa.Table) -> pa.Array:
-    """Return the rows of the live files of leaves; null for the root's own files, which stats say nothing of."""
+    """Return the number of rows in the live files of leaves; null for the root's own files, which have no stats."""
     stats = manifests.column("manifest_stats").combine_chunks()
     total = pc.add(stats.field("added_rows_count"), stats.field("existing_rows_count"))
     return pc.if_else(pc.equal(manifests.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
 
 
 def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
-    """A manifest without summaries may hold anything."""
+    """Return a predicate on partition summaries. A manifest without summaries may hold anything."""
     fields = [sql.col(f"{SUMMARIES}.`{field_id}`").isNull() for field_id in sorted(referenced_ids(partition_filter))]
     return reduce(or_, fields, sql.lit(False)) | summary_might_match(partition_filter, _summary)
 

@@ -1,4 +1,4 @@
-"""Report what planning a scan read, what it skipped, and by which rule."""
+"""Report what planning a scan read and skipped, and by which rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ManifestCounts:
-    """Manifests of one content: how many and how large, and why some were not opened."""
+    """The number and size of manifests of one content, and why some were not opened."""
 
     total: int
     total_bytes: int
@@ -51,10 +51,10 @@ class ScanReport:
 
     Attributes:
         planned_bytes: data bytes of the planned files.
-        delete_files: deletes attached, once for each file that has them.
-        strategy: how deletion vectors find their data files, join or colocated, and why (see the setting `planning`).
-        manifest_pruning_seconds: how long it took to prune the manifests and to choose, when the plan was made.
-        planning_seconds: that, and how long the plan and the counts of this report took to run.
+        delete_files: deletes attached to data files, counted once per data file.
+        strategy: how deletion vectors are matched, join or colocated, and why (see the setting `planning`).
+        manifest_pruning_seconds: the time to prune the manifests and choose the strategy.
+        planning_seconds: the same plus the time to run the plan and the counts of this report.
     """
 
     table: str
@@ -93,7 +93,7 @@ def _lines(values: dict[str, Any], indent: str) -> list[str]:
 
 
 def scan_report(choice: Choice) -> ScanReport:
-    """Run the plan of a choice, and count the entries of its manifests; runs Spark jobs."""
+    """Run the plan of a choice and count the entries of its manifests. Runs Spark jobs."""
     started, pruned = time.perf_counter(), choice.pruned
     pruning_seconds = pruned.seconds + choice.seconds
     state = pruned.filter.state
@@ -130,7 +130,7 @@ def _bytes(manifests: pa.Table) -> int:
 
 
 def _count_entries(pruned: PrunedManifests) -> EntryCounts:
-    """Count each entry for the first rule that skips it, by one aggregation."""
+    """Count each entry by the first rule that skips it, in one aggregation."""
     scan_filter = pruned.filter
     every_entry = replace(data_projection(scan_filter), entry_filter=None)
     entries = scan_filter.state.entries(pruned.data, every_entry)

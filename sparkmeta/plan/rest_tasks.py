@@ -1,4 +1,4 @@
-"""Planned files as the scan tasks of Iceberg's REST catalog protocol (FileScanTask), whose text Spark writes."""
+"""Convert planned files to scan tasks of Iceberg's REST catalog protocol (FileScanTask). Spark writes the JSON."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ _SCHEMA = pa.schema([("task", pa.string()), ("delete_files", pa.list_(pa.string(
 def rest_tasks(
     matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: bool = True, stats_ids: Collection[int] = ()
 ) -> DataFrame:
-    """Return planned data entries as scan tasks of the REST protocol, lazily.
+    """Convert planned data entries to scan tasks of the REST protocol, lazily.
 
     Args:
-        matched: data entries with `deletes`, and with the columns of `metrics_columns`.
+        matched: data entries with `deletes` and the columns of `metrics_columns`.
         scan_filter: the scan's filter.
-        null_partitions: whether a partition's tuple may hold null. If not, a tuple with one is written as `[]`, and so
-            is one with bytes, which clients without nulls take for text.
-        stats_ids: the columns whose sizes, counts and bounds the tasks have.
+        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`, and
+            so is one with bytes, which clients without null support take for text.
+        stats_ids: the columns whose sizes, counts and bounds to include.
 
     Returns:
-        Columns `task` (the JSON of a FileScanTask without its delete-file-references), `delete_files` (an array of the
-        JSON of each DeleteFile), `sure_rows` (how many rows of the file match for sure, by metadata alone).
+        Columns `task` (the JSON of a FileScanTask without its delete-file-references), `delete_files` (an array with
+        the JSON of each DeleteFile), `sure_rows` (the number of rows that are certain to match, by metadata alone).
 
     Raises:
         UnsupportedError: the protocol can't express the plan, or a client could not apply the filter.
@@ -102,7 +102,7 @@ def rest_tasks(
 
 
 def metrics_columns(stats_ids: Collection[int]) -> tuple[str, ...]:
-    """Return the columns of data entries that tasks with stats of some columns need."""
+    """Return the columns of data entries that are needed for tasks with stats of some columns."""
     return tuple(METRICS_MAP_IDS) if stats_ids else ()
 
 
@@ -110,7 +110,7 @@ def stats_ids_of(names: Iterable[str], schemas: Iterable[Schema], case_sensitive
     """Return the ids of columns by their full names, each in the first schema that has it.
 
     Raises:
-        InvalidFilterError: no schema has one.
+        InvalidFilterError: no schema has a column of that name.
     """
     fields = [SchemaFields(schema, case_sensitive) for schema in schemas]
     return frozenset(_column_id(name, fields) for name in names)
@@ -125,7 +125,7 @@ def _column_id(name: str, fields: list[SchemaFields]) -> int:
 
 
 def _metrics(name: str, stats_ids: Collection[int]) -> Sql:
-    """Return some columns' part of a metrics map as the protocol writes maps; null if it is empty."""
+    """Return the part of a metrics map for some columns, in the protocol's form of maps; null if it is empty."""
     values = sql.col(name)
     wanted = sql.call("array", *sorted(stats_ids))
     keys = sql.call("array_intersect", sql.call("map_keys", values), wanted)
@@ -139,7 +139,7 @@ def _metrics(name: str, stats_ids: Collection[int]) -> Sql:
 
 
 def no_rest_tasks(spark: SparkSession) -> DataFrame:
-    """Return the scan tasks of a plan without files."""
+    """Return an empty DataFrame of scan tasks."""
     return local_frame(spark, _SCHEMA.empty_table())
 
 
@@ -179,16 +179,16 @@ def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
 
 
 def _content_file(head: Sql, members: dict[str, Sql]) -> Sql:
-    """Return a content file's object. head: its text up to the first of the members."""
+    """Return the JSON object of a content file. `head` is its text before the first of the members."""
     without_nulls = sql.call("map", "ignoreNullFields", "true")
     text = sql.call("to_json", sql.struct(*(value.alias(name) for name, value in members.items())), without_nulls)
     return sql.concat(head, sql.call("substring", text, 2, _TO_THE_END))
 
 
 def _delete_file(place: Sql, delete: Sql) -> Sql:
-    """Return a delete file's object, with the spec and partition of the data file that it applies to.
+    """Return the JSON object of a delete file, with the spec and partition of the data file that it applies to.
 
-    Readers look at neither, and a plan that names each delete's own would have to read it.
+    Readers ignore both, and plans would have to read the delete's own spec and partition.
     """
     contents = sql.call("array", *CONTENTS)
     members = ("file_path", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file")
@@ -201,7 +201,7 @@ def _delete_file(place: Sql, delete: Sql) -> Sql:
 
 
 def _partition(state: TableState, null_partitions: bool) -> Sql:
-    """Return the partition tuple as an array in the order of the fields of the file's spec."""
+    """Return the partition tuple as an array in the field order of the file's spec."""
     chosen = sql.call("raise_error", "a file of an unknown partition spec").cast("string")
     for spec_id, spec in state.specs.items():
         text = _tuple(state, spec, null_partitions)

@@ -1,5 +1,4 @@
-"""Columns of entry rows that several parts of the engine name: stats, partition values, the public tuple, paths; and
-long texts that rows share."""
+"""Shared expressions over entry rows: stats, partition values, the public partition tuple, paths and long texts."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
 _SEPARATOR = "\x00"
 
 _LONG_TEXTS = "long_texts"
-# Characters of a text that is worth a join.
+# Number of characters from which a text is worth a join.
 _LONG = 10_000
 
 
@@ -62,7 +61,7 @@ def partition_value(field_id: int) -> Sql:
 
 
 def public_partition(state: TableState) -> Sql:
-    """Return the partition tuple as metadata tables show it: Iceberg's names, and Iceberg's types in Spark."""
+    """Return the partition tuple as in metadata tables, with Iceberg's names and Iceberg's types in Spark."""
     return sql.struct(
         *(
             public_value(partition_value(field.field_id), cast("PrimitiveType", field.field_type)).alias(field.name)
@@ -79,9 +78,9 @@ def public_partition_type(state: TableState) -> StructType:
 
 
 def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
-    """Return the location of a manifest, by its small id.
+    """Return the location of a manifest by its small id.
 
-    One literal that Spark folds into an array: no join, and one small expression however many manifests there are.
+    This is one literal that Spark folds into an array: it needs no join and stays small for any number of manifests.
     """
     paths = dict(zip(manifests.column("manifest").to_pylist(), manifests.column("location").to_pylist(), strict=True))
     listed = _SEPARATOR.join(paths.get(small_id, "") for small_id in range(max(paths, default=-1) + 1))
@@ -89,7 +88,7 @@ def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
 
 
 def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
-    """Return a delete of a group as plans show it. manifests: those of the deletes."""
+    """Return a delete of a group in the form of plans. `manifests` are those of the deletes."""
     return sql.struct(
         delete["content_type"].alias("content"),
         delete["location"].alias("file_path"),
@@ -107,22 +106,22 @@ def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
 
 
 def shown_deletes(deletes: Sql) -> str:
-    """Return an array of `DELETES_TYPE` as the column of plans: no cast, which would copy each delete."""
+    """Return an array of `DELETES_TYPE` in the form of plans. Avoids a cast, which would copy each delete."""
     return deletes.alias(DELETES).selected
 
 
 class SharedTexts:
-    """Constant texts of a plan's rows; the long ones are in a broadcast relation of a single row.
+    """Constant texts of a plan's rows. Long texts are in a broadcast relation with a single row.
 
-    As literals these would be in every description that Spark makes, and keeps, of a query's plans; and of few local
-    rows its optimizer would make all results at once, each with a copy.
+    As literals, they would occur in each plan description that Spark builds and keeps. For a few local rows, Spark's
+    optimizer would also compute all results at once, each with a copy.
     """
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def literal(self, text: str) -> Sql:
-        """Return a text, to be selected from the rows of `joined_to`."""
+        """Return an expression for a text, to be selected from the rows of `joined_to`."""
         if len(text) <= _LONG:
             return sql.lit(text)
         if text not in self._texts:
@@ -130,7 +129,7 @@ class SharedTexts:
         return sql.call("get", sql.col(_LONG_TEXTS), self._texts.index(text))
 
     def joined_to(self, rows: DataFrame, spark: SparkSession) -> DataFrame:
-        """Return rows with the long texts in one more column."""
+        """Add the long texts to rows in one more column."""
         if not self._texts:
             return rows
         texts = pa.table({_LONG_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})

@@ -1,6 +1,6 @@
-"""Planned splits as the File Scan Task JSON that Iceberg's libraries read (table spec, Appendix C).
+"""Convert planned splits to the File Scan Task JSON that Iceberg's libraries read (table spec, Appendix C).
 
-Spark writes the text: schema and specs are constants, the rest comes from the split's own columns.
+Spark writes the JSON: schema and specs are constants, the rest comes from the split's columns.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ CONTENTS = ("data", "position-deletes", "equality-deletes")
 
 
 def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame:
-    """Return splits as their JSON: one column, `task`.
+    """Convert splits to JSON in the single column `task`.
 
     Args:
         splits: columns of `plan_files`, `start` and `length` in bytes, and `partition_json`.
         state: the table.
-        schema: what the scan reads.
+        schema: the schema that the scan reads.
     """
     parts = [
         _member("schema", F.lit(json.dumps(schema_to_json(schema)))),
@@ -64,7 +64,7 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
 
 
 def partition_json(state: TableState) -> Sql:
-    """Return an entry's partition tuple as a JSON object: partition field id -> single-value JSON, nulls left out."""
+    """Return an entry's partition tuple as a JSON object: partition field id -> single-value JSON, without nulls."""
     renumbered = dict(state.types.partition_ids)
     text = _tuple_json(state, {field_id: field_id for field_id in state.types.partition_fields})
     for spec_id, ids in renumbered.items():
@@ -74,7 +74,7 @@ def partition_json(state: TableState) -> Sql:
 
 
 def _tuple_json(state: TableState, ids: Mapping[int, int]) -> Sql:
-    """Return partition values as a JSON object. ids: unique partition field id -> the id to name the value by."""
+    """Return partition values as a JSON object. `ids` maps unique partition field ids to the ids used as keys."""
     types = state.types.partition_types
     values = [
         single_value(partition_value(field_id), types[field_id]).alias(str(written))
@@ -128,9 +128,9 @@ def _delete_file(delete: Column) -> Column:
 
 
 def _content_file(members: dict[str, Column]) -> Column:
-    """Return a content file's object.
+    """Return the JSON object of a content file.
 
-    Deletes are written with the spec and partition of the data file that they apply to, since a task names one spec.
+    Deletes are written with the spec and partition of the data file that they apply to, since a task has only one spec.
     """
     text = F.to_json(F.struct(*(value.alias(name) for name, value in members.items())), {"ignoreNullFields": "true"})
     head = F.concat(F.lit('{"spec-id":'), F.col("spec_id"), F.lit(',"partition":'), F.col(PARTITION_JSON), F.lit(","))
@@ -138,7 +138,7 @@ def _content_file(members: dict[str, Column]) -> Column:
 
 
 def single_value(value: Sql, kind: Any) -> Sql:
-    """Return a value as the JSON single-value serialization writes it, before quoting (table spec, Appendix D)."""
+    """Return a value in JSON single-value serialization, before quoting (table spec, Appendix D)."""
     if isinstance(kind, BinaryType | FixedType):
         return sql.call("hex", value)
     if isinstance(kind, DateType | DecimalType):
@@ -155,7 +155,7 @@ def single_value(value: Sql, kind: Any) -> Sql:
 
 
 def _iso(ticks: Sql, digits: int, zone: str) -> Sql:
-    """Return ticks since 1970, 10^digits a second, as ISO text of UTC, whatever the session's time zone."""
+    """Return ticks since 1970 (10^digits per second) as ISO text in UTC, regardless of the session's time zone."""
     per_second = sql.lit(10**digits).cast("bigint")
     rest = sql.call("pmod", ticks, per_second)
     seconds = _div(ticks - rest, per_second)
@@ -168,5 +168,5 @@ def _iso(ticks: Sql, digits: int, zone: str) -> Sql:
 
 
 def _div(number: Sql, divisor: object) -> Sql:
-    """Whole-number division, exact for every bigint."""
+    """Divide integers, exactly for every bigint."""
     return sql.call("div", number, divisor)

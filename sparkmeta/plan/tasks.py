@@ -1,7 +1,7 @@
-"""Planned files cut into splits and packed into tasks of about one size, without bringing them to the driver.
+"""Cut planned files into splits and pack them into tasks of similar size, without collecting them on the driver.
 
-Every Spark task packs the files that it holds, by Iceberg's bin packing (first fit among a few open bins); so the last
-bins of each may stay part-filled.
+Each Spark task packs the files that it holds with Iceberg's bin packing (first fit among a few open bins), so its last
+bins may stay partly filled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPLIT_COLUMNS = ("start", "length")
 
 @dataclass(frozen=True)
 class SplitPlanning:
-    """Table properties read.split.*: bytes a task aims at, open bins to look back at, bytes that opening one costs."""
+    """Table properties `read.split.*`: bytes per task, open bins to look back at, cost of opening a file in bytes."""
 
     target_size: int = 128 * 1024 * 1024
     lookback: int = 10
@@ -35,10 +35,10 @@ class SplitPlanning:
 
 
 def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlanning) -> DataFrame:
-    """Pack rows of `plan_files`, which are of `row_type`, into combined tasks: one row a task, lazily.
+    """Pack rows of `plan_files`, which have type `row_type`, into combined tasks, lazily. Returns one row per task.
 
-    Columns: size_in_bytes (data bytes to read), files_count, tasks (array of a struct of start, length in bytes and
-    the columns of `plan_files`). Contiguous splits of one file in one task are one.
+    Columns: size_in_bytes (data bytes to read), files_count, tasks (array of structs with start and length in bytes and
+    the columns of `plan_files`). Contiguous splits of a file in one task are merged.
     """
     from pyspark.sql import functions as F
 
@@ -77,7 +77,7 @@ class _Bin:
 
 @dataclass
 class _Splits:
-    """Splits of the files of one batch: the file's row, first byte, bytes, and weight."""
+    """The splits of a batch's files: the file's row, first byte, length in bytes, and weight."""
 
     row: np.ndarray[Any, Any]
     start: np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ class _Splits:
 
 
 class _Packer:
-    """First-fit packing of a stream of splits; `_rows` has the rows of splits in open bins."""
+    """First-fit packing of a stream of splits. `_rows` has the rows of splits in open bins."""
 
     def __init__(self, splitting: SplitPlanning) -> None:
         self.splitting = splitting
@@ -108,7 +108,7 @@ class _Packer:
             yield self._emit(self._open)
 
     def _place(self, split: int, weight: int) -> _Bin | None:
-        """Put a split into the first open bin that it fits, else a new one; return the bin that this pushes out."""
+        """Put a split into the first open bin that it fits, or a new one. Return the bin that this closes, if any."""
         for open_bin in self._open:
             if open_bin.weight + weight <= self.splitting.target_size:
                 open_bin.weight += weight
@@ -134,7 +134,7 @@ class _Packer:
         return pa.RecordBatch.from_arrays(columns, names=["size_in_bytes", "files_count", "tasks"])
 
     def _merged(self, splits: list[int]) -> pa.Table:
-        """Return the rows of a bin's splits; contiguous splits of a file become a single row."""
+        """Return the rows of a bin's splits, with contiguous splits of a file merged into a single row."""
         assert self._rows is not None
         rows = self._rows.take(pa.array(splits))
         start, length = (rows.column(name).to_numpy() for name in SPLIT_COLUMNS)
@@ -149,7 +149,7 @@ class _Packer:
         return firsts.set_column(firsts.schema.get_field_index("length"), "length", pa.array(total))
 
     def _forget(self) -> None:
-        """Keep only the rows of splits in open bins, and renumber them."""
+        """Keep only the rows of splits in open bins and renumber them."""
         assert self._rows is not None
         splits = [split for open_bin in self._open for split in open_bin.splits]
         self._rows = self._rows.take(pa.array(splits, pa.int64())).combine_chunks()
@@ -159,7 +159,7 @@ class _Packer:
 
 
 def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
-    """Cut planned files into splits: at their split offsets where these are usable, else of the target size."""
+    """Cut planned files into splits: at their split offsets if these are usable, otherwise by the target size."""
     sizes = files.column("file_size_in_bytes").to_pylist()
     offsets = files.column("split_offsets").to_pylist()
     rows: list[int] = []
@@ -178,14 +178,14 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
 
 
 def _usable(offsets: list[int] | None, size: int) -> bool:
-    """Whether offsets are strictly ascending and end inside the file; a writer's wrong ones are ignored."""
+    """Return whether offsets are strictly ascending and within the file. Wrong ones are ignored."""
     if not offsets or offsets[-1] >= size:
         return False
     return all(a < b for a, b in pairwise(offsets))
 
 
 def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the bytes and number of the deletes of each file; a DV counts its own bytes, not its Puffin file's."""
+    """Return the bytes and number of each file's deletes. A DV counts its own bytes, not those of its Puffin file."""
     deletes = files.column("deletes")
     flat = deletes.flatten()
     size = pc.coalesce(pc.struct_field(flat, "content_size_in_bytes"), pc.struct_field(flat, "file_size_in_bytes"))

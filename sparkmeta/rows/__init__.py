@@ -1,1 +1,1 @@
-"""Rows of data files."""
+"""Read the rows of data files."""

@@ -1,4 +1,4 @@
-"""Rows that snapshots appended: the files that each one added, without deletes, whatever became of them since."""
+"""Read the rows that snapshots appended: the files that each one added, ignoring deletes and later changes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _APPEND = "append"
 
 
 def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int | None) -> DataFrame:
-    """Return the rows that the snapshots after one, up to another, appended.
+    """Return the rows that a range of snapshots appended.
 
-    As in Iceberg's Java library, these are the rows of the files that snapshots of the operation `append` added. What
-    other operations changed is not looked at, and rows may have been deleted since. The plan runs at once.
+    As in Iceberg's Java library, these are the rows of files added by snapshots of the operation `append`. Changes by
+    other operations are ignored, and rows may have been deleted since. The plan runs at once.
 
     Args:
-        scan: What to read.
+        scan: The rows and columns to read.
         from_exclusive: None for the whole history.
         to_inclusive: None for the current snapshot.
 
@@ -48,12 +48,12 @@ def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int |
 def appended_entries(
     scan_filter: ScanFilter, from_exclusive: int | None, to_inclusive: int | None, columns: Iterable[str] = ()
 ) -> DataFrame | None:
-    """Return the entries, with no deletes, of the files that snapshots appended; None if there are none.
+    """Return the entries of the files that snapshots appended, without deletes; None if there are none.
 
     Other arguments and errors are those of `read_appended`.
 
     Args:
-        columns: columns of entries besides those that planning needs.
+        columns: columns of entries in addition to those that planning needs.
     """
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
     appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]
@@ -62,7 +62,7 @@ def appended_entries(
 
 
 def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], columns: Iterable[str] = ()) -> EntryChanges:
-    """Return added and removed files by snapshot, oldest first, in manifests that may list files for a filter."""
+    """Return added and removed files by snapshot, oldest first, from manifests that may list files for the filter."""
     keep = partial(matching_manifests, scan_filter=scan_filter)
     changes = EntryChanges(scan_filter.state, data_projection(scan_filter, columns=columns), keep=keep)
     for snapshot in snapshots:
@@ -71,7 +71,7 @@ def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], column
 
 
 def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> RowPlan | None:
-    """Return a plan of entries of `EntryChanges` that may match a filter, to which no deletes apply.
+    """Return a plan of the entries of `EntryChanges` that may match a filter, without deletes.
 
     Args:
         entries: data entries, with the `SNAPSHOT` that changed them.

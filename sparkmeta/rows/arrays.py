@@ -1,4 +1,4 @@
-"""Arrow arrays of a data file in the shape of the projected columns.
+"""Convert Arrow arrays of a data file to the shape of the projected columns.
 
 Spark tasks import this module, so it imports little.
 """
@@ -27,11 +27,11 @@ Partition = Mapping[int | None, pa.Scalar | None]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A field that a filter or an equality delete looks at.
+    """A field that a filter or equality delete uses.
 
     Attributes:
         id: The field's id.
-        column: The field, or the struct at the top that it is in, with no other fields.
+        column: The field, or the top-level struct that contains it, with no other fields.
         kind: The Arrow type of `column`.
     """
 
@@ -40,14 +40,14 @@ class Leaf:
     kind: pa.DataType
 
     def alone(self) -> Leaf:
-        """Return the leaf without the structs that it is in."""
+        """Return the leaf without its enclosing structs."""
         column, kind = self.column, self.kind
         while column.id != self.id:
             column, kind = column.children[0], kind.field(0).type
         return Leaf(self.id, column, kind)
 
     def values(self, array: pa.Array) -> pa.Array:
-        """Return the field's values in values of `column`."""
+        """Extract the field's values from values of `column`."""
         column = self.column
         while column.id != self.id:
             array, column = array.flatten()[0], column.children[0]
@@ -68,11 +68,11 @@ def projected_array(
     """Return the values of a projected column.
 
     Args:
-        array: The column of the file, as Arrow's reader shows it, if the source is one.
+        array: The file's column as read by Arrow, if the source is one.
         source: Where the values come from.
         kind: The Arrow type of the projected column.
         partition: The identity partition values of the file.
-        length: How many rows there are.
+        length: The number of rows.
 
     Raises:
         ValueError: A value does not fit the type, or a required field is null.
@@ -108,7 +108,7 @@ def _from_file(array: pa.Array, source: FromFile, kind: pa.DataType, partition: 
 
 
 def _stored(array: pa.Array) -> pa.Array:
-    """Return the plain values of an array of a dictionary or an extension type."""
+    """Return the plain values of a dictionary or extension array."""
     if isinstance(array, pa.ExtensionArray):
         return _stored(array.storage)
     return _stored(array.dictionary_decode()) if isinstance(array, pa.DictionaryArray) else array
@@ -125,12 +125,12 @@ def _struct(array: pa.StructArray, source: FromFile, kind: pa.StructType, partit
 
 
 def refuse_nulls(values: pa.Array, column: Column, parent: pa.Array | None = None) -> None:
-    """Check a required column.
+    """Check that a required column has no nulls.
 
     Args:
         values: The values of the column.
         column: The column.
-        parent: The structs around the values; where these are null, values are null as well.
+        parent: The enclosing structs. Values may be null where these are null.
 
     Raises:
         ValueError: A value is null.
@@ -164,7 +164,7 @@ def _child(array: pa.Array, source: Source, kind: pa.DataType, partition: Partit
 
 
 def _offsets(array: pa.Array) -> tuple[pa.Int32Array, int, int]:
-    """Return the offsets of a list or map array from 0 on, and where its values begin and end in its child."""
+    """Return the offsets of a list or map array from 0, and the start and end of its values in the child array."""
     offsets = array.offsets.to_numpy()
     start, end = int(offsets[0]), int(offsets[-1])
     return pa.array((offsets - start).astype(np.int32)), start, end
@@ -191,7 +191,7 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamp(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
-    """Return timestamps, or dates that became timestamps, in the unit of the type; the zone is but a label."""
+    """Convert timestamps, or dates promoted to timestamps, to the unit of the type. The zone is only a label."""
     unit = "ns" if type_name.endswith("_ns") else "us"
     if pa.types.is_date(array.type):
         return array.cast(pa.timestamp(unit)).view(kind)
@@ -208,7 +208,7 @@ def _of_length(array: pa.Array, length: int) -> pa.BinaryArray:
 
 
 def _uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
-    """Return UUIDs of 16 bytes as text, all at once."""
+    """Convert 16-byte UUIDs to text, vectorized."""
     filled = pc.fill_null(values, bytes(_UUID_BYTES)).cast(pa.binary(_UUID_BYTES))
     start = filled.offset * _UUID_BYTES
     data = np.frombuffer(filled.buffers()[1], np.uint8)[start : start + len(values) * _UUID_BYTES]

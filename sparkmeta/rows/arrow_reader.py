@@ -1,6 +1,6 @@
-"""Rows of data files read by Spark tasks in Python: ORC, Avro, and Parquet that Spark's reader can't read.
+"""Read rows of data files in Spark tasks in Python: ORC, Avro, and Parquet that Spark's reader can't read.
 
-Lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
+Reading is lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ PLANNED = (
 def read_by_tasks(
     scan_filter: ScanFilter, planned: DataFrame, projected: Schema, metadata_columns: Sequence[str] = ()
 ) -> DataFrame:
-    """Return the rows of planned data files that match a filter and are not deleted.
+    """Return the live rows of planned data files that match a filter.
 
     Args:
-        scan_filter: The filter, and the table.
-        planned: Rows of `plan_files`, any of them.
+        scan_filter: The filter and the table.
+        planned: Any rows of `plan_files`.
         projected: The columns of the table to read.
         metadata_columns: Names of metadata columns, which follow those of the table. With `_deleted`, deleted rows are
-            in the result, too.
+            included.
 
     Raises:
         UnsupportedError: Tasks can't open the table's files in this session.
@@ -73,7 +73,7 @@ def read_by_tasks(
 def task_rows(
     state: TableState, projected: Schema, metadata_columns: Sequence[str] = (), leaves: tuple[Leaf, ...] = ()
 ) -> FileRows:
-    """Return what reads the rows of planned data files in tasks; see `read_by_tasks`.
+    """Return the reader of planned data files for tasks; see `read_by_tasks`.
 
     Args:
         state: The table.
@@ -102,7 +102,7 @@ def task_rows(
 
 
 def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], leaves: Iterable[Leaf]) -> SparkStruct:
-    """Return the type of the rows that tasks give: names are of places, since those of columns may clash."""
+    """Return the type of the rows that tasks yield. Columns are named by index, since their names may clash."""
     row_type = SparkStruct()
     for field in projected.fields:
         row_type.add(f"c{len(row_type)}", spark_type(field.field_type), not field.required)
@@ -119,18 +119,18 @@ def metadata_type(column: Column, state: TableState) -> DataType:
 
 
 def leaves_of(schema: Schema) -> dict[int, Leaf]:
-    """Return the fields of a schema by their ids, but those inside of lists and maps."""
+    """Return the fields of a schema by id, except those inside lists and maps."""
     return {leaf.id: leaf for field in schema.fields for leaf in _leaves(field)}
 
 
 def filter_leaves(scan_filter: ScanFilter) -> tuple[Leaf, ...]:
-    """Return the fields that a filter looks at."""
+    """Return the fields that a filter uses."""
     by_id = leaves_of(scan_filter.schema)
     return tuple(by_id[field_id] for field_id in sorted(referenced_ids(scan_filter.row_filter)))
 
 
 def _leaves(field: NestedField) -> Iterator[Leaf]:
-    """Yield a field and the fields inside of it, as optional ones."""
+    """Yield a field and its nested fields, all as optional."""
     column = replace(projected_column(field), required=False)
     yield Leaf(field.field_id, column, to_arrow_type(spark_type(field.field_type)))
     if isinstance(field.field_type, StructType):
@@ -141,7 +141,7 @@ def _leaves(field: NestedField) -> Iterator[Leaf]:
 
 
 def _key_columns(state: TableState) -> Iterable[Leaf]:
-    """Return all columns that equality deletes may compare, dropped ones included; see `TableTypes.fields`."""
+    """Return all columns that equality deletes may compare, including dropped ones; see `TableTypes.fields`."""
     schemas = sorted(state.metadata.schemas, key=lambda schema: schema.schema_id)
     by_id: dict[int, Leaf] = {}
     for schema in [*schemas, state.types.typing_schema]:
@@ -150,9 +150,9 @@ def _key_columns(state: TableState) -> Iterable[Leaf]:
 
 
 def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
-    """Return spec id -> id of a column -> the place of its identity partition field in `partition`.
+    """Return spec id -> column id -> the index of its identity partition field in `partition`.
 
-    None if plans don't show the field, since its column was dropped.
+    The index is None if plans omit the field because its column was dropped.
     """
     places = {field.field_id: place for place, field in enumerate(state.types.partition_type.fields)}
     return {
@@ -162,16 +162,16 @@ def _identity_places(state: TableState) -> dict[int, dict[int, int | None]]:
 
 
 def planned_parts(planned: DataFrame) -> DataFrame:
-    """Return the `parts` of files with all that tasks need to read their rows."""
+    """Return the `parts` of files with the columns that tasks need to read their rows."""
     return parts(planned, *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.columns))
 
 
 def parts(planned: DataFrame, *others: str) -> DataFrame:
-    """Return a row for each part of the files; the last part of each has no end, whatever the manifest says.
+    """Return one row per part of the files. A file's last part has no end, regardless of the size in the manifest.
 
     Args:
         planned: Rows of `plan_files`.
-        others: Names of the columns to keep that not all plans have.
+        others: Names of further columns to keep, which not all plans have.
     """
     last = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
     numbered = planned.selectExpr(*PLANNED, *others, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
@@ -184,7 +184,7 @@ def _leaf_name(field_id: int) -> str:
 
 
 def _leaf_value(leaves: Mapping[int, Leaf]) -> Callable[[int], Sql]:
-    """Return a function from a field's id to the SQL of its value in bound form."""
+    """Return a function that maps a field id to the SQL of the field's value in bound form."""
 
     def value(field_id: int) -> Sql:
         column = sql.col(_leaf_name(field_id))

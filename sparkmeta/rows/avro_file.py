@@ -1,4 +1,4 @@
-"""Avro data files as Arrow batches, one for each block of the file.
+"""Read Avro data files as Arrow batches, one per block.
 
 Spark tasks import this module, so it imports little.
 """
@@ -26,7 +26,7 @@ _PRIMITIVES = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-# Values of these are read as numbers, which Arrow takes, since Python's dates end in the year 9999.
+# Logical types whose values are read as numbers, since Python's dates end in the year 9999.
 _LOGICAL = {
     ("int", "date"): pa.date32(),
     ("int", "time-millis"): pa.time32("ms"),
@@ -45,14 +45,14 @@ class AvroFile:
     """An Avro data file.
 
     Attributes:
-        schema: The columns as Arrow's, with field ids where Arrow's Parquet reader puts them.
+        schema: The Arrow schema, with field ids where Arrow's Parquet reader puts them.
     """
 
     def __init__(self, data: Data, location: str) -> None:
         """Read the header.
 
         Args:
-            data: The bytes of the file, possibly read window by window.
+            data: The bytes of the file, which may be read in windows.
             location: The file, for error messages.
 
         Raises:
@@ -68,7 +68,7 @@ class AvroFile:
             raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns, block by block.
+        """Yield the named columns, block by block.
 
         Raises:
             CorruptFileError: A block is damaged.
@@ -90,7 +90,7 @@ class AvroFile:
 
 
 class _Types:
-    """Avro types as Arrow types. Named types that a schema refers to by name are those that it defined before."""
+    """Converts Avro types to Arrow types. References to named types are resolved to earlier definitions."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -139,7 +139,7 @@ class _Types:
         return self.of(others[0] if others else "null", depth + 1)
 
     def _array(self, schema: dict[str, Any], depth: int) -> pa.DataType:
-        """An array; or a map whose keys are not strings, as an array of pairs."""
+        """Return the type of an array, or of a map stored as an array of pairs because its keys are not strings."""
         items = self.of(schema["items"], depth + 1)
         if schema.get("logicalType") == "map":
             return pa.map_(items.field("key").with_nullable(False), items.field("value"))
@@ -154,7 +154,7 @@ def _with_id(field: pa.Field, field_id: int | None) -> pa.Field:
 
 
 def _raw(schema: Any) -> Any:
-    """Return a schema without logical types but decimals, so that fastavro gives numbers and bytes."""
+    """Return a schema without logical types except decimals, so that fastavro returns numbers and bytes."""
     if isinstance(schema, list):
         return list(map(_raw, schema))
     if not isinstance(schema, dict):

@@ -1,11 +1,11 @@
-"""The data files in which snapshots changed rows, planned before and after each snapshot.
+"""Plan the data files in which snapshots changed rows, before and after each snapshot.
 
-    snapshots -> what their manifests changed -> plans before and after -> `ChangedFiles`
+    snapshots -> changes in their manifests -> plans before and after -> `ChangedFiles`
 
-A first job reads what the snapshots added and removed, from the manifests that they wrote. If that includes deletes
-that don't name their data file, a second one looks for the files that they apply to. The last one plans files: those
-that a snapshot removed, with the deletes of its parent; those that it added, with its own deletes; and those whose
-deletes it changed, with both. Only the last are looked up in all data manifests. The driver compares the plans.
+The first job reads the files that the snapshots added and removed from the manifests that they wrote. If these include
+deletes that don't name their data file, a second job finds the files that they apply to. The last job plans files:
+those that a snapshot removed, with its parent's deletes; those that it added, with its own deletes; and those whose
+deletes it changed, with both. Only the last kind is looked up in all data manifests. The driver compares the plans.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ DELETE: Final = "DELETE"
 _TYPE, _ORDINAL, _SNAPSHOT_ID = CHANGE_COLUMNS
 _IS_AFTER: Final = "is_after"
 _PATH: Final = "changed_path"
-# Plans that one query makes: Spark analyzes each, and the query as a whole.
+# Plans per query, limited because Spark analyzes each plan and the query as a whole.
 _PLANS_AT_ONCE: Final = 16
 P = TypeVar("P")
 
 
 @dataclass(frozen=True)
 class ChangedFiles:
-    """Files with changed rows; a file has a row for each snapshot that changed it, and kind of change.
+    """Files with changed rows. There is one row for each file, snapshot that changed it, and kind of change.
 
     Attributes:
-        whole: files that a snapshot added or removed: all rows that their deletes leave.
-        partly: files whose deletes a snapshot changed: the rows that deletes of the other side delete (`SELECTED_BY`).
+        whole: files that a snapshot added or removed, of which all live rows changed.
+        partly: files whose deletes a snapshot changed, of which rows deleted on the other side changed (`SELECTED_BY`).
     """
 
     whole: PlannedFiles
@@ -91,11 +91,11 @@ class ChangedFiles:
         return pa.array(np.intersect1d(inserts, deletes), pa.int32())
 
     def all_parts(self) -> list[PlannedFiles]:
-        """Return the files in parts that are read alike, without empty ones."""
+        """Return the files in parts that are read in the same way, without empty ones."""
         return [files for files in (self.whole, self.partly) if len(files)]
 
     def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:
-        """Return `all_parts` of the files of some snapshots, or with `invert` of all others."""
+        """Return `all_parts` restricted to some snapshots or, with `invert`, to all others."""
         chosen = (
             files.filter(np.isin(files.numbers(_ORDINAL), ordinals, invert=invert))
             for files in (self.whole, self.partly)
@@ -108,7 +108,7 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
 
     Args:
         scan_filter: the filter.
-        snapshots: oldest first; their places are the ordinals of changes.
+        snapshots: the snapshots, oldest first. Their indices are the change ordinals.
 
     Returns:
         None if there are none.
@@ -130,7 +130,7 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
 
 
 def _batches(plans: Sequence[P]) -> Iterator[Sequence[P]]:
-    """Yield plans in parts of at most `_PLANS_AT_ONCE`."""
+    """Yield plans in batches of at most `_PLANS_AT_ONCE`."""
     for start in range(0, len(plans), _PLANS_AT_ONCE):
         yield plans[start : start + _PLANS_AT_ONCE]
 
@@ -144,14 +144,14 @@ class _Step:
 
     Attributes:
         snapshot: the snapshot.
-        pruned_at: returns the manifests that a scan of a snapshot opens, by its id.
+        pruned_at: returns the manifests that a scan of a snapshot opens, given its id.
         changes: the snapshot's changes.
         added: the paths of data files that it added.
         removed: the paths of data files that it removed.
-        adds_deletes: whether it added deletes. If not, no delete applies to the data files that it added: these have
-            its own sequence number.
-        targets: the paths of data files whose deletes it changed, without removed ones.
-        shared_deletes: locations of removed deletes and of added ones that don't name their data file.
+        adds_deletes: whether it added deletes. If not, no delete applies to the data files that it added, since these
+            have its own sequence number.
+        targets: the paths of data files whose deletes it changed, except removed files.
+        shared_deletes: the locations of added and removed deletes that don't name their data file.
     """
 
     snapshot: Snapshot
@@ -174,11 +174,11 @@ class _Step:
 
     @property
     def added_alone(self) -> bool:
-        """Whether it added data files to which no deletes apply."""
+        """Whether it added data files and no deletes."""
         return bool(len(self.added)) and not self.adds_deletes
 
     def plans(self) -> Iterator[RowPlan]:
-        """Yield plans of the files with changed rows, before the snapshot and after it."""
+        """Yield plans of the files with changed rows, before and after the snapshot."""
         if (len(self.removed) or len(self.targets)) and (before := self.before) is not None:
             yield from self._plans(before, changed=bool(len(self.removed)), is_after=False)
         adds = bool(len(self.added)) and self.adds_deletes
@@ -192,7 +192,7 @@ class _Step:
             shown = replace(self.changes, shown=data_projection(pruned.filter, entries.deletes.equality_ids))
             frames = shown.added(ContentType.DATA_MANIFEST) if is_after else shown.removed(ContentType.DATA_MANIFEST)
             for data in at_most_one(frames):
-                # An added file that was listed before may be one of `targets`, which has all entries of such paths.
+                # An added file that was already listed may be in `targets`, whose plan has all entries of its paths.
                 others = _with_paths(data.where(may_match(pruned.filter).text), self.targets, how="left_anti")
                 yield self._plan(replace(entries, data=others), is_after=is_after)
         if len(self.targets):
@@ -205,14 +205,14 @@ class _Step:
         return plan_of_entries(matched.withColumns(marks), state, *marks, deletes=entries.deletes)
 
     def files_of_shared_deletes(self) -> Iterator[DataFrame]:
-        """Yield the paths of data files that changed deletes apply to, or did before they were removed."""
+        """Yield the paths of data files that changed deletes apply to, or applied to before they were removed."""
         removed, added = self.shared_deletes
         if len(removed) and (before := self.before) is not None:
             yield from self._files_of(before, removed)
         if len(added):
             pruned = self.after
             writers = pc.struct_field(pruned.deletes.column("version_info"), "snapshot_id")
-            # The root of a tree, which lists files itself, has no id.
+            # The root of a tree, which can list files itself, has no id.
             written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
             yield from self._files_of(replace(pruned, deletes=pruned.deletes.filter(written)), added)
 
@@ -226,13 +226,13 @@ class _Step:
 
 
 def _with_paths(entries: DataFrame, paths: pa.Array, how: Literal["left_semi", "left_anti"] = "left_semi") -> DataFrame:
-    """Return the entries of some files, or of all others."""
+    """Return the entries at the given paths or, with `left_anti`, at all others."""
     chosen = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
     return entries.join(chosen, F.col("location") == F.col(_PATH), how)
 
 
 def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_filter: ScanFilter) -> Iterator[RowPlan]:
-    """Yield a plan of the files that were added by snapshots which added no deletes."""
+    """Yield a plan of the files added by snapshots that added no deletes."""
     ids = {step.snapshot.snapshot_id for step in steps if step.added_alone}
     if ids:
         added = without_deletes(changes.of_snapshots(ids).added(ContentType.DATA_MANIFEST), scan_filter)
@@ -286,7 +286,7 @@ def _changed_entries(changes: EntryChanges) -> pa.Table:
 
 
 def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
-    """Add the files that deletes apply to which don't name their file to the targets."""
+    """Add the files of shared deletes, which don't name their data file, to the targets."""
     frames = [frame for step in steps for frame in step.files_of_shared_deletes()]
     if not frames:
         return [*steps]
@@ -327,9 +327,9 @@ def _compared(files: PlannedFiles) -> ChangedFiles:
 
 
 def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
-    """Return the places of files that are the same before and after a snapshot, in pairs.
+    """Return pairs of rows for files that exist both before and after a snapshot.
 
-    A file that has changed itself, or that a table lists several times, is in none.
+    A file that was itself added or removed, or that the table lists several times, is in no pair.
     """
     columns = ("spec_id", "record_count", "first_row_id", "data_sequence_number")
     codes = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -345,7 +345,7 @@ def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
 
 
 def _selected(files: PlannedFiles, places: Indices, others: Indices) -> PlannedFiles:
-    """Return the files at some places whose pairs at others have further deletes, with these as `SELECTING`."""
+    """Return the files at `places` whose pairs at `others` have further deletes, with these as `SELECTING`."""
     of_files = _further_file_deletes(files, places, others)
     codes, sets = _further_members(files, places, others)
     table = files.table.take(pa.array(places)).append_column(SELECTING[FILE_DELETES], of_files)
@@ -354,7 +354,7 @@ def _selected(files: PlannedFiles, places: Indices, others: Indices) -> PlannedF
 
 
 def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices) -> pa.ListArray:
-    """Return the `FILE_DELETES` that files at `others` have and their pairs at `places` don't."""
+    """Return the `FILE_DELETES` of files at `others` that their pairs at `places` lack."""
     deletes = files.file_deletes
     owners = deletes.column("owner").to_numpy()
     offsets = pc.fill_null(deletes.column("content_offset"), -1).cast(pa.string())
@@ -374,10 +374,10 @@ def _further_file_deletes(files: PlannedFiles, places: Indices, others: Indices)
 
 
 def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> tuple[Indices, DeleteSets]:
-    """Return the sets of deletes that files at `others` have and their pairs at `places` don't.
+    """Return the sets of deletes of files at `others` that their pairs at `places` lack.
 
     Returns:
-        For each pair the place of its set in sets, which begin with those of the files.
+        The index of each pair's set, and the sets, which begin with those of the files.
     """
     sets = files.sets
     pairs, codes = np.unique(files.set_codes[places] * len(sets) + files.set_codes[others], return_inverse=True)
@@ -390,12 +390,12 @@ def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> t
 def _further(
     deletes: tuple[Indices, Indices], known: tuple[Indices, Indices], names: Indices
 ) -> tuple[Indices, Indices]:
-    """Return deletes that are not known: their places among all deletes, and their owners.
+    """Return the deletes that are not known: their indices among all deletes, and their owners.
 
     Args:
-        deletes: their places among all deletes, and their owners.
-        known: the same of known deletes.
-        names: a number for each delete, the same for the same.
+        deletes: indices among all deletes, and owners.
+        known: the same for known deletes.
+        names: a number for each delete, equal for equal deletes.
     """
     (of_deletes, of_known) = (
         owners * (names.max(initial=0) + 1) + names[places] for places, owners in (deletes, known)
@@ -405,7 +405,7 @@ def _further(
 
 
 def _codes(names: pa.ChunkedArray) -> Indices:
-    """Return a number for each name, the same for the same name."""
+    """Return a number for each name, equal for equal names."""
     codes: Indices = whole(names).dictionary_encode().indices.to_numpy().astype(np.int64)
     return codes
 

@@ -1,7 +1,7 @@
-"""The rows that snapshots inserted and deleted: of each snapshot the difference of the table after and before it.
+"""Read the rows that snapshots inserted and deleted: for each, the difference of the table before and after it.
 
-The difference is that of multisets of rows. A row that a snapshot deleted and inserted again, as an overwrite of its
-file does, is not a change. Snapshots of the operation `replace` change no rows, and are passed over.
+Rows are compared as multisets. A row that a snapshot deleted and inserted again, for example by overwriting its file,
+is not a change. Snapshots of the operation `replace` change no rows and are skipped.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _COUNT, _STEPS, _NET, _COPY = "change_count", "change_steps", "net_change", "cop
 
 @dataclass(frozen=True)
 class Changelog:
-    """Which changes to read.
+    """The changes to read.
 
     Attributes:
-        scan: the filter and the columns; their schema is the one that all rows are read with.
+        scan: the filter and columns. All rows are read with their schema.
         from_exclusive: the snapshot to begin after; None for the whole history.
         to_inclusive: the last snapshot; None for the current one.
-        net_changes: leave out rows that come and go within the range.
-        identifiers: ids of the columns by which a deleted and an inserted row are an update; none for no updates.
+        net_changes: whether to leave out rows that are both inserted and deleted within the range.
+        identifiers: ids of the columns that identify a deleted and an inserted row as an update; empty for no updates.
     """
 
     scan: RowScan
@@ -66,9 +66,9 @@ class Changelog:
 
 
 def read_changelog(changelog: Changelog) -> DataFrame:
-    """Return the changes of rows: the columns, then those of `CHANGE_COLUMNS`.
+    """Return the changed rows with the scan's columns, then `CHANGE_COLUMNS`.
 
-    Plans run at once, see `changed_files`; rows are read when the DataFrame runs.
+    Plans run at once (see `changed_files`); rows are read when the DataFrame runs.
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -103,7 +103,7 @@ def read_changelog(changelog: Changelog) -> DataFrame:
 
 
 def _projected(projection: Schema, schema: Schema) -> list[str]:
-    """Return the columns of a projection, in terms of `c0`, `c1` ... for those of the schema, and of changes."""
+    """Return the columns of a projection and `CHANGE_COLUMNS`, as SQL over `c0`, `c1` ... for the schema's columns."""
     places = {field.field_id: place for place, field in enumerate(schema.fields)}
     columns = []
     for field in projection.fields:
@@ -114,7 +114,7 @@ def _projected(projection: Schema, schema: Schema) -> list[str]:
 
 
 def fields_of_rows(schema: Schema) -> dict[int, Sql]:
-    """Return the fields of a schema by their ids, but those inside of lists and maps, in terms of `c0`, `c1` ..."""
+    """Return the fields of a schema by id, as SQL over columns `c0`, `c1` ..., except those inside lists and maps."""
     return {
         field_id: value
         for place, field in enumerate(schema.fields)
@@ -132,21 +132,21 @@ def _column(place: int) -> Sql:
 
 @dataclass(frozen=True)
 class _ComparedRows:
-    """Inserted and deleted rows that may cancel each other.
+    """Inserted and deleted rows that may cancel each other out.
 
-    Rows are grouped by keys, `k0`, `k1` ..., since Spark does not group values of all types, and takes -0.0 for 0.0.
-    Where a key is not the value itself, the value is that of the first row of the group.
+    Rows are grouped by keys `k0`, `k1` ..., since Spark can't group values of all types and treats -0.0 as 0.0. If a
+    key is not the value itself, the value of the group's first row is used.
 
     Attributes:
-        schema: of the rows.
-        rows: the columns of the schema, then those of `CHANGE_COLUMNS`.
+        schema: the schema of the rows.
+        rows: the columns of the schema, then `CHANGE_COLUMNS`.
     """
 
     schema: Schema
     rows: DataFrame
 
     def changes(self, changelog: Changelog) -> DataFrame:
-        """Return the changes that are left: `c0`, `c1` ... for the columns of the schema, and `CHANGE_COLUMNS`."""
+        """Return the remaining changes: `c0`, `c1` ... for the columns of the schema, and `CHANGE_COLUMNS`."""
         names = [_name(place) for place in range(len(self.schema.fields))]
         named = self.rows.toDF(*names, *CHANGE_COLUMNS)
         types = [spark_type(field.field_type) for field in self.schema.fields]
@@ -168,7 +168,7 @@ class _ComparedRows:
         return self._with_updates(changes, changelog) if changelog.identifiers else changes
 
     def _with_updates(self, changes: DataFrame, changelog: Changelog) -> DataFrame:
-        """Name a deleted and an inserted row of one snapshot that have the same identifier an update."""
+        """Label a deleted and an inserted row of one snapshot with the same identifier as an update."""
         by_id = fields_of_rows(self.schema)
         identifier = [by_id[field_id] for field_id in changelog.identifiers]
         kinds = [spark_type(self.schema.find_field(field_id).field_type) for field_id in changelog.identifiers]
@@ -198,10 +198,10 @@ def _grouped(rows: DataFrame, keys: Sequence[str], values: Sequence[str], *other
 
 
 def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
-    """Add up the changes of each row over all snapshots.
+    """Sum the changes of each row over all snapshots.
 
-    What is left has the ordinal and snapshot of the first change that no later one has undone, as in Iceberg's Java
-    library.
+    The remaining changes have the ordinal and snapshot of the first change that no later one undoes, as in Iceberg's
+    Java library.
     """
     fields = (_ORDINAL, _SNAPSHOT, _COUNT)
     steps = F.array_sort(F.collect_list(F.struct(*fields))).alias(_STEPS)
@@ -221,14 +221,14 @@ def _netted(counted: DataFrame, keys: Sequence[str], values: Sequence[str]) -> D
 
 
 def _comparable(value: Sql, kind: DataType) -> Sql:
-    """Return an expression that is equal for equal values, and of a type that Spark groups."""
+    """Return an expression that is equal for equal values and has a type that Spark can group."""
     match kind:
         case FloatType() | DoubleType():
             return value.cast("string")
         case VariantType():
             return sql.concat(sql.call("schema_of_variant", value), " ", sql.call("to_json", value))
         case StructType():
-            # Names of fields may differ in nothing but case: places tell them apart.
+            # Field names may differ only in case, so fields are renamed by index.
             placed = StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(kind.fields)])
             by_place = value.cast(placed)
             values = [by_place[field.name] for field in placed.fields]

@@ -1,4 +1,4 @@
-"""The columns that a scan needs of data files, and how Spark's Parquet reader sees them."""
+"""The columns that a scan needs from data files, and how Spark's Parquet reader represents them."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from sparkmeta.spec.avro_name import avro_name
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
-# Types that Spark's Parquet reader does not read.
+# Types that Spark's Parquet reader can't read.
 _UNREAD: Final = ("unknown", "variant")
-# Types that it reads as numbers. Files that were added to a table may have them in other units.
+# Types that it reads as numbers. Files added to a table may store them in other units.
 _NUMBERS_OF_UNITS: Final = ("time", "timestamp_ns", "timestamptz_ns")
 
 _PARQUET_ID: Final = "parquet.field.id"
 
-# Field ids from here on are those of metadata columns.
+# The first field id reserved for metadata columns.
 _RESERVED: Final = 2147483447
 
 
 def needed_fields(projection: Schema, schema: Schema, others: Iterable[int]) -> tuple[NestedField, ...]:
-    """Return the top-level columns that a scan needs, nested ones without the fields that nobody needs.
+    """Return the top-level columns that a scan needs, with unneeded nested fields pruned.
 
     Args:
         projection: the columns of the result.
-        schema: of the table, which the projection is of.
-        others: ids of further fields of the schema.
+        schema: the schema that the projection was selected from.
+        others: ids of further fields of the schema to read.
     """
     leaves = {field_id for field in projection.fields for field_id in _leaves(field)}
     ids = leaves.union(others)
@@ -58,12 +58,12 @@ def needed_fields(projection: Schema, schema: Schema, others: Iterable[int]) -> 
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Columns of a table, as expressions of the columns that Spark reads from Parquet files.
+    """Columns of a table, as expressions over the columns that Spark reads from Parquet files.
 
     Attributes:
         fields: the columns.
-        schema: what Spark reads, by the names in the files; values are in bound form.
-        sources: for each of the fields its value, in terms of the columns of `read_files` and the file's `partition`.
+        schema: the schema that Spark reads, with the names in the files and values in bound form.
+        sources: the value of each field, in terms of the columns of `read_files` and the file's `partition`.
         has_partition_values: whether a source is a partition value.
     """
 
@@ -74,9 +74,9 @@ class ReadColumns:
 
     @staticmethod
     def by_names(fields: tuple[NestedField, ...]) -> ReadColumns:
-        """Return columns that have in the files the names that the table gives them.
+        """Return columns that have the same names in the files as in the table.
 
-        Given ids, Spark refuses files without any: the columns of such a file are known by their positions.
+        They have field ids, so that Spark refuses files without any: columns of such files are identified by position.
         """
         read = [
             spark.StructField(field.name, read_type(field.field_type), True, {_PARQUET_ID: field.field_id})
@@ -86,7 +86,7 @@ class ReadColumns:
 
     @cached_property
     def values(self) -> Mapping[int, Sql]:
-        """The values of the columns, and of fields of structs, by field id; in bound form."""
+        """The values of columns and struct fields by field id, in bound form."""
         pairs = zip(self.fields, self.sources, strict=True)
         return {field_id: value for field, source in pairs for field_id, value in field_values(field, source)}
 
@@ -96,7 +96,7 @@ class ReadColumns:
         return {field.field_id: field.field_type for field in self.fields}
 
     def shown(self, field: NestedField) -> Sql:
-        """Return the value of a column as the scan's result shows it, with the fields that its type has there."""
+        """Return the value of a column in the form of the scan's result, with the fields of its type there."""
         return shaped(self.values[field.field_id], self.types[field.field_id], field.field_type)
 
 
@@ -109,7 +109,7 @@ def _leaves(field: NestedField) -> Iterator[int]:
 
 
 def field_values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
-    """Yield a field's id and value, and those of the fields of structs inside of it."""
+    """Yield the id and value of a field and of the struct fields inside it."""
     yield field.field_id, value
     if isinstance(field.field_type, StructType):
         for child in field.field_type.fields:
@@ -117,15 +117,15 @@ def field_values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
 
 
 def spark_reads(file_type: str, kind: str) -> bool:
-    """Return whether Spark's Parquet reader reads values of a file's type as those of a table's type.
+    """Return whether Spark's Parquet reader can read values of a file's type as the table's type.
 
-    Times, and timestamps of nanoseconds, are read as numbers, which nothing scales: dates are days there.
+    Times and nanosecond timestamps are read as unscaled numbers, so dates, which count days, can't be read as these.
     """
     return reads_as(file_type, kind) and (file_type == kind or kind not in _NUMBERS_OF_UNITS)
 
 
 def read_type(kind: IcebergType) -> spark.DataType:
-    """Return the Spark type of values as Spark's Parquet reader gives them: `spark_type`, but UUIDs are binary."""
+    """Return the type of values from Spark's Parquet reader: `spark_type`, except that UUIDs are binary."""
     match kind:
         case StructType():
             return spark.StructType([spark.StructField(each.name, read_type(each.field_type)) for each in kind.fields])
@@ -137,13 +137,13 @@ def read_type(kind: IcebergType) -> spark.DataType:
 
 
 def shaped(value: Sql, kind: IcebergType, wanted: IcebergType, *, is_public: bool = False) -> Sql:
-    """Return a value in public form, and without the fields that the wanted type does not have.
+    """Return a value in public form, without fields that the wanted type lacks.
 
     Args:
-        value: as it was read, or in public form.
+        value: the value as it was read, or in public form.
         kind: its type.
-        wanted: the same type, perhaps with fewer fields.
-        is_public: whether it is in public form.
+        wanted: the same type, possibly with fewer fields.
+        is_public: whether the value is in public form already.
     """
     if not _changes(kind, wanted, is_public):
         return value
@@ -188,12 +188,12 @@ def _changes(kind: IcebergType, wanted: IcebergType, is_public: bool) -> bool:
 
 
 def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
-    """Return whether every file of the table has some columns by the names that they have now, or not at all.
+    """Return whether every file of the table either stores the columns under their current names or lacks them.
 
-    They do where no column was renamed and no name was used again, whatever its case, and where names are stored as
-    they are. A column with an initial default may be missing, in a table with a name mapping files may have no ids;
-    and Spark does not read all types and promotions. There, the footers of the files have to be looked at; and where
-    schemas were removed from the metadata, since files may have been written with them.
+    This holds if no column was renamed, no name was reused (ignoring case), and names are stored unescaped. The files'
+    footers have to be inspected if a column has an initial default and may be missing, if the table has a name mapping
+    and files may lack ids, if Spark can't read a type or promotion, or if schemas that files may have been written with
+    were removed from the metadata.
     """
     schema_ids = {schema.schema_id for schema in state.metadata.schemas}
     if name_mapping(state.metadata) is not None or len(schema_ids) <= max(schema_ids):
@@ -207,12 +207,12 @@ def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
 
 @dataclass(frozen=True)
 class _History:
-    """All names that the schemas of a table give its fields.
+    """All names of fields in a table's schemas.
 
     Attributes:
         paths: names from the top-level column to the field, by field id.
-        ids: field ids by such paths in lower case.
-        types: by field id.
+        ids: field ids by lower-case path.
+        types: types by field id.
     """
 
     paths: dict[int, set[tuple[str, ...]]]

@@ -1,9 +1,9 @@
-"""How many rows a scan has: from metadata and deleted positions where these are exact, else by reading.
+"""Count the rows of a scan: from metadata and deleted positions if these are exact, otherwise by reading.
 
-They are exact for a file where the filter holds for all of its rows by their partition, and it has no equality deletes,
-which don't tell what they match. The positions of a deletion vector differ, and metadata count them. Position delete
-files may name a row twice, or rows of other files, and are decoded. Other files are read, without columns that nobody
-compares.
+They are exact for a file if its partition proves that the filter holds for all of its rows, and it has no equality
+deletes, whose matches are unknown. Positions in a deletion vector are distinct, and metadata has their count. Position
+delete files may list a row twice, or rows of other files, and are decoded. Other files are read, but only the columns
+that are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _PUFFIN: Final = "PUFFIN"
 _MATCHES_WHOLE: Final = "matches_whole"
-# By a number of 16 bits, how many of them are set.
+# The number of set bits in each 16-bit number.
 _BITS_SET: Final = (
     np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(axis=1, dtype=np.uint8)
 )
@@ -49,9 +49,9 @@ _BITS_SET: Final = (
 def count_rows(choice: Choice) -> int:
     """Count the rows of a scan.
 
-    No job, if nothing is filtered, all deletes are deletion vectors and the manifests are small. Else one over the
-    plan, which adds up the rows if nothing is filtered and all deletes may be deletion vectors, and otherwise brings
-    the files to the driver. A further one over rows, if files have to be read.
+    Runs no job if there is no filter, all deletes are deletion vectors and the manifests are small. Otherwise runs one
+    job over the plan: it adds up the rows if there is no filter and all deletes may be deletion vectors, and collects
+    the files on the driver if not. If files have to be read, another job reads them.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -76,7 +76,7 @@ def count_rows(choice: Choice) -> int:
 
 
 def _count_on_driver(choice: Choice) -> int | None:
-    """Add up the live entries of manifests that the driver decodes; None where these don't tell."""
+    """Add up the live entries of manifests that the driver decodes; None if these don't suffice."""
     pruned = choice.pruned
     if not pruned.filter.keeps_all or len(choice.deletes):
         return None
@@ -99,14 +99,14 @@ def _count_on_driver(choice: Choice) -> int | None:
 
 
 def _vectors_may_be_all(choice: Choice) -> bool:
-    """Return whether nothing is filtered, and there may be no deletes but deletion vectors."""
+    """Return whether there is no filter and all deletes may be deletion vectors."""
     pruned, figures = choice.pruned, choice.figures
     may_be_vectors = figures.format_version >= 3 and figures.only_dvs is not False
     return pruned.filter.keeps_all and (may_be_vectors or not len(pruned.deletes))
 
 
 def _count_by_job(planned: DataFrame) -> int | None:
-    """Add up the rows of a plan; None where a file is not exact, or has deletes that are not deletion vectors."""
+    """Add up the rows of a plan; None if a file's count is not exact or it has deletes other than deletion vectors."""
     deletes = sql.col(DELETES)
     only_vectors = sql.forall(deletes, lambda delete: sql.call("upper", delete["file_format"]) == _PUFFIN)
     is_exact = _matches_whole() & only_vectors
@@ -120,12 +120,12 @@ def _count_by_job(planned: DataFrame) -> int | None:
 
 
 def _matches_whole() -> Sql:
-    """Return whether the filter holds for all rows of a file, whose number is known."""
+    """Return whether the filter holds for all rows of a file and their number is known."""
     return (sql.col("residual") == TRUE_JSON) & (sql.col("record_count") >= 0)
 
 
 def _are_counted(files: PlannedFiles) -> Flags:
-    """Return of which files the rows can be counted without reading them."""
+    """Return which files' rows can be counted without reading them."""
     flags: Flags = files.table.column(_MATCHES_WHOLE).to_numpy() & masks.fits(_listed_word_counts(files))
     flags &= ~files.have(ContentType.EQUALITY_DELETES)
     paths = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()
@@ -134,7 +134,7 @@ def _are_counted(files: PlannedFiles) -> Flags:
 
 
 def _listed_word_counts(files: PlannedFiles) -> Indices:
-    """Return the `word_counts` of files with position delete files, 0 for others."""
+    """Return the `word_counts` of files with position delete files; 0 for others."""
     is_listed = files.sets.any(files.shared_deletes(ContentType.POSITION_DELETES))[files.set_codes]
     of_file = files.file_deletes
     is_listed[of_file.filter(pc.invert(_are_vectors(of_file))).column("owner").to_numpy()] = True

@@ -1,7 +1,7 @@
-"""One data file, opened: its schema, and the columns that sources name in batches, with the position of the first row.
+"""Open a data file and read its schema and columns, in batches with the position of the first row.
 
-What is in memory at a time is bounded: of Parquet some pages of each column and `BATCH_BYTES` of decoded rows, of ORC a
-stripe, of Avro a block.
+Memory is bounded: for Parquet by some pages per column and `BATCH_BYTES` of decoded rows, for ORC by a stripe, for Avro
+by a block.
 
 Spark tasks import this module, so it imports little.
 """
@@ -32,7 +32,7 @@ BATCH_ROWS = 1 << 16
 BATCH_BYTES = 32 << 20
 
 _PAGE_BUFFER = 1 << 20
-# A longer Avro file is never held as a whole.
+# Maximum size of an Avro file that is held in memory as a whole.
 _WHOLE_BYTES = 32 << 20
 
 
@@ -41,7 +41,7 @@ class DataFile(Protocol):
 
     Attributes:
         columns: Its schema.
-        rows: How many rows it has; None if only reading tells.
+        rows: The number of rows; None if it is known only after reading.
     """
 
     columns: tuple[Column, ...]
@@ -51,10 +51,10 @@ class DataFile(Protocol):
         """Yield rows of a part of the file.
 
         Args:
-            sources: What to read; batches have the columns of the file that these name, and maybe others.
-            start: Where the part begins, in bytes: row groups that begin there or later are read. Formats without
-                random access by bytes have all their rows in the part that begins at 0.
-            end: Where the next part begins; None for the last one.
+            sources: What to read. Batches have the file columns that these need, and possibly others.
+            start: The byte offset of the part: row groups that begin there or later are read. In formats without random
+                access by bytes, all rows are in the part that begins at 0.
+            end: The byte offset of the next part; None for the last part.
 
         Yields:
             The position of the first row in the file, and the rows.
@@ -62,7 +62,7 @@ class DataFile(Protocol):
 
 
 def open_data_file(reader: ExecutorReader, location: str, file_format: str) -> DataFile:
-    """Open a data file, or a delete file.
+    """Open a data file or a delete file.
 
     Raises:
         NotFoundError: There is no such file.
@@ -81,7 +81,7 @@ def open_data_file(reader: ExecutorReader, location: str, file_format: str) -> D
 
 
 def refuse_other_count(location: str, record_count: int, rows: int) -> None:
-    """Compare the rows of a file with those that its manifest counts, which writers may not know (-1).
+    """Compare a file's number of rows with its record count in the manifest, which may be unknown (-1).
 
     Raises:
         CorruptFileError: they differ.
@@ -90,7 +90,7 @@ def refuse_other_count(location: str, record_count: int, rows: int) -> None:
         raise CorruptFileError(location, "record_count", record_count, f"the file has {rows} rows")
 
 
-# What Arrow, and decoders of bytes, raise for content that is not what it should be.
+# Errors that Arrow and byte decoders raise for damaged content.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
 
 
@@ -144,7 +144,7 @@ class _ParquetFile:
 
 
 def row_group_start(group: pq.RowGroupMetaData) -> int:
-    """Return where a row group begins in the file."""
+    """Return the byte offset of a row group in the file."""
     if not group.num_columns:
         return 0
     column = group.column(0)
@@ -171,7 +171,7 @@ def _leaves(source: FromFile, start: int) -> list[int]:
     physical = source.physical
     if not source.children:
         return list(range(start, start + _leaf_count(physical)))
-    # A struct has a value where any of its leaves says so.
+    # Any leaf of a struct suffices to tell where the struct is null.
     return list(_selected_leaves(physical.children, source.children, start)) or [start]
 
 
@@ -199,7 +199,7 @@ class _OrcFile:
             raise CorruptFileError(self._location, "number of rows", self.rows, f"the stripes have {first}")
 
     def _stripe(self, stripe: int, sources: Sequence[Source]) -> pa.RecordBatch:
-        """Read whole columns: Arrow's reader aborts the process if it is to read a part of a map."""
+        """Read whole columns, because Arrow's reader aborts the process when reading part of a map."""
         names = _names(self.columns, sources)
         try:
             return self._file.read_stripe(stripe, names)
@@ -231,6 +231,6 @@ class _AvroDataFile:
 
 
 def _names(columns: Sequence[Column], sources: Iterable[Source]) -> list[str]:
-    """Return the names of the columns that sources need; at least one, since a batch of none has no rows."""
+    """Return the names of the columns that sources need. At least one, since a batch without columns has no rows."""
     names = {source.physical.name: None for source in sources if isinstance(source, FromFile)}
     return list(names) or [column.name for column in columns[:1]]

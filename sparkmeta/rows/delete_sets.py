@@ -1,8 +1,8 @@
-"""Deletes that apply to several data files, each once, and the sets in which they apply.
+"""Deduplicate deletes that apply to several data files, and the sets in which they apply.
 
 Thousands of equality deletes may apply to each of thousands of files, and files of one partition and commit have the
-same ones. So a plan brings the driver eight bytes for each pair of a file and such a delete, and the driver keeps the
-distinct sets.
+same ones. A plan therefore sends the driver eight bytes per pair of a file and such a delete, and the driver keeps only
+the distinct sets.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DeleteSets:
 
     Attributes:
         deletes: the deletes.
-        members: the members of all sets, one set after another: places in `deletes`.
-        offsets: where each set begins in `members`, and behind the last one its end.
+        members: the members of all sets, one set after another, as indices into `deletes`.
+        offsets: the start of each set in `members`, followed by the end of the last one.
     """
 
     deletes: pa.Table
@@ -43,27 +43,27 @@ class DeleteSets:
 
     @staticmethod
     def none(schema: pa.Schema) -> DeleteSets:
-        """Return the set without members, and no deletes."""
+        """Return a single empty set and no deletes."""
         return DeleteSets(schema.empty_table(), np.zeros(0, np.int64), np.zeros(2, np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def any(self, of_deletes: Flags) -> Flags:
-        """Return of which sets a member is one of some deletes."""
+        """Return which sets contain any of the flagged deletes."""
         counts = np.concatenate([[0], np.cumsum(of_deletes[self.members])])
         flags: Flags = counts[self.offsets[1:]] > counts[self.offsets[:-1]]
         return flags
 
     def members_of(self, sets: Indices) -> tuple[Indices, Indices]:
-        """Return the members of sets, with for each the place in `sets` of its set."""
+        """Return the members of sets, and for each member the index of its set in `sets`."""
         starts, lengths = self.offsets[sets], np.diff(self.offsets)[sets]
         ends = np.cumsum(lengths)
         places = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
         return np.repeat(np.arange(len(sets)), lengths), self.members[places]
 
     def with_sets(self, lengths: Indices, members: Indices) -> DeleteSets:
-        """Return these and further sets of the same deletes, which follow them."""
+        """Append further sets of the same deletes."""
         offsets = np.concatenate([self.offsets, self.offsets[-1] + np.cumsum(lengths)])
         return DeleteSets(self.deletes, np.concatenate([self.members, members]), offsets)
 
@@ -72,9 +72,9 @@ def delete_sets(ids: pa.Array, deletes: pa.Table, schema: pa.Schema) -> tuple[In
     """Return the set of each file, and the distinct sets.
 
     Args:
-        ids: for each file the ids of its deletes.
-        deletes: `ENTRY_ID`, `ENTRY` and the columns of a schema; an entry may be there several times.
-        schema: of the deletes in the sets.
+        ids: the delete ids of each file.
+        deletes: `ENTRY_ID`, `ENTRY` and the columns of `schema`. An entry may occur several times.
+        schema: the schema of the deletes in the sets.
 
     Raises:
         SparkmetaError: two entries have the same hash.
@@ -95,7 +95,7 @@ def delete_sets(ids: pa.Array, deletes: pa.Table, schema: pa.Schema) -> tuple[In
 
 
 def _distinct(deletes: pa.Table) -> tuple[Indices, pa.Table]:
-    """Return the distinct ids, ascending, and a delete for each."""
+    """Return the distinct ids in ascending order, and a delete for each."""
     ids = deletes.column(ENTRY_ID).to_numpy()
     known, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
     entries = [whole(deletes.column(name)) for name in ENTRY]

@@ -1,8 +1,8 @@
-"""Equality deletes: an anti-join for each set of columns that they compare.
+"""Apply equality deletes by an anti-join for each set of columns that they compare.
 
-Files that are read together are numbered by partition and sequence number, so that a delete file applies to few ranges
-of numbers. A row is deleted by a row of a delete file that has the same values, nulls included, if the row's file is in
-one of the ranges.
+Files that are read together are numbered by partition and sequence number, so a delete file applies to a few ranges of
+numbers. A row is deleted if its file is in one of these ranges and a row of the delete file has the same values,
+including nulls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.state import TableState
 
-# Deleted keys that are broadcast, each some 100 bytes in memory; of more Spark chooses the join.
+# Maximum number of deleted keys (about 100 bytes each) to broadcast. For more, Spark chooses the join.
 _BROADCAST_KEYS: Final = 2_000_000
 
 IS_DELETED: Final = "is_deleted"
@@ -49,10 +49,10 @@ class EqualityDeletes:
     """Delete files that compare one set of columns, and the data files that each applies to.
 
     Attributes:
-        field_ids: of the columns.
-        files: the delete files, of `handover.FILES`; a number is the place in here.
-        ranges: `of_number`, a delete file's number, `first` and `last`, numbers of data files.
-        ranged_keys: how many rows the delete files have, each for every range of its file.
+        field_ids: the field ids of the columns.
+        files: the delete files, rows of `handover.FILES`. A file's number is its index here.
+        ranges: `of_number` (a delete file's number), `first` and `last` (numbers of data files, inclusive).
+        ranged_keys: the number of rows in the delete files, each counted once per range of its file.
     """
 
     field_ids: tuple[int, ...]
@@ -66,15 +66,15 @@ def in_order(files: PlannedFiles, rows: Indices, counts: Indices) -> Indices:
 
     Args:
         files: the planned files.
-        rows: of the files to order.
-        counts: how many words of masks each planned file has.
+        rows: the rows of the files to order.
+        counts: the number of mask words of each planned file.
     """
     keys = (files.numbers("data_sequence_number")[rows], files.partition_codes[rows], counts[rows] == 0)
     return rows[np.lexsort(keys)]
 
 
 def id_lists(deletes: pa.Table) -> pa.Array:
-    """Return the field ids of each equality delete as a text, equal for equal sets: ascending, with commas between."""
+    """Return the field ids of each equality delete as canonical text: ascending and comma-separated."""
     lists = deletes.column("equality_ids").combine_chunks()
     encoded = pc.binary_join(lists.cast(pa.list_(pa.string())), ",").dictionary_encode()
     texts = [",".join(map(str, sorted(map(int, text.split(","))))) for text in encoded.dictionary.to_pylist()]
@@ -86,7 +86,7 @@ def equality_deletes(files: PlannedFiles, rows: Indices, numbers: Indices) -> li
 
     Args:
         files: the planned files.
-        rows: of the files that are read together, `in_order`.
+        rows: the rows of the files that are read together, `in_order`.
         numbers: the files' numbers.
     """
     is_compared = files.shared_deletes(ContentType.EQUALITY_DELETES)
@@ -109,10 +109,10 @@ class _Order:
     """Data files in the order of their numbers.
 
     Attributes:
-        numbers: ascending.
-        sequences: data sequence numbers.
-        runs: for each file the place of the first one of its run: of the same partition and with adjoining numbers.
-        ends: for each file the place behind the last one of its run.
+        numbers: the numbers, ascending.
+        sequences: the data sequence numbers.
+        runs: the index of the first file in each file's run, which are files of one partition with adjacent numbers.
+        ends: the index after the last file in each file's run.
     """
 
     numbers: Indices
@@ -131,13 +131,13 @@ class _Order:
 
 
 def _of_columns(deletes: pa.Table, id_list: str, order: _Order) -> EqualityDeletes:
-    """Return the deletes of one set of columns, with the data files to which they apply in ranges.
+    """Return the deletes of one set of columns, with ranges of the data files that they apply to.
 
-    A delete file that applies to a file applies to all of the same partition with lower sequence numbers. The plan may
-    have left it out where no row can match.
+    A delete file that applies to a file applies to all files of the same partition with lower sequence numbers. The
+    plan may have omitted it for files where no row can match.
 
     Args:
-        deletes: a row for each delete and run of files to which it applies.
+        deletes: one row per delete and run of files that it applies to.
         id_list: the columns.
         order: the data files.
     """
@@ -161,17 +161,17 @@ def _of_columns(deletes: pa.Table, id_list: str, order: _Order) -> EqualityDelet
 def without_equal(
     frame: DataFrame, deletes: EqualityDeletes, state: TableState, columns: ReadColumns, value: Callable[[int], Sql]
 ) -> DataFrame:
-    """Return rows without those that equality deletes delete.
+    """Return rows without those deleted by equality deletes.
 
-    The join is by one hash of the key, which takes less time than several columns, above all null-safe ones. Equality
-    is part of the range, so that Spark does not take it for a key of the join.
+    The join uses a hash of the key, which is faster than joining by several columns, above all null-safe ones. Equality
+    is part of the range condition, so that Spark does not use it as a join key.
 
     Args:
         frame: rows with `number`.
-        deletes: what to apply.
+        deletes: the deletes to apply.
         state: the table.
         columns: the columns that the deletes compare.
-        value: gives a column's value in `frame`, by field id.
+        value: maps a field id to the column's value in `frame`.
     """
     keys, number = _keys(deletes, state, columns), sql.col(NUMBER)
     is_equal = _is_equal(deletes, state, value, sql.col)
@@ -183,7 +183,7 @@ def without_equal(
 def with_equal(
     frame: DataFrame, deletes: EqualityDeletes, state: TableState, columns: ReadColumns, value: Callable[[int], Sql]
 ) -> DataFrame:
-    """As `without_equal`, but with all rows, and the column `is_deleted` also true of those that are deleted so."""
+    """Return all rows, with the column `is_deleted` also true for those that `without_equal` would remove."""
     keys, number = _keys(deletes, state, columns), sql.col(NUMBER)
     of_hash = keys.groupBy(_HASH).agg(F.collect_list(F.struct("*")).alias(_KEYS))
     joined = frame.join(of_hash, (_hash(map(value, deletes.field_ids)) == sql.col(_HASH)).column(), "left")
@@ -197,7 +197,7 @@ def with_equal(
 
 
 def _keys(deletes: EqualityDeletes, state: TableState, columns: ReadColumns) -> DataFrame:
-    """Return deleted keys, `k0`, `k1` ..., their hash, and the range of data files that each is for."""
+    """Return deleted keys `k0`, `k1` ..., their hash, and the range of data files that each applies to."""
     frame = read_files(state.spark, deletes.files, columns.schema, state.settings, [NUMBER])
     values = [columns.values[field_id] for field_id in deletes.field_ids]
     named = [value.alias(_key(place)) for place, value in enumerate(values)]
@@ -214,7 +214,7 @@ def _hash(values: Iterable[Sql]) -> Sql:
 def _is_equal(
     deletes: EqualityDeletes, state: TableState, value: Callable[[int], Sql], key: Callable[[str], Sql]
 ) -> Sql:
-    """Return whether a row has the values of a key, whose columns `key` gives by their names."""
+    """Return whether a row equals a key. `key` maps the names of the key's columns to their values."""
     fields = state.types.fields
     return reduce(and_, [
         _same(value(field_id), key(_key(place)), fields[field_id].field_type)
@@ -223,7 +223,7 @@ def _is_equal(
 
 
 def _same(value: Sql, key: Sql, kind: IcebergType) -> Sql:
-    """Return whether values are equal, null to null and NaN to NaN; unlike in Spark, -0.0 and 0.0 are not."""
+    """Return whether values are equal. Null equals null and NaN equals NaN; unlike in Spark, -0.0 differs from 0.0."""
     equal = value.eqNullSafe(key)
     if not isinstance(kind, FloatType | DoubleType):
         return equal

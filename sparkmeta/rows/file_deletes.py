@@ -1,4 +1,4 @@
-"""The deletes of a data file, opened by the task that reads it: positions as a bitmap, equality deletes as keys.
+"""Open the deletes of a data file in the task that reads it: positions as a bitmap, equality deletes as keys.
 
 Spark tasks import this module, so it imports little.
 """
@@ -33,19 +33,19 @@ _POSITION_LEAVES = (
     Leaf(DELETE_FILE_PATH_ID, Column("file_path", DELETE_FILE_PATH_ID, "string", required=True), pa.string()),
     Leaf(DELETE_FILE_POS_ID, Column("pos", DELETE_FILE_POS_ID, "long", required=True), pa.int64()),
 )
-# Positions and keys of delete files that a task keeps for the next data file.
+# Maximum number of positions and keys that a task caches for the next data files.
 _KEPT_ROWS = 4_000_000
 
 
 class KeySet:
-    """Keys of equality deletes: rows of a few columns, null equal to null.
+    """A set of equality delete keys, which are rows of a few columns. Null equals null.
 
-    A key becomes a number, column by column: the place of its value among the distinct ones of the column, paired with
-    the number for the columns before.
+    Keys are encoded as numbers, column by column: the index of a value among the column's distinct values is combined
+    with the number for the previous columns.
     """
 
     def __init__(self, columns: Sequence[pa.Array]) -> None:
-        """Make a set of rows.
+        """Build a set from rows.
 
         Args:
             columns: The columns of the keys, at least one, with at least one row.
@@ -59,10 +59,10 @@ class KeySet:
             numbers = np.searchsorted(self._pairs[-1], pairs)
 
     def contains(self, columns: Sequence[pa.Array]) -> Flags:
-        """Return for each row whether it is in the set.
+        """Return which rows are in the set.
 
         Args:
-            columns: Of the types of the keys' columns.
+            columns: The rows' columns, with the types of the keys' columns.
         """
         numbers = _places(columns[0], self._values[0])
         for column, values, known in zip(columns[1:], self._values[1:], self._pairs, strict=True):
@@ -75,7 +75,7 @@ class KeySet:
 
 
 def _places(column: pa.Array, values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return where each value is in an array of distinct ones; -1 if it is not."""
+    """Return the index of each value in an array of distinct values; -1 if it is not there."""
     places = pc.fill_null(pc.index_in(column, value_set=values), -1)
     return np.asarray(places, np.int64)
 
@@ -85,20 +85,20 @@ class FileDeletes:
     """The deletes that apply to a data file.
 
     Attributes:
-        positions: Positions that are deleted.
-        keys: Sets of keys, each with the ids of its columns.
+        positions: The deleted positions.
+        keys: The sets of deleted keys, each with the ids of its columns.
     """
 
     positions: PositionBitmap | None
     keys: tuple[tuple[tuple[int, ...], KeySet], ...]
 
     def deleted(self, start: int, length: int, columns: Mapping[int, pa.Array]) -> Flags:
-        """Return for each of some rows whether it is deleted.
+        """Return which of some consecutive rows are deleted.
 
         Args:
             start: The position of the first row.
-            length: How many rows there are.
-            columns: The columns of the keys in these rows, by their ids.
+            length: The number of rows.
+            columns: The key columns of these rows by field id.
         """
         flags = np.zeros(length, np.bool_) if self.positions is None else self.positions.flags(start, length)
         for ids, keys in self.keys:
@@ -114,13 +114,13 @@ V = TypeVar("V")
 
 @dataclass
 class _Recent(Generic[V]):
-    """Values that were made last, as many as have a number of rows together, but at least one."""
+    """A cache of the most recent values, limited by their total number of rows. It keeps at least one value."""
 
     most: int
     _values: OrderedDict[Any, tuple[V, int]] = field(default_factory=OrderedDict)
 
     def get(self, key: Any, make: Callable[[], tuple[V, int]]) -> V:
-        """Return the value of a key; if there is none yet, what `make` returns, with its rows."""
+        """Return the value of a key. If it is not cached, call `make`, which returns it with its number of rows."""
         if key not in self._values:
             self._values[key] = make()
             while len(self._values) > 1 and sum(rows for _, rows in self._values.values()) > self.most:
@@ -130,10 +130,10 @@ class _Recent(Generic[V]):
 
 
 class DeleteReader:
-    """Opens delete files, and keeps some of what was in them: the next data file may have the same."""
+    """Opens delete files and caches some of their content, since the next data file may have the same ones."""
 
     def __init__(self, reader: ExecutorReader, keys: Iterable[Leaf]) -> None:
-        """Make a reader for a task.
+        """Create a reader for a task.
 
         Args:
             reader: Opens files.
@@ -150,11 +150,11 @@ class DeleteReader:
 
         Args:
             location: The data file.
-            rows: How many rows it has; -1 if that is not known.
-            deletes: Those that the plan has for it.
+            rows: Its number of rows; -1 if unknown.
+            deletes: Its deletes in the plan.
 
         Raises:
-            CorruptFileError: A delete file or a deletion vector is not what it should be.
+            CorruptFileError: A delete file or deletion vector is damaged.
             NotFoundError: One is missing.
         """
         bitmaps: list[PositionBitmap] = []

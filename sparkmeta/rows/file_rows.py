@@ -1,7 +1,7 @@
-"""Rows of planned data files, read by a Spark task: columns by field ids, deletes applied.
+"""Read rows of planned data files in a Spark task: resolve columns by field id and apply deletes.
 
 A task holds a batch of one file's rows (`data_file`), the bitmap of the file's deleted positions and the keys of its
-equality deletes, and the positions and keys of some delete files, which the next file may need (`file_deletes`).
+equality deletes, and cached positions and keys of delete files that the next file may need (`file_deletes`).
 
 Spark tasks import this module, so it imports little.
 """
@@ -52,7 +52,7 @@ ALL_METADATA_COLUMNS = METADATA_COLUMNS | CHANGE_COLUMNS
 _, _POS, _DELETED, _, _PARTITION, _ROW_ID, _LAST_UPDATED = METADATA_COLUMNS.values()
 _STORED = (_ROW_ID, _LAST_UPDATED)
 _VIRTUAL = tuple(column for column in ALL_METADATA_COLUMNS.values() if column not in _STORED)
-# Where planned files have another name for what a virtual column shows of the file.
+# Virtual columns -> the differently named columns of planned files that they show.
 _PLANNED_NAMES = {"_file": "file_path", "_spec_id": "spec_id"}
 
 START, END = "start", "end"
@@ -62,17 +62,17 @@ SELECTED_BY = "selected_by"
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows to read, and how to read them.
+    """The rows to read and how to read them.
 
     Attributes:
         reader: Opens files.
-        columns: The projected columns, metadata columns among them.
-        leaves: Fields that follow the columns in the result, those that a filter looks at.
+        columns: The projected columns, including metadata columns.
+        leaves: Fields used by a filter, which follow the columns in the result.
         keys: The columns that equality deletes compare.
         schema: The Arrow schema of the result.
         names: The table's name mapping.
-        identities: Spec id -> id of a column -> the place of its identity partition field in the tuple; None if the
-            tuple does not have it.
+        identities: Spec id -> column id -> the index of its identity partition field in the tuple; None if the tuple
+            lacks it.
     """
 
     reader: ExecutorReader
@@ -85,18 +85,18 @@ class FileRows:
 
     @property
     def shows_deleted(self) -> bool:
-        """Whether deleted rows are in the result."""
+        """Whether the result includes deleted rows."""
         return _DELETED in self.columns
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of data files without the deleted ones, or with all of them if `_deleted` is projected.
+        """Yield the live rows of data files, or all rows if `_deleted` is projected.
 
         Args:
-            batches: A row for each part of a data file: columns of `plan_files`, and its `start` and `end` (see
+            batches: One row per part of a data file: columns of `plan_files`, and its `start` and `end` (see
                 `DataFile.batches`).
 
         Raises:
-            CorruptFileError: A data file or a delete file is not what it should be.
+            CorruptFileError: A data file or delete file is damaged.
             NotFoundError: One is missing.
         """
         deletes = DeleteReader(self.reader, self.keys)
@@ -139,7 +139,7 @@ class _Part:
 
 
 class _FileRead:
-    """How the rows of a file become those of the result."""
+    """Converts the rows of a file to those of the result."""
 
     def __init__(
         self, rows: FileRows, part: _Part, file: DataFile, deletes: FileDeletes, selecting: FileDeletes | None
@@ -154,7 +154,7 @@ class _FileRead:
 
     @property
     def sources(self) -> list[Source]:
-        """Everything to read."""
+        """All sources to read."""
         return [*self._columns, *self._leaves, *self._key_sources]
 
     @cached_property
@@ -176,7 +176,7 @@ class _FileRead:
         )
 
     def output(self, first: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of the result for rows of the file, of which the first has a position."""
+        """Convert rows of the file to rows of the result. `first` is the position of the first row."""
         keys = dict(zip(self._key_ids, self._values(batch, self._keys, self._key_sources), strict=True))
         flags = self._deletes.deleted(first, len(batch), keys)
         if self._selecting is not None:
@@ -204,7 +204,7 @@ class _FileRead:
         ]
 
     def _of_the_file(self, column: Column, kind: pa.DataType, first: int, length: int) -> pa.Array:
-        """Return a metadata column that files don't store."""
+        """Compute a metadata column that files don't store."""
         if column == _POS:
             return pa.array(np.arange(first, first + length))
         if column == _PARTITION:
@@ -212,9 +212,9 @@ class _FileRead:
         return pa.repeat(pa.scalar(self._part[_PLANNED_NAMES.get(column.name, column.name)], kind), length)
 
     def _inherited(self, column: Column, stored: pa.Array, first: int) -> pa.Array:
-        """Return a column of row lineage, with nulls replaced by inherited values (table spec, Row Lineage).
+        """Replace nulls in a row lineage column with inherited values (table spec, Row Lineage).
 
-        Any other column has what is stored.
+        Other columns are returned as stored.
         """
         if column not in _STORED:
             return stored

@@ -1,4 +1,4 @@
-"""The schemas of data files as trees of `Column`.
+"""Convert the schemas of data files to trees of `Column`.
 
 Spark tasks import this module, so it imports little.
 """
@@ -14,7 +14,7 @@ from sparkmeta.rows.resolve import Column
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Where Arrow's readers put the field ids: of Parquet, and of the attributes that Iceberg gives columns in ORC.
+# Metadata keys of field ids in Arrow's readers: for Parquet, and for the column attributes that Iceberg writes in ORC.
 PARQUET_ID = b"PARQUET:field_id"
 _ID_KEYS = (PARQUET_ID, b"iceberg.id", b"ICEBERG:iceberg.id")
 
@@ -42,9 +42,9 @@ _TYPES = {
 
 
 def file_columns(fields: Iterable[pa.Field]) -> tuple[Column, ...]:
-    """Return the columns of a Parquet or ORC file, given as Arrow's reader shows them.
+    """Return the columns of a Parquet or ORC file, given its Arrow fields.
 
-    A type that Iceberg does not have keeps Arrow's name.
+    A type that Iceberg lacks keeps Arrow's name.
     """
     return tuple(_column(field.name, field) for field in fields)
 
@@ -72,7 +72,7 @@ def _type(kind: pa.DataType) -> tuple[str, tuple[Column, ...]]:
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a dictionary or an extension type, else the type itself."""
+    """Return the value type of a dictionary type or the storage type of an extension type; else the type itself."""
     if pa.types.is_dictionary(kind):
         return _storage(kind.value_type)
     return _storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind

@@ -1,13 +1,13 @@
-"""Parquet data files handed over to Spark, each with a number of the caller's choice that its rows can tell.
+"""Hand over Parquet data files to Spark, each with a number chosen by the caller that is available in its rows.
 
-Spark lists the files that it is given as paths, which takes longer than planning them. It does not list those of the
-log of a streaming sink: a file `_spark_metadata/0` in a folder, one line of JSON for each data file. The log also gives
-each file a time of modification, which Spark shows as `_metadata.file_modification_time` and uses for nothing else, so
-that it can hold the number. Spark reads the log when the DataFrame is made; the folder is removed right after.
+Spark lists files that are given as paths, which takes longer than planning them. It does not list files in the log of a
+streaming sink: a file `_spark_metadata/0` in a folder, with one line of JSON per data file. The log also has a
+modification time for each file. Spark only exposes it as `_metadata.file_modification_time`, so it can carry the
+number. Spark reads the log when the DataFrame is created; the folder is removed right after.
 
-Both the log and the column `_tmp_metadata_row_index` are internals of Spark. `understands_logs` tries them; where they
-do not work, and on Spark Connect, whose server does not see this machine's folders, files are given as paths, numbers
-come by a join on the path, and positions from the public `_metadata.row_index`.
+The log and the column `_tmp_metadata_row_index` are Spark internals, which `understands_logs` tests. If they do not
+work, or on Spark Connect, whose server can't see this machine's folders, files are given as paths, numbers are joined
+by path, and positions come from the public `_metadata.row_index`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FILES: Final = pa.schema(
 )
 """Files to hand over, with numbers from 0 to 2**53 - 1."""
 
-# Before numbers are joined: the path.
+# Before numbers are joined, the column has the path.
 _EXTRA_TYPES: Final = {NUMBER: StringType(), POSITION: LongType()}
 
 _LAST_NUMBER: Final = (1 << 53) - 1
@@ -52,17 +52,17 @@ ROW_INDEX: Final = "_tmp_metadata_row_index"
 """Spark's name for the position of a row: it reads no column of a file that has this name."""
 
 _LOG: Final = "_spark_metadata"
-# Where Spark does not read the log it reads the folder: this file makes that an error instead of no rows.
+# If Spark ignores the log and reads the folder, this file causes an error instead of an empty result.
 _DECOY: Final = "the-log-was-not-read.parquet"
 # Spellings of a path on a local disk.
 _LOCAL: Final = r"^(file:)?/([^/])"
 _S3_STORE: Final = r"^(?P<store>s3[an]?://[^/]+)/"
-# What is the same in JSON and as a URI.
+# Paths that need no escaping in JSON or as URIs.
 _PLAIN: Final = r"^[a-z][a-z0-9]*://[A-Za-z0-9_./=:@+,-]*$"
 
 
 def column_name(place: int) -> str:
-    """Return the name of a column of `read_files`, by its place in the schema."""
+    """Return the name of a column of `read_files` by its index in the schema."""
     return f"c{place}"
 
 
@@ -77,19 +77,18 @@ def read_files(
 ) -> DataFrame:
     """Return the rows of Parquet files.
 
-    Columns: `c0`, `c1` ... the fields of the schema, `number`, the file's, and `pos`, the row's position in the file.
+    Columns: `c0`, `c1` ... (the schema's fields), `number` (the file's) and `pos` (the row's position in the file).
 
     Args:
         spark: the session.
-        files: of `FILES`, no path twice, no name that Spark passes over.
-        schema: columns by the names that they have in the files, none of them `ROW_INDEX`; nulls where a file has no
-            column of that name.
-        settings: of the session.
-        extra: which of `NUMBER` and `POSITION` to add. They cost something, even if nothing selects them.
-        filtered: whether a filter uses all of `extra`, whatever is selected of the result. Positions cost less then.
+        files: rows of `FILES`, without duplicate paths or names that Spark ignores.
+        schema: columns with their names in the files, none of them `ROW_INDEX`. Columns that a file lacks are null.
+        settings: the settings of the session.
+        extra: which of `NUMBER` and `POSITION` to add. They have a cost even if they are not selected.
+        filtered: whether a filter uses all of `extra`, regardless of what is selected. This makes positions cheaper.
 
     Raises:
-        NotFoundError: a file is missing; if it is in a log, that is an error of Spark's when the DataFrame runs.
+        NotFoundError: a file is missing. For files in a log, Spark raises its own error when the DataFrame runs.
     """
     way = settings.file_handover
     by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
@@ -99,10 +98,10 @@ def read_files(
 
 
 def understands_logs(spark: SparkSession, files: pa.Table) -> bool:
-    """Return whether the session reads files of a log, and rows tell their number and position.
+    """Return whether the session reads files of a log with correct numbers and positions.
 
-    Runs a job that reads three rows of the first file, until that has told it for the session. Returns False where it
-    does not tell: the file has no rows, or can't be read.
+    Runs a job that reads three rows of the first file, and remembers a conclusive result for the session. Returns False
+    if the test is inconclusive because the file has no rows or can't be read.
     """
     if is_connect(spark) or not len(files):
         return False
@@ -130,8 +129,8 @@ def _by_log(
 ) -> DataFrame:
     """Read the files of a log.
 
-    Spark refuses a query with both its internal index and the public one. It reads all metadata of files, the public
-    index among them, where a query uses none of the metadata columns that were selected.
+    Spark refuses a query with both its internal row index and the public one. If a query uses none of the selected
+    metadata columns, Spark reads all file metadata, including the public index.
     """
     index = [StructField(ROW_INDEX, LongType())] if POSITION in extra and internal_index else []
     with tempfile.TemporaryDirectory(prefix="sparkmeta-rows-") as folder:
@@ -152,7 +151,7 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
     values = {NUMBER: path, POSITION: _metadata(frame, "row_index")}
     named = _named(frame, schema, {name: values[name] for name in extra})
     if is_connect(spark) or not all(map(is_local, locations)):
-        # `read_parquet` looks for empty files, which Spark passes over, only on this machine.
+        # `read_parquet` finds empty files, which Spark ignores, only on this machine.
         columns = [StructField(column_name(place), field.dataType) for place, field in enumerate(schema.fields)]
         row_type = StructType([*columns, *(StructField(name, _EXTRA_TYPES[name]) for name in extra)])
         named = named.union(passed_over(spark, locations, row_type))
@@ -165,7 +164,7 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
 
 
 def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) -> DataFrame:
-    # `coalesce` does nothing but keep metadata of the columns, such as field ids, from the result.
+    # `coalesce` only drops column metadata, such as field ids, from the result.
     columns = [
         F.coalesce(F.col(quoted(name))).alias(column_name(place)) for place, name in enumerate(schema.fieldNames())
     ]
@@ -173,12 +172,12 @@ def _named(frame: DataFrame, schema: StructType, extra: Mapping[str, Column]) ->
 
 
 def _metadata(frame: DataFrame, field: str) -> Column:
-    """Return a field of Spark's metadata of files, also where a column of the files has their name."""
+    """Return a field of Spark's file metadata, even if a column of the files has the same name."""
     return frame.metadataColumn("_metadata").getField(field)
 
 
 def _spelled_for(spark: SparkSession, files: pa.Table) -> pa.Table:
-    """Return the files with paths of schemes for which Spark has a file system."""
+    """Return the files with paths in schemes for which Spark has a file system."""
     paths = files.column("file_path")
     for store in pc.unique(pc.struct_field(pc.extract_regex(paths, _S3_STORE), "store")).drop_null().to_pylist():
         paths = pc.replace_substring_regex(paths, f"^{re.escape(store)}/", f"{spelled(spark, store)}/")
@@ -186,7 +185,7 @@ def _spelled_for(spark: SparkSession, files: pa.Table) -> pa.Table:
 
 
 def _log_lines(files: pa.Table) -> bytes:
-    """Return the lines of a log, with Python objects for odd paths only."""
+    """Return the lines of a log. Python objects are created only for paths that need escaping."""
     if not len(files):
         return b""
     paths, sizes, numbers = (column.combine_chunks() for column in files.select(FILES.names).columns)
@@ -197,4 +196,4 @@ def _log_lines(files: pa.Table) -> bytes:
     parts = ('\n{"path":"', paths, '","size":', sizes.cast(pa.string()), ',"isDir":false,"modificationTime":',
              numbers.cast(pa.string()), ',"blockReplication":1,"blockSize":134217728,"action":"add"}')  # fmt: skip
     lines = pc.binary_join_element_wise(*parts, "")
-    return bytes(lines.buffers()[2])  # in it the strings stand one after another
+    return bytes(lines.buffers()[2])  # the data buffer: all strings concatenated

@@ -1,7 +1,7 @@
-"""Files in groups of one layout: the same columns by the same names, as their footers say.
+"""Group files by layout: the same columns under the same names, according to their footers.
 
-Where names don't tell what a column is, footers do: they have field ids. Files of one layout are read together, by the
-names that they have. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
+If names don't identify columns, the field ids in footers do. Files of one layout are read together, by the names in the
+files. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _FOOTERS: Final = pa.schema([pa.field(_PLACE, pa.int64()), pa.field(_SCHEMA, pa.
 def layouts(
     state: TableState, files: PlannedFiles, rows: Indices, fields: tuple[NestedField, ...]
 ) -> Iterator[tuple[ReadColumns | None, Indices]]:
-    """Group files by their layout; the footers are read by threads of the driver if they are few, else by tasks.
+    """Group files by layout. Few footers are read by driver threads, many by tasks.
 
     Args:
         state: the table.
         files: the planned files.
-        rows: of the files to group.
+        rows: the rows of the files to group.
         fields: the columns to read.
 
     Yields:
-        How to read the columns, None where Spark can't, and the rows of the files.
+        How to read the columns (None if Spark can't), and the rows of the files.
 
     Raises:
         CorruptFileError: a footer contradicts the table.
@@ -98,7 +98,7 @@ def _footers(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Itera
 
 
 def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
-    """Return the fields of a file's schema, with their ids, and nothing else that differs from file to file."""
+    """Return the fields of a file's schema with their ids, without anything else that differs between files."""
     try:
         with reader.open(location) as file:
             footer = pq.ParquetFile(file)
@@ -121,13 +121,13 @@ class _UnreadError(Exception):
 def _read_columns(
     columns: Sequence[Column], fields: tuple[NestedField, ...], sources: Sequence[Source], partition: dict[int, str]
 ) -> ReadColumns | None:
-    """Return how Spark reads columns of files of one layout.
+    """Return how Spark reads the columns of files with one layout.
 
     Args:
-        columns: of the files.
+        columns: the columns of the files.
         fields: the columns to read.
         sources: where each comes from.
-        partition: the names of identity partition fields by the ids of their columns.
+        partition: the names of identity partition fields by column id.
     """
     read: list[spark.StructField] = []
     values: list[Sql] = []
@@ -164,13 +164,13 @@ def _partition_value(field: NestedField, partition: dict[int, str]) -> Sql:
 
 
 def _refuse_ambiguous(column: Column, siblings: Sequence[Column]) -> None:
-    """Refuse a name that another column has in a different case: Spark may look names up without regard to it."""
+    """Refuse a name that differs from a sibling's only in case, since Spark may look up names case-insensitively."""
     if sum(sibling.name.lower() == column.name.lower() for sibling in siblings) > 1:
         raise _UnreadError
 
 
 def _stored_type(source: FromFile, kind: spark.DataType) -> spark.DataType:
-    """Return the type by which Spark reads a column of a file: the wanted one, with the file's names of fields."""
+    """Return the type with which Spark reads a file column: the wanted type with the file's field names."""
     column, physical = source.column, source.physical
     match kind:
         case spark.StructType():
@@ -193,7 +193,7 @@ def _child(source: FromFile, place: int) -> FromFile:
 
 
 def _is_promoted(physical: Column, column: Column) -> bool:
-    """Return whether Spark reads values of a file's type as those of the table's."""
+    """Return whether Spark can read values of a file's type as the table's type."""
     if column.type == "uuid":
         return physical.type in ("uuid", "fixed[16]")
     if column.type.startswith(("geometry", "geography")):
@@ -213,7 +213,7 @@ def _stored_struct(source: FromFile, kind: spark.StructType) -> spark.StructType
                 fields.append(spark.StructField(f"missing_{column.id}", field.dataType))
             case _:
                 raise _UnreadError
-    # Spark takes a struct of which it reads no field for null.
+    # Spark treats a struct as null if it reads none of its fields.
     if not any(isinstance(child, FromFile) for child in source.children):
         raise _UnreadError
     return spark.StructType(fields)

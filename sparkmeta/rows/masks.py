@@ -1,12 +1,12 @@
-"""Positions that deletes mask, as bits: deletion vectors and position delete files of many data files in one array.
+"""Combine deletion vectors and position delete files of many data files in one bit array of masked positions.
 
-A file with masked rows has a run of 64-bit words in the array, one bit a row. The number that the file is handed over
-with says where: `first word << 24 | count of words`; one without has no words, and a number of its own. Whether a row
-is masked is one look-up, by number and position, in an array that every task has: no join, and of a row whose file has
-no words a comparison.
+A file with masked rows has a run of 64-bit words in the array, with one bit per row. The number that the file is handed
+over with encodes its place: `first word << 24 | count of words`. Other files have no words and a unique number. A row
+is tested by one look-up, by number and position, in an array that every task has. This needs no join, and only a
+comparison for rows of files without words.
 
-Bitmaps are decoded by the driver if they are few and small, else by tasks: a delete file once, whatever number of data
-files it has positions of. The driver puts the words together.
+Bitmaps are decoded on the driver if they are few and small, otherwise in tasks. A delete file is decoded once, however
+many data files it covers. The driver assembles the words.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 _MaskedWords = tuple[Words, Words]
 """Places of words with a bit, ascending, and these words."""
 
-# Most requests by the driver: its threads take half a second for them, a job that runs Python as long.
+# Maximum number of requests by the driver. Its threads take half a second for them, as long as a job that runs Python.
 _DRIVER_REQUESTS: Final = 256
 _COUNT_BITS: Final = 24
 _ALL_BITS: Final = (1 << 64) - 1
@@ -77,12 +77,12 @@ _MASKED_WORDS: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of memory, in words of 8 bytes.
+    """Memory limits, in words of 8 bytes.
 
     Attributes:
-        literal: words that are a value of the query, of which each task has a copy; more are broadcast.
-        batch: words of the files that are read together; a file with more of its own is not for masks.
-        total: words of all files of a scan, which the driver holds as long as the DataFrame lives.
+        literal: maximum words in a query literal, of which each task has a copy; more are broadcast.
+        batch: maximum words of files that are read together. Files that need more on their own can't use masks.
+        total: maximum words of all files of a scan, which the driver holds as long as the DataFrame lives.
     """
 
     literal: int = 2 << 20
@@ -94,9 +94,9 @@ LIMITS = Limits()
 
 
 def word_counts(files: PlannedFiles) -> Indices:
-    """Return how many words each file needs; 0 for those without deletes of positions.
+    """Return the number of words that each file needs; 0 for files without position deletes.
 
-    A file with an unknown number of rows (-1) has a count that does not fit.
+    A file with an unknown number of rows (-1) gets a count that exceeds the limits.
     """
     rows = files.numbers("record_count")
     words = np.where(rows < 0, LIMITS.batch + 1, np.maximum(-(-rows // 64), 1))
@@ -104,7 +104,7 @@ def word_counts(files: PlannedFiles) -> Indices:
 
 
 def fits(counts: Indices) -> Flags:
-    """Return which files masks are for, within the limits; those without words always."""
+    """Return which files can use masks within the limits. Files without words always can."""
     small = counts <= LIMITS.batch
     fitting = small & (np.cumsum(np.where(small, counts, 0)) <= LIMITS.total)
     either: Flags = fitting | (counts == 0)
@@ -112,11 +112,11 @@ def fits(counts: Indices) -> Flags:
 
 
 def batches(rows: Indices, counts: Indices) -> list[Indices]:
-    """Cut files into those that are read together, all in few parts of at most `LIMITS.batch` words.
+    """Divide files into batches to read together, each of consecutive files with at most `LIMITS.batch` words.
 
     Args:
-        rows: of the files.
-        counts: the words of every file.
+        rows: the rows of the files.
+        counts: the number of words of every file.
     """
     parts: list[Indices] = []
     start, held = 0, 0
@@ -132,7 +132,7 @@ def numbers(counts: Indices) -> Indices:
     """Return ascending numbers for files that are read together, those with words first.
 
     Args:
-        counts: the words of these files, in the order of the numbers to be.
+        counts: the number of words of each file, in the order in which to number them.
     """
     total = int(counts.sum())
     ends = np.cumsum(counts)
@@ -141,17 +141,17 @@ def numbers(counts: Indices) -> Indices:
 
 
 def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_numbers: Indices) -> Words:
-    """Decode the deletes of positions of files that are read together.
+    """Decode the position deletes of files that are read together.
 
     Args:
         state: the table.
         files: the planned files.
-        rows: of the files that are read together.
+        rows: the rows of the files that are read together.
         file_numbers: their `numbers`.
 
     Raises:
-        CorruptFileError: a deletion vector or delete file is not what it should be, or masks a row that the data file
-            does not have; a ValidationError where a task found that.
+        CorruptFileError: a deletion vector or delete file is damaged, or masks a row that the data file does not have.
+            Found by a task, this is a ValidationError.
         NotFoundError: a delete file is missing.
     """
     firsts, counts = _words_of(file_numbers)
@@ -174,18 +174,18 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
 
 
 def _flat(lists: pa.ChunkedArray) -> tuple[Indices, Words]:
-    """Return where each list begins in the values of all, and behind the last one its end, and the values."""
+    """Return list offsets, including the end of the last list, and the concatenated values."""
     column = whole(lists)
     return column.offsets.to_numpy(), column.values.to_numpy()
 
 
 def _words_of(file_numbers: Indices) -> tuple[Indices, Indices]:
-    """Return the first word of each file, and how many words it has."""
+    """Return the first word and the number of words of each file."""
     return file_numbers >> _COUNT_BITS, file_numbers & ((1 << _COUNT_BITS) - 1)
 
 
 def masks_any(words: Words, file_numbers: Indices) -> Flags:
-    """Return which files have a masked row, by their numbers."""
+    """Return which files have a masked row, given their numbers."""
     firsts, counts = _words_of(file_numbers)
     masked = np.concatenate([[0], np.cumsum(words != 0)])
     ends = np.minimum(firsts + counts, len(words))
@@ -194,12 +194,12 @@ def masks_any(words: Words, file_numbers: Indices) -> Flags:
 
 
 def without_masked(frame: DataFrame, words: Words) -> DataFrame:
-    """Return rows with `number` and `pos` without those that words mask."""
+    """Return rows, which have `number` and `pos`, without those masked by `words`."""
     return with_masked(frame, words, _MASKED).where(f"NOT {_MASKED}").drop(_MASKED) if len(words) else frame
 
 
 def with_masked(frame: DataFrame, words: Words, name: str) -> DataFrame:
-    """Add a column that tells whether words mask a row, by its `number` and `pos`."""
+    """Add a column that tells whether `words` mask a row, by its `number` and `pos`."""
     if not len(words):
         return frame.withColumn(name, F.lit(False))
     mask_row = local_frame(frame.sparkSession, pa.table({_MASK: pa.array([words], pa.list_(pa.int64()))}))
@@ -216,7 +216,7 @@ def with_masked(frame: DataFrame, words: Words, name: str) -> DataFrame:
 
 
 def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
-    """Return the units to decode for files, and for each its place in the deletes of `sets`; -1 if it is in none."""
+    """Return the units to decode for files, and the index of each in the deletes of `sets`; -1 if it is in none."""
     of_file = files.file_deletes
     shared = np.flatnonzero(files.shared_deletes(ContentType.POSITION_DELETES))
     data_files = files.table.column("file_path").take(of_file.column("owner"))
@@ -238,9 +238,9 @@ def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
 
 
 def _masked_files(masked: pa.Table, places_in_sets: Indices, files: PlannedFiles) -> Indices:
-    """Return the place of the file that each row of `_MASKED_WORDS` is about; -1 if its unit does not apply to it.
+    """Return the index of the file of each row of `_MASKED_WORDS`; -1 if the row's unit does not apply to the file.
 
-    A position delete file may have positions of files that are not read, or no longer there, and of newer files.
+    A position delete file may have positions of files that are not read, no longer exist, or are newer.
     """
     paths = whole(files.table.column("file_path"))
     file_places = pc.fill_null(pc.index_in(whole(masked.column("data_file")), value_set=paths), -1).to_numpy()
@@ -253,14 +253,14 @@ def _masked_files(masked: pa.Table, places_in_sets: Indices, files: PlannedFiles
 
 
 def _position_beyond(places: Words, words: Words, rows: int) -> int | None:
-    """Return a masked position that a file with so many rows does not have; None if it has all."""
+    """Return a masked position beyond a file's number of rows; None if there is none."""
     first = (int(places[0]) << 6) + (int(words[0]) & -int(words[0])).bit_length() - 1
     last = (int(places[-1]) << 6) + (int(words[-1]) & _ALL_BITS).bit_length() - 1
     return next((position for position in (first, last) if not 0 <= position < rows), None)
 
 
 def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Table:
-    """Return `_MASKED_WORDS` of units; those of other files are left out by jobs, and not by the driver."""
+    """Return `_MASKED_WORDS` of units. Jobs leave out words of other files, the driver does not."""
     access, spark = state.access, state.spark
     if not len(units):
         return _MASKED_WORDS.empty_table()
@@ -281,14 +281,14 @@ def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Tabl
 
 
 def _are_few(units: pa.Table, limits: Settings) -> bool:
-    """Return whether the driver decodes units faster than a job would."""
+    """Return whether the driver can decode units faster than a job."""
     if len(units) > MOST_ENTRIES or pc.sum(units.column("size_in_bytes")).as_py() > limits.driver_manifest_bytes:
         return False
     return request_count([*_by_range(units.to_pylist())]) <= _DRIVER_REQUESTS
 
 
 def _by_location(units: pa.Table) -> pa.ListArray:
-    """Return units, which are sorted by location, in a list for each location."""
+    """Group units, which are sorted by location, into one list per location."""
     ends = np.cumsum(units.column("location").combine_chunks().value_counts().field("counts").to_numpy())
     offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
     return pa.ListArray.from_arrays(offsets, units.to_struct_array().combine_chunks())
@@ -330,7 +330,7 @@ def _decode(reader: RangeReader, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _by_range(units: Iterable[dict[str, Any]]) -> dict[FileRange, list[dict[str, Any]]]:
-    """Return units by what has to be read for them: a deletion vector, or the whole of another delete file."""
+    """Group units by the range to read for them: a deletion vector, or a whole position delete file."""
     by_range: dict[FileRange, list[dict[str, Any]]] = {}
     for unit in units:
         offset = _offset(unit) if _is_vector(unit) else 0
@@ -364,7 +364,7 @@ def _vector_words(unit: Mapping[str, Any], blob: bytes) -> _MaskedWords:
 
 
 def _file_words(data: bytes, unit: Mapping[str, Any]) -> dict[str, _MaskedWords]:
-    """Return the mask of each data file that a position delete file names, by its path."""
+    """Return the mask of each data file in a position delete file, by path."""
     parts: dict[str, list[_MaskedWords]] = {}
     for paths, positions in deleted_positions(data, unit["file_format"], unit["location"]):
         for path, of_path in _by_path(paths, positions):
@@ -390,7 +390,7 @@ def _by_path(paths: pa.DictionaryArray, positions: pa.Array) -> Iterator[tuple[s
 
 
 def _masked_words(positions: Words) -> _MaskedWords:
-    """Return the places of words with a bit, ascending, and these words."""
+    """Return the indices of nonzero words, ascending, and these words."""
     positions = np.sort(positions, kind="stable")
     return _combined(positions >> 6, np.left_shift(np.int64(1), positions & 63))
 
@@ -404,7 +404,7 @@ def _merged(parts: Sequence[_MaskedWords]) -> _MaskedWords:
 
 
 def _combined(places: Words, words: Words) -> _MaskedWords:
-    """Return one word for each place, with the bits of all. `places` are ascending."""
+    """Merge the words of equal places by OR. `places` are ascending."""
     if not len(places):
         return places, words
     starts = np.flatnonzero(np.concatenate([[True], np.diff(places) != 0]))

@@ -1,7 +1,7 @@
-"""Timestamps of ORC files that are out of the range of Arrow's ORC reader, which has nanoseconds in 64 bits.
+"""Read ORC timestamps that are out of the range of Arrow's ORC reader, which uses 64-bit nanoseconds.
 
-ORC stores the seconds of a timestamp in one stream of its column, and the nanoseconds in another one. Arrow reads the
-seconds, also of nested columns, if the file's footer says that they are longs. The nanoseconds are decoded here (ORC
+ORC stores the seconds of a timestamp in one stream of its column and the nanoseconds in another. Arrow reads the
+seconds, also of nested columns, if the file's footer declares them as longs. The nanoseconds are decoded here (ORC
 Specification v1: File Tail, Stripes, Run Length Encoding version 2).
 
 Spark tasks import this module, so it imports little.
@@ -34,7 +34,7 @@ class _Field(NamedTuple):
 _VARINT, _BYTES = 0, 2
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 
-# Kinds of types, streams and column encodings.
+# Kinds of types, streams and column encodings in ORC.
 _LONG: Final = 4
 _TIMESTAMP, _INSTANT = 9, 18
 _SECONDARY: Final = 5
@@ -42,9 +42,9 @@ _DIRECT_V2: Final = 2
 _NO_CODEC, _ZLIB, _SNAPPY, _ZSTD = 0, 1, 2, 5
 
 _UTC: Final = ("", "UTC", "GMT", "Etc/UTC")
-# Timestamps count from the beginning of 2015.
+# ORC timestamps count seconds from the beginning of 2015.
 _EPOCH: Final = 1_420_070_400
-# Microseconds of later ones don't fit into 64 bits.
+# The last second whose microseconds fit into 64 bits.
 _LAST_SECOND: Final = 9_223_372_036_853
 _WIDTHS: Final = (*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64)
 
@@ -76,13 +76,13 @@ class OrcSeconds:
         """Read columns of a stripe.
 
         Args:
-            number: Of the stripe.
-            names: Of the columns.
-            schema: The columns of the file as Arrow shows them.
+            number: The index of the stripe.
+            names: The names of the columns.
+            schema: The Arrow schema of the file.
 
         Raises:
             CorruptFileError: The stripe is damaged.
-            UnsupportedError: The writer encoded timestamps otherwise than today's do.
+            UnsupportedError: Timestamps have an encoding that current writers don't use.
         """
         batch = self._file.read_stripe(number, names)
         nanos = _Nanos(self, [field.value for field in self._footer if field.number == 3][number], self._location)
@@ -95,7 +95,7 @@ class OrcSeconds:
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def stripe_part(self, start: int, size: int) -> bytes:
-        """Return bytes of a stripe, uncompressed."""
+        """Return decompressed bytes of a stripe."""
         return self._plain(self._bytes(start, size))
 
     def _bytes(self, start: int, size: int) -> bytes:
@@ -106,7 +106,7 @@ class OrcSeconds:
         return data
 
     def _plain(self, data: bytes) -> bytes:
-        """Return the bytes of chunks, each of which may be compressed."""
+        """Decode chunks, each of which may be compressed, to plain bytes."""
         if self._codec == _NO_CODEC:
             return data
         parts, place = [], 0
@@ -132,7 +132,7 @@ class OrcSeconds:
         )
 
     def _stored(self, data: bytes, most: int) -> bytes:
-        """Return the footer as chunks that are not compressed."""
+        """Encode the footer as uncompressed chunks."""
         if self._codec == _NO_CODEC:
             return data
         chunks = [data[start : start + most] for start in range(0, len(data), most)]
@@ -140,7 +140,7 @@ class OrcSeconds:
 
 
 class _Patched(io.RawIOBase):
-    """A file with another end."""
+    """A file whose end is replaced."""
 
     def __init__(self, source: pa.NativeFile, end: int, tail: bytes) -> None:
         self._source, self._end, self._tail = source, end, tail
@@ -188,12 +188,12 @@ class _Nanos:
                 start += size
 
     def restored(self, array: pa.Array, kind: pa.DataType, type_id: int) -> pa.Array:
-        """Return an array with timestamps in the places of their seconds.
+        """Return an array with seconds replaced by timestamps.
 
         Args:
             array: The array with seconds.
-            kind: Its type as Arrow shows it, with timestamps.
-            type_id: The id of the type in the file: types are numbered as they are met from the root, parents first.
+            kind: Its Arrow type, with timestamps.
+            type_id: The id of the type in the file. Types are numbered in pre-order from the root.
         """
         if pa.types.is_timestamp(kind):
             return self._timestamps(array, kind, type_id)
@@ -223,7 +223,7 @@ class _Nanos:
         if len(nanos) != len(seconds):
             problem = f"there are {len(seconds)} values"
             raise CorruptFileError(self._location, f"nanoseconds of type {type_id}", len(nanos), problem)
-        # ORC's writers round seconds towards zero.
+        # ORC writers round seconds towards zero.
         seconds -= (seconds < 0) & (nanos > 999_999)
         if len(seconds) and max(seconds.max(), -seconds.min()) > _LAST_SECOND:
             raise CorruptFileError(self._location, f"seconds of type {type_id}", seconds.max(), "out of range")
@@ -241,7 +241,7 @@ def _exact_nanos(seconds: Numbers, nanos: Numbers) -> Numbers:
 
 
 def _arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays that an array of a nested type has for children."""
+    """Return the child arrays of a nested array."""
     if pa.types.is_struct(array.type):
         return list(array.flatten())
     return [array.keys, array.items] if pa.types.is_map(array.type) else [array.values]
@@ -254,7 +254,7 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _first_ids(fields: Iterable[pa.Field], first: int) -> list[int]:
-    """Return the ids of the types of fields that follow each other."""
+    """Return the type ids of consecutive fields."""
     ids = []
     for field in fields:
         ids.append(first)
@@ -270,7 +270,7 @@ def _type_count(kind: pa.DataType) -> int:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Decode a varint at `place`. Return the number and the end of its bytes."""
     value = shift = 0
     while True:
         byte = data[place]
@@ -321,7 +321,7 @@ def _encoded_varint(value: int) -> bytes:
 
 
 def _with_longs(field: _Field) -> _Field:
-    """Return a field of the footer; if it is a timestamp type, as that of longs."""
+    """Return a field of the footer, with timestamp types changed to longs."""
     if field.number != 4 or _value(field.value, 1) not in (_TIMESTAMP, _INSTANT):
         return field
     kinds = [part._replace(value=_LONG) if part.number == 1 else part for part in _fields(field.value)]
@@ -332,7 +332,7 @@ def _with_longs(field: _Field) -> _Field:
 
 
 def _nanoseconds(stream: bytes, count: int) -> Numbers:
-    """Return the numbers of a stream of nanoseconds without their trailing decimal zeros, and the counts of these."""
+    """Decode a stream of nanoseconds, which stores numbers without trailing decimal zeros and the counts of these."""
     runs = list(_runs(stream))
     stored = np.concatenate(runs)[:count] if runs else np.zeros(0, np.int64)
     zeros = stored & 7
@@ -390,7 +390,7 @@ _LONG_RUNS: Final = {1: _direct, 2: _patched, 3: _deltas}
 
 
 def _unpacked(data: bytes, place: int, width: int, count: int) -> tuple[Numbers, int]:
-    """Return numbers of a width in bits, the highest bit first, and where they end."""
+    """Decode numbers of `width` bits, highest bit first. Return them and the end of their bytes."""
     end = place + -(-width * count // 8)
     bits = np.unpackbits(np.frombuffer(data[place:end], np.uint8))[: width * count].reshape(count, width)
     powers = np.left_shift(np.uint64(1), np.arange(width - 1, -1, -1, dtype=np.uint64))

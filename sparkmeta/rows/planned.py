@@ -1,7 +1,7 @@
-"""The files of a plan on the driver, as an Arrow table for readers of rows.
+"""Collect the files of a plan on the driver, as an Arrow table for row readers.
 
-A row takes some 200 bytes, as do each deletion vector and position delete file of a data file, and each delete that
-several files have. A pair of a file and such a delete takes eight bytes until the sets of them are distinct.
+A row takes about 200 bytes, as does each deletion vector or position delete file of a single data file and each delete
+shared by several files. A pair of a file and a shared delete takes eight bytes until sets are deduplicated.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _DELETES: Final = pa.schema(
 
 @dataclass(frozen=True)
 class RowPlan:
-    """A plan for readers of rows, which has not run.
+    """A plan for row readers that has not run.
 
     Attributes:
-        frame: columns of `plan_files`, and what tells files of one partition.
+        frame: columns of `plan_files`, and a key that identifies the partition.
         deletes: the delete entries that the plan matches.
     """
 
@@ -85,15 +85,15 @@ class RowPlan:
 
     @staticmethod
     def union(plans: Sequence[RowPlan]) -> RowPlan:
-        """Return the plan of all files of at least one plan."""
+        """Return the union of one or more plans."""
         (frame,) = at_most_one([plan.frame for plan in plans])
         return RowPlan(frame, tuple(deletes for plan in plans for deletes in plan.deletes))
 
     def shared_deletes(self, state: TableState) -> list[pa.Table]:
-        """Read the deletes that name no data file: `ENTRY_ID`, `ENTRY` and others; an entry may be there twice.
+        """Read the deletes that name no data file: `ENTRY_ID`, `ENTRY` and others. An entry may occur twice.
 
         Returns:
-            At most one table.
+            A list with at most one table.
         """
         delete = sql.col(_DELETE)
         fields = [_entry_id(delete).alias(ENTRY_ID), *(delete[name].alias(name) for name in (*ENTRY, *_DELETES.names))]
@@ -109,7 +109,7 @@ class RowPlan:
 
 
 def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
-    """Plan a scan for a reader of rows.
+    """Plan a scan for a row reader.
 
     Args:
         choice: how the scan is planned.
@@ -123,13 +123,13 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
 def plan_of_entries(
     matched: DataFrame, state: TableState, *others: str, deletes: DeleteEntries | None = None
 ) -> RowPlan:
-    """Return a plan of data entries with `DELETES`, and others of their columns.
+    """Return a plan of data entries with `DELETES`.
 
     Args:
         matched: the data entries.
         state: the table.
-        others: names of the other columns.
-        deletes: the delete entries that were matched; None: there are none.
+        others: names of further columns to keep.
+        deletes: the delete entries that were matched; None if there are none.
     """
     columns = [value.alias(name) for name, value in file_columns(state).items()]
     frame = matched.selectExpr(*sql.texts([*columns, _partition_column(state)]), DELETES, *others)
@@ -146,9 +146,9 @@ class PlannedFiles:
     """Planned data files with their deletes.
 
     Attributes:
-        table: columns of `plan_files`, those that readers of rows need, with `FILE_DELETES` and `DELETE_SET` for the
-            deletes; one row a data file. It may have the columns of `SELECTING`, and of `CHANGE_COLUMNS`, which rows of
-            the file have in common.
+        table: one row per data file, with the columns of `plan_files` that row readers need, and `FILE_DELETES` and
+            `DELETE_SET` for the deletes. It may have the columns of `SELECTING`, and those of `CHANGE_COLUMNS`, which
+            are constant for all rows of a file.
         sets: sets of deletes that name no data file.
     """
 
@@ -157,15 +157,15 @@ class PlannedFiles:
 
     @staticmethod
     def of(plans: Sequence[RowPlan], state: TableState, *others: str) -> PlannedFiles:
-        """Run plans, at least one, and bring their rows to the driver.
+        """Run plans and collect their rows on the driver.
 
         Args:
-            plans: the plans.
+            plans: one or more plans.
             state: the table.
             others: further columns to keep.
 
         Raises:
-            ValidationError: as the plans do.
+            ValidationError: a plan fails with it.
         """
         partition = [PARTITION] if state.types.partition_type.fields else []
         deletes = sql.col(DELETES)
@@ -193,17 +193,17 @@ class PlannedFiles:
         return replace(self, table=self.table.filter(pa.array(flags)))
 
     def take(self, rows: Indices) -> PlannedFiles:
-        """Return the files of some rows."""
+        """Return the files at some rows."""
         return replace(self, table=self.table.take(pa.array(rows)))
 
     def numbers(self, column: str) -> Indices:
-        """Return a column of integers; a null is 0."""
+        """Return a column of integers, with 0 for null."""
         values: Indices = pc.fill_null(self.table.column(column), 0).to_numpy().astype(np.int64)
         return values
 
     @cached_property
     def selecting(self) -> PlannedFiles | None:
-        """The same files with the deletes that select rows; None where files are not read for deleted rows."""
+        """The same files with the deletes that select rows; None if files are not read for their deleted rows."""
         if SELECTING[DELETE_SET] not in self.table.column_names:
             return None
         names = {selecting: name for name, selecting in SELECTING.items()}
@@ -212,7 +212,7 @@ class PlannedFiles:
 
     @cached_property
     def partition_codes(self) -> Indices:
-        """A number for each file, the same for files of the same spec and partition whose deletes are of one plan."""
+        """A number for each file, equal for files with the same spec and partition and deletes from the same plan."""
         codes = np.zeros(len(self), np.int64)
         plan = [self.table.column(name).combine_chunks() for name in CHANGE_COLUMNS if name in self.table.column_names]
         for values in [*self.table.column(PARTITION_KEY).combine_chunks().flatten(), *plan]:
@@ -223,18 +223,18 @@ class PlannedFiles:
 
     @cached_property
     def file_deletes(self) -> pa.Table:
-        """The deletes that name their data file, and `owner`, the row of the file."""
+        """The deletes that name their data file, with `owner`, the row of the file."""
         lists = whole(self.table.column(FILE_DELETES))
         owners = np.repeat(np.arange(len(self)), pc.list_value_length(lists).to_numpy(zero_copy_only=False))
         return _file_deletes(self.table).append_column("owner", pa.array(owners, pa.int64()))
 
     @cached_property
     def set_codes(self) -> Indices:
-        """The set of each file, by its place in `sets`."""
+        """The index of each file's set in `sets`."""
         return self.numbers(DELETE_SET)
 
     def shared_deletes(self, content: ContentType) -> Flags:
-        """Return which deletes of `sets` are of a kind and in a set of one of the files."""
+        """Return which deletes of `sets` have a content type and are in a set of one of the files."""
         flags: Flags = self._is_used & np.asarray(pc.equal(self.sets.deletes.column("content"), int(content)))
         return flags
 
@@ -245,7 +245,7 @@ class PlannedFiles:
         return is_used
 
     def have(self, content: ContentType) -> Flags:
-        """Return which files have deletes of a kind."""
+        """Return which files have deletes of a content type."""
         flags = self.sets.any(self.shared_deletes(content))[self.set_codes]
         if content is ContentType.POSITION_DELETES:
             flags[self.file_deletes.column("owner").to_numpy()] = True
@@ -259,7 +259,7 @@ class PlannedFiles:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`.
 
-        Spark puts these arrays together: the driver has the deletes of a set once, not once for each file.
+        Spark assembles these arrays, so the driver holds the deletes of a set once, not once per file.
         """
         frame = local_frame(spark, self.table)
         for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
@@ -295,5 +295,5 @@ def _needed(delete: Sql) -> Sql:
 
 
 def _file_deletes(table: pa.Table) -> pa.Table:
-    """Return the `FILE_DELETES` of all files one after another."""
+    """Return the concatenated `FILE_DELETES` of all files."""
     return pa.Table.from_struct_array(whole(table.column(FILE_DELETES)).flatten()).cast(_DELETES)

@@ -1,4 +1,4 @@
-"""The columns to read, with the facts of the table's metadata that tasks need."""
+"""Convert the columns to read, and the table metadata that tasks need, to a form for tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def projected_column(field: NestedField) -> Column:
 
 
 def type_name(kind: IcebergType) -> str:
-    """Return the name of a type as `Column` has it."""
+    """Return the name of a type in the form used by `Column`."""
     match kind:
         case StructType():
             return "struct"
@@ -42,7 +42,7 @@ def type_name(kind: IcebergType) -> str:
 
 
 def child_fields(kind: IcebergType) -> tuple[NestedField, ...]:
-    """Return the fields of a nested type; none of a primitive one."""
+    """Return the fields of a nested type; none for a primitive type."""
     match kind:
         case StructType():
             return kind.fields
@@ -75,6 +75,6 @@ def _mapped(fields: Iterable[MappedField]) -> tuple[MappedName, ...]:
 
 
 def identity_sources(spec: PartitionSpec) -> dict[int, int]:
-    """Return the ids of a spec's identity partition fields by the ids of the columns that they are of."""
+    """Return the ids of a spec's identity partition fields by source column id."""
     identities = (field for field in spec.fields if isinstance(field.transform, IdentityTransform))
     return {field.source_id: field.field_id for field in identities}

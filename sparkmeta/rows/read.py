@@ -1,8 +1,8 @@
-"""Rows of a scan as a DataFrame: planned files, handed over to a reader, without deleted rows, filtered and projected.
+"""Read the rows of a scan: hand planned files over to a reader, remove deleted rows, filter and project.
 
-    Choice -> PlannedFiles -> files that are read together -> a DataFrame of each -> their union
+    Choice -> PlannedFiles -> files that are read together -> a DataFrame for each group -> their union
 
-See docs/rows.md for what runs when, and what is bounded by what.
+See docs/rows.md for what runs when, and for resource bounds.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _DELETED: Final = "_deleted"
-# Metadata columns of which rewritten files have values (table spec, Reserved Field IDs).
+# Metadata columns that rewritten files store (table spec, Reserved Field IDs).
 _LINEAGE: Final = {
     "_row_id": NestedField(2147483540, "_row_id", LongType(), required=False),
     "_last_updated_sequence_number": NestedField(
         2147483539, "_last_updated_sequence_number", LongType(), required=False
     ),
 }
-# What metadata columns show of the file: columns of `PlannedFiles`.
+# Metadata columns -> the columns of `PlannedFiles` that they show.
 _OF_FILE: Final = {
     "_file": ("file_path",),
     "_partition": (PARTITION,),
@@ -72,9 +72,9 @@ _VALUES: Final = {
     "_last_updated_sequence_number": sql.col("data_sequence_number"),
     **{name: sql.col(name) for name in CHANGE_COLUMNS},
 }
-# A path of a local disk has none.
+# The store of a path. Local paths have none.
 _STORE: Final = r"^(?P<store>[^:/]+://[^/]+)"
-# Spark's sources pass over files of such names.
+# Paths of files that Spark's sources ignore.
 _HIDDEN: Final = r"(^|/)([_.][^/]*|[^/]*\._COPYING_)$"
 
 
@@ -85,7 +85,7 @@ class RowScan:
     Attributes:
         filter: the filter, bound to the table.
         projection: the table's columns in the result.
-        metadata_columns: keys of `ALL_METADATA_COLUMNS`, behind the others.
+        metadata_columns: keys of `ALL_METADATA_COLUMNS`, which follow the other columns.
     """
 
     filter: ScanFilter
@@ -98,9 +98,9 @@ class RowScan:
 
 
 def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
-    """Plan a scan, and return its rows.
+    """Plan a scan and return its rows.
 
-    The plan runs at once, and bitmaps of deletes are decoded; the rows are read when the DataFrame runs.
+    The plan runs and delete bitmaps are decoded at once; rows are read when the DataFrame runs.
 
     Args:
         scan: what to read.
@@ -108,8 +108,8 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
 
     Raises:
         ValidationError: metadata or deletes contradict each other.
-        CorruptFileError: a file is not what it should be.
-        NotFoundError: a manifest or file of deletes is missing.
+        CorruptFileError: a file is damaged.
+        NotFoundError: a manifest or delete file is missing.
     """
     return rows_of(scan, PlannedFiles.of([plan_rows(choice)], scan.state))
 
@@ -134,12 +134,12 @@ def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
 
 
 def union_of(scan: RowScan, frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of all frames, each with the columns of a scan; no rows for no frames."""
+    """Return the union of frames with the columns of a scan, which may be empty."""
     return reduce(lambda left, right: left.union(right), frames) if frames else empty_rows(scan)
 
 
 def empty_rows(scan: RowScan) -> DataFrame:
-    """Return no rows, with the columns of a scan."""
+    """Return an empty DataFrame with the columns of a scan."""
     row_type = StructType()
     for field in scan.projection.fields:
         row_type.add(field.name, spark_type(field.field_type))
@@ -154,7 +154,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
     Args:
         scan: what to read.
         files: the planned files.
-        rows: of files of a format and name that Spark reads.
+        rows: the rows of files with a format and name that Spark reads.
     """
     state, schema = scan.state, scan.filter.schema
     is_applied = reduce(np.logical_or, (side.shared_deletes(ContentType.EQUALITY_DELETES) for side in files.sides))
@@ -179,13 +179,13 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
 
 
 def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tuple[NestedField, ...]:
-    """Return the columns, of those given, that equality deletes compare."""
+    """Return the given columns that equality deletes compare."""
     ids = set(field_ids)
     return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
 
 
 def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
-    """Return which files Spark's reader reads, as well as all equality deletes that apply to them."""
+    """Return which files Spark can read together with all equality deletes that apply to them."""
     flags = _spark_reads_files(state, files.table)
     for side in files.sides:
         unread = side.shared_deletes(ContentType.EQUALITY_DELETES)
@@ -196,7 +196,7 @@ def _spark_reads(state: TableState, files: PlannedFiles) -> Flags:
 
 
 def _spark_reads_files(state: TableState, files: pa.Table) -> Flags:
-    """Return which files are on a store that Spark opens, and of a format, name and length that its reader reads."""
+    """Return which files Spark can read, by their store, format, name and length."""
     is_parquet = pc.equal(pc.utf8_upper(files.column("file_format")), "PARQUET")
     is_hidden = pc.match_substring_regex(files.column("file_path"), _HIDDEN)
     has_bytes = pc.greater(files.column("file_size_in_bytes"), 0)
@@ -205,7 +205,7 @@ def _spark_reads_files(state: TableState, files: pa.Table) -> Flags:
 
 
 def _spark_opens(state: TableState, paths: pa.ChunkedArray) -> Flags:
-    """Return which files are on a store that Spark opens, as the first file of each tells."""
+    """Return which files are on a store that Spark can open, tested with the first file of each store."""
     stores = whole(pc.struct_field(pc.extract_regex(paths, _STORE), "store")).dictionary_encode("encode")
     codes, firsts = np.unique(stores.indices.to_numpy(), return_index=True)
     opens = np.array([state.access.spark_opens(paths[first].as_py()) for first in firsts.tolist()], np.bool_)
@@ -214,7 +214,7 @@ def _spark_opens(state: TableState, paths: pa.ChunkedArray) -> Flags:
 
 
 def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:
-    """Cut files into parts without a path twice: a table may list a file several times, and has its rows as often."""
+    """Divide files into parts without duplicate paths. A file that a table lists several times is read as often."""
     codes = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()[rows]
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
@@ -225,7 +225,7 @@ def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:
 
 @dataclass(frozen=True)
 class _Deletes:
-    """The deletes of files that Spark reads together: bits of positions, and equality deletes by their columns."""
+    """The deletes of files that Spark reads together: position bits, and equality deletes by column set."""
 
     words: masks.Words
     equality: list[EqualityDeletes]
@@ -239,7 +239,7 @@ class _Part:
         scan: what to read.
         files: the planned files.
         columns: what to read of the files.
-        rows: the files' rows in `files`, in the order of their numbers.
+        rows: the rows of the part's files in `files`, in the order of their numbers.
         numbers: the files' numbers.
     """
 
@@ -251,11 +251,11 @@ class _Part:
 
     @property
     def may_have_rows(self) -> bool:
-        """Whether a row of the files can be in the result, as far as bits tell."""
+        """Whether any row can be in the result, judging by the position bits."""
         return self._selecting is None or bool(len(self._selected))
 
     def frame(self) -> DataFrame:
-        """Return the rows of the files that are in the scan's result, as its columns."""
+        """Return the rows of the files in the scan's result, with its columns."""
         scan, state, deletes, selecting = self.scan, self.scan.state, self._deletes, self._selecting
         extra = self._extra(deletes) | (set() if selecting is None else self._extra(selecting))
         filtered = POSITION in extra and not scan.metadata_columns
@@ -288,7 +288,7 @@ class _Part:
 
     @cached_property
     def _selecting(self) -> _Deletes | None:
-        """Deletes of which a row must have at least one; None: rows need none."""
+        """The deletes of which at least one must apply to each row; None if deletes do not select rows."""
         return None if self.files.selecting is None else self._deletes_of(self.files.selecting)
 
     def _deletes_of(self, side: PlannedFiles) -> _Deletes:
@@ -297,7 +297,7 @@ class _Part:
 
     @cached_property
     def _selected(self) -> Indices:
-        """The places in `rows` of the files to read: not those of which nothing is selected that is not deleted."""
+        """The indices in `rows` of the files to read. Files whose selected rows are all deleted are left out."""
         selecting, deleted = self._selecting, self._deletes.words
         if selecting is None:
             return np.arange(len(self.rows))
@@ -305,7 +305,7 @@ class _Part:
         return np.flatnonzero(is_selected | self.files.sides[-1].have(ContentType.EQUALITY_DELETES)[self.rows])
 
     def _extra(self, deletes: _Deletes) -> set[str]:
-        """Return which of number and position the rows need."""
+        """Return which of `NUMBER` and `POSITION` the rows need."""
         words, equality = deletes.words, deletes.equality
         shows_position = not {"_pos", "_row_id"}.isdisjoint(self.scan.metadata_columns)
         extra = {NUMBER} if len(words) or equality or self._file_columns else set()
@@ -328,7 +328,7 @@ class _Part:
         ]
 
     def _column_value(self, field: NestedField) -> Sql:
-        """Return a column's value. A null of a required column is an error: names don't tell that a file lacks it."""
+        """Return a column's value. Null in a required column is an error, since the file may lack the column."""
         value = self.columns.shown(field)
         if not field.required:
             return value
@@ -339,12 +339,12 @@ class _Part:
     def _metadata_value(self, name: str) -> Sql:
         if name not in _LINEAGE:
             return _VALUES[name]
-        # Rows of a file without a first row id have no lineage, whatever the file has stored (table spec, Row Lineage).
+        # Rows of a file without a first row id have no lineage, whatever the file stores (table spec, Row Lineage).
         lineage = sql.coalesce(self._value(_LINEAGE[name].field_id), _VALUES[name])
         return sql.when(sql.col("first_row_id").isNotNull(), lineage)
 
     def _with_file_columns(self, frame: DataFrame) -> DataFrame:
-        """Add the columns of `files` that the result shows."""
+        """Add the columns of `files` that the result needs."""
         if not self._file_columns:
             return frame
         of_files = self.files.table.select(self._file_columns).take(pa.array(self.rows))
@@ -354,7 +354,7 @@ class _Part:
 
     @cached_property
     def _file_columns(self) -> list[str]:
-        """The columns of `files` that the result shows."""
+        """The columns of `files` that the result needs."""
         shown = {column for name in self.scan.metadata_columns for column in _OF_FILE.get(name, ())}
         if self.columns.has_partition_values:
             shown.add(PARTITION)

@@ -1,8 +1,8 @@
-"""Where each column of a scan comes from in one data file (table spec, Column Projection).
+"""Resolve where each column of a scan comes from in a data file (table spec, Column Projection).
 
-A file's schema and the projected one are both trees of `Column`. Columns are looked up by field id, never by name. What
-a file lacks is, in this order, the value of an identity partition field, a column that the name mapping assigns the id
-to, the column's initial default, null.
+The file's schema and the projection are both trees of `Column`. Columns are looked up by field id, never by name. A
+missing column is taken from the first available of: the identity partition value, a column that the name mapping
+assigns the id to, the initial default, null.
 
 Pure functions. Spark tasks import this module, so it imports little.
 """
@@ -21,15 +21,15 @@ NESTED = ("struct", "list", "map")
 
 @dataclass(frozen=True)
 class Column:
-    """A column, or a field, element, key or value inside of one.
+    """A column, or a field, element, key or value inside one.
 
     Attributes:
-        name: `element` of a list, `key` and `value` of a map.
+        name: The name; `element` in a list, `key` and `value` in a map.
         id: The field id; None if the file has none.
-        type: The Iceberg name of a primitive type, or one of `NESTED`. A type of a file that Iceberg does not have has
-            a name of its own.
-        children: Of a struct its fields, of a list its element, of a map key and value.
-        required: False in a file.
+        type: The Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have names of
+            their own.
+        children: The fields of a struct, the element of a list, or the key and value of a map.
+        required: Whether it is required. Always False for file columns.
         default: The initial default, in pyiceberg's representation.
     """
 
@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True)
 class MappedName:
-    """An entry of a name mapping (table spec, Column Projection): names that mean a field id in files without ids."""
+    """An entry of a name mapping (table spec, Column Projection): names for a field id in files without ids."""
 
     names: tuple[str, ...]
     id: int | None
@@ -57,7 +57,7 @@ class FromFile:
     Attributes:
         column: The projected column.
         physical: The column of the file.
-        children: Sources of the projected column's children, in their order.
+        children: The sources of the projected column's children, in order.
     """
 
     column: Column
@@ -67,7 +67,7 @@ class FromFile:
 
 @dataclass(frozen=True)
 class FromPartition:
-    """The value of the identity partition field of the column; it is the same in all rows, and may be null."""
+    """The value of the column's identity partition field, in all rows. It may be null."""
 
     column: Column
 
@@ -106,13 +106,12 @@ def resolve(
         location: The file, for error messages.
         names: The table's name mapping, for columns without ids. If it is None and no column has an id, Iceberg's
             fallback applies: names of the projected columns, or their positions.
-        partition_ids: The ids of columns that the file's spec has an identity partition field for.
-        by_position: Whether the fallback assigns the ids 1, 2, 3 ... to the columns of the file, as it does for
-            Parquet.
+        partition_ids: The ids of columns with an identity partition field in the file's spec.
+        by_position: Whether the fallback assigns the ids 1, 2, 3 ... to the file's columns, as for Parquet.
 
     Raises:
-        CorruptFileError: The file contradicts the schema: it has an id twice, a column of a type that is not promoted
-            to the projected one, or lacks a required column that has no default.
+        CorruptFileError: The file contradicts the schema: it has an id twice, a column type that can't be promoted to
+            the projected one, or lacks a required column that has no default.
         UnsupportedError: The fallback is by position, and a nested field is projected.
     """
     wanted = tuple(projected)
@@ -125,7 +124,7 @@ def resolve(
 
 
 def has_ids(columns: Iterable[Column]) -> bool:
-    """Return whether any column, nested ones included, has a field id."""
+    """Return whether any column, including nested ones, has a field id."""
     return any(column.id is not None or has_ids(column.children) for column in columns)
 
 
@@ -139,9 +138,9 @@ class _Candidates:
     """The columns of one struct of a file, by field id.
 
     Attributes:
-        own: Those with ids of their own.
-        mapped: Those to which the name mapping assigns ids.
-        names: The name mapping of the children, by the column's name.
+        own: The columns with their own ids.
+        mapped: The columns to which the name mapping assigns ids.
+        names: The name mapping of children, by column name.
     """
 
     own: dict[int, Column] = field(default_factory=dict)
@@ -168,7 +167,7 @@ class _Resolution:
             file_columns: The fields of the struct in the file.
             wanted: The projected fields.
             names: The name mapping of the fields.
-            path: The names of the struct and those around it.
+            path: The names of the struct and its enclosing columns.
         """
         candidates = self._candidates(file_columns, names)
         return tuple(self._field(column, candidates, path) for column in wanted)
@@ -231,7 +230,7 @@ class _Resolution:
                     "has no name mapping: set schema.name-mapping.default"
                 )
             return FromFile(column, physical, self.fields(physical.children, column.children, names, inside))
-        # An element, key or value is the only one of its kind: it needs no id.
+        # Elements, keys and values are unambiguous and need no id.
         entries = {name: entry.children for entry in names for name in entry.names}
         children = tuple(
             self._from_file(child, physical_child, entries.get(child.name, ()), inside)
@@ -246,11 +245,11 @@ _SAME = frozenset({("binary", "string"), ("long", "time"), ("time32[ms]", "time"
 
 
 def can_read(file_type: str, type_name: str) -> bool:
-    """Return whether values of a file's type can be those of a table's.
+    """Return whether values of a file's type can be read as a table's type.
 
-    They can if the types are the same, or if the file's was promoted (table spec, Schema Evolution). They also can if
-    the format or the writer has fewer types than Iceberg: strings, UUIDs, fixed and shapes stored as bytes, times as
-    longs or in milliseconds, timestamps of another unit or without the time zone. A value that does not fit is an error
+    They can if the types are the same, or if the file's type can be promoted (table spec, Schema Evolution). They also
+    can if the format or writer has fewer types than Iceberg: strings, UUIDs, fixed and shapes stored as bytes, times as
+    longs or in milliseconds, timestamps in another unit or without the time zone. A value that does not fit is an error
     when it is read.
     """
     if reads_as(file_type, type_name) or (file_type, type_name) in _SAME:

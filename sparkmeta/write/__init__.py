@@ -1,1 +1,1 @@
-"""Write rows: data files from DataFrames, by tasks, and the changes of a table that are made of them."""
+"""Write rows: tasks write DataFrames to data and delete files, from which changes of a table are made."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _PATH_COLUMNS: Final = (FILE_PATH, "path")
-# Files that a task describes at least, and names in an error.
+# Minimum number of files per task, and maximum number that an error names.
 _TASK_FILES: Final = 50
 _NAMED: Final = 10
 _KEY: Final = "location_key"
@@ -50,9 +50,9 @@ class AddedFiles:
     """Existing files that fit a table.
 
     Attributes:
-        files: their rows of `inspect.files`, which Spark keeps.
-        needs_mapping: whether readers need a name mapping: some have no field ids, or lack columns of identity
-            partitions.
+        files: their rows of `inspect.files`, checkpointed.
+        needs_mapping: whether readers need a name mapping, because some files have no field ids or lack columns of
+            identity partitions.
     """
 
     files: DataFrame
@@ -64,14 +64,14 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
 
     Args:
         state: the table at the branch's head.
-        paths: the locations of the files, or rows that have them in a column `file_path` or `path`, or as their only
-            column.
+        paths: the locations of the files, or a DataFrame that has them in a column `file_path` or `path`, or in its
+            only column.
         check_duplicates: whether to compare the paths with the table's files.
 
     Raises:
-        ValidationError: paths are not strings, a path is there twice or in the table, or a file does not fit the table.
+        ValidationError: paths are not strings, a path occurs twice or is in the table, or a file does not fit it.
         NotFoundError: a file is missing.
-        UnsupportedError: tasks can't open the files, or the table has a type or transform that is not written.
+        UnsupportedError: tasks can't open the files, or the table has a type or transform that can't be written.
     """
     refuse_types(state.metadata.schema(), state.metadata.location)
     refuse_transforms(state, state.metadata.sort_order())
@@ -147,7 +147,7 @@ def existing_files(state: TableState) -> ExistingFiles:
 
 
 def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
-    """Return the paths as rows of `FILE_PATH`; those of a DataFrame are computed once."""
+    """Return the paths as rows of `FILE_PATH`. A DataFrame is computed only once."""
     table = state.metadata.location
     given: object = paths
     if isinstance(given, str):
@@ -204,11 +204,11 @@ def _refuse_paths(paths: Sequence[str], state: TableState, problem: str) -> None
 
 
 def _needs_mapping(described: DataFrame) -> bool:
-    """Return whether readers need a name mapping for some files.
+    """Return whether readers need a name mapping for any file.
 
     Raises:
-        ValidationError: a file does not fit; the error is that of the first path.
-        NotFoundError: it is missing.
+        ValidationError: a file does not fit. If several fail, the first path's error is raised.
+        NotFoundError: a file is missing.
     """
     is_broken = F.col(PROBLEM).isNotNull()
     (result,) = described.agg(

@@ -1,4 +1,4 @@
-"""New values of columns, as users assign them, in the types of the table."""
+"""Convert the values that users assign to columns to the table's types."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def assigned_values(
     assignments: Mapping[str, Column | Any], frame: DataFrame, schema: Schema, table: str
 ) -> dict[str, Column]:
-    """Return a Column for each assignment, a Column or a value, in the type of its column.
+    """Return a Column for each assignment, converted to the type of the assigned column.
 
-    Primitive values are cast; structs, also those in lists and maps, are assigned by the names of their fields.
+    Primitive values are cast. Struct fields are matched by name, also inside lists and maps.
 
     Args:
         assignments: column name -> Column or value.
-        frame: no rows, with the columns that values may name.
+        frame: an empty DataFrame with the columns that values may refer to.
         schema: the table's.
         table: the table, for errors.
 
@@ -58,7 +58,7 @@ def assigned_values(
 
 
 def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataType:
-    """Return the type of a Column, or of an SQL expression, over a DataFrame.
+    """Return the type of a Column or SQL expression over a DataFrame.
 
     Args:
         frame: the rows.
@@ -87,13 +87,13 @@ def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column
 def with_values(
     rows: DataFrame, values: Mapping[str, Column], lineage: Sequence[str], where: Sql | None = None
 ) -> DataFrame:
-    """Return rows with values assigned to columns; changed rows have no sequence number of a last change.
+    """Return rows with values assigned to columns. The last updated sequence number of changed rows becomes null.
 
     Args:
         rows: the rows, with the columns of `lineage`.
         values: what `assigned_values` returned.
         lineage: the metadata columns that rows keep.
-        where: which rows change; None: all.
+        where: which rows change; None for all.
     """
     values = dict(values)
     if lineage:

@@ -1,4 +1,4 @@
-"""An Avro file being written. Spark tasks import this module."""
+"""Write Avro files. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from sparkmeta.rows.resolve import Column
     from sparkmeta.write.options import WriteOptions
 
-# Rows that are encoded at a time.
+# Rows encoded at a time.
 _ROWS: Final = 20_000
 
 
 class AvroOutput:
-    """An Avro file. It has no split offsets, since readers find its blocks, and no sizes of columns."""
+    """An Avro file being written. It reports no column sizes, and no split offsets since readers find its blocks."""
 
     def __init__(self, sink: Any, columns: Sequence[Column], options: WriteOptions, notes: Mapping[str, str]) -> None:
-        """Begin the file.
+        """Open the file.
 
         Args:
-            sink: takes the bytes.
+            sink: the output stream.
             columns: the columns of the rows.
             options: how to write it.
             notes: key-value metadata of the header.
@@ -57,11 +57,11 @@ class AvroOutput:
                 self._sink.write(block)
 
     def close(self) -> Written:
-        """End the file."""
+        """Finish the file."""
         size = self.size
         self._sink.close()
         return Written(size, [], {})
 
     def abort(self) -> None:
-        """Release the file, whose content is of no use."""
+        """Release the file without finishing it."""
         self._sink.close()

@@ -28,7 +28,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
 
 
 def avro_schema(columns: Sequence[Column]) -> dict[str, Any]:
-    """Return the Avro schema of rows. Types that it names, such as fixed ones, are defined wherever they are.
+    """Return the Avro schema of rows. Named types, such as fixed, are defined at each occurrence.
 
     Args:
         columns: the columns of the table.
@@ -69,7 +69,7 @@ def _value_type(column: Column) -> Any:
 
 
 def _map(key: Column, value: Column) -> dict[str, Any]:
-    """Return a map; if its keys are not strings, an array of pairs."""
+    """Return the schema of a map, or of an array of pairs if its keys are not strings."""
     if key.type == "string":
         return {"type": "map", "values": _type(value), "key-id": key.id, "value-id": value.id}
     pair = {"type": "record", "name": f"k{key.id}_v{value.id}", "fields": [_field(key), _field(value)]}
@@ -77,6 +77,6 @@ def _map(key: Column, value: Column) -> dict[str, Any]:
 
 
 def _decimal_bytes(precision: int) -> int:
-    """Return the least number of bytes of a signed number with so many digits."""
+    """Return the minimum number of bytes of a signed integer with `precision` digits."""
     digits: int = 10**precision
     return digits.bit_length() // 8 + 1

@@ -1,4 +1,4 @@
-"""Delete the files of a write that was not committed, by tasks."""
+"""Delete the files of uncommitted writes in tasks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FAILURES = pa.schema([pa.field("path", pa.string()), pa.field("reason", pa.string())])
-# Most files that a message of the log names.
+# Maximum number of files that a log message names.
 _NAMED = 1000
 
 
 def delete_written(state: TableState, files: DataFrame) -> None:
-    """Delete files that no snapshot names. Those that can't be deleted are logged, and become orphans.
+    """Delete files that no snapshot references. Failures are logged; such files become orphans.
 
     Args:
         state: the table.
@@ -46,11 +46,11 @@ def delete_written(state: TableState, files: DataFrame) -> None:
 
 @contextmanager
 def named_on_failure(table: str, pattern: str) -> Iterator[None]:
-    """Log how files are named that may be left if the block, which writes them, fails. Its tasks may go on for a while.
+    """If the block fails to write files, log the name pattern of those that may be left: its tasks may still run.
 
     Args:
         table: the table's location.
-        pattern: the names.
+        pattern: the pattern of the files' names.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def named_on_failure(table: str, pattern: str) -> Iterator[None]:
 
 @contextmanager
 def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Iterator[None]:
-    """Delete files if the commit in the block is known to have failed. After any other error they stay.
+    """Delete files if the commit in the block is known to have failed. After any other error, keep them.
 
     Args:
         state: the table.
@@ -83,7 +83,7 @@ def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Itera
 
 
 def _named(files: DataFrame) -> str:
-    """Return the locations of files, as far as they are few."""
+    """Return the locations of files, up to a limit."""
     try:
         paths = files.select("file_path").distinct().limit(_NAMED + 1).toArrow().column(0).to_pylist()
     except Exception as error:  # noqa: BLE001  the log is best effort

@@ -21,7 +21,7 @@ _TARGET, _TARGET_BYTES = "write.delete.target-file-size-bytes", 64 << 20
 
 
 def delete_granularity(properties: Mapping[str, str]) -> str:
-    """Return whether a new position delete file is about a data file or a partition.
+    """Return whether a new position delete file covers a data file or a partition.
 
     The default is that of Iceberg's Spark writers.
 
@@ -35,7 +35,7 @@ def delete_granularity(properties: Mapping[str, str]) -> str:
 
 
 def delete_codec(properties: Mapping[str, str]) -> str:
-    """Return the compression codec of new position delete files, by PyArrow's name.
+    """Return PyArrow's name of the compression codec of new position delete files.
 
     Raises:
         ValidationError: the table property has an invalid value.

@@ -1,4 +1,4 @@
-"""The tasks that write masks of data files to delete files. Without Spark."""
+"""Tasks that write masks of data files to delete files. No Spark."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class WriteTasks(Protocol):
 
     @property
     def name(self) -> str:
-        """The beginning of the files' names, which no other write has."""
+        """The prefix of the files' names, unique to this write."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge masks, and yield rows of `WRITTEN_SCHEMA`. After an error, the files that were written are deleted.
+        """Merge masks and yield rows of `WRITTEN_SCHEMA`. On error, delete the files already written.
 
         Args:
-            batches: rows of `MASK_SCHEMA`, ordered by `group`, if there is one, and `data_path`. They may have a
+            batches: rows of `MASK_SCHEMA`, ordered by `group` (if present) and `data_path`. They may have a
                 `sequence_number`.
         """
 
@@ -90,8 +90,8 @@ class PositionFileTasks:
 
     Attributes:
         folder: the folder of the files.
-        codec: the compression codec, by PyArrow's name.
-        target_bytes: the size at which the next file begins. Deletes of a data file stay together.
+        codec: PyArrow's name of the compression codec.
+        target_bytes: the size at which a new file begins. The deletes of one data file stay together.
         name: see `WriteTasks`.
     """
 

@@ -49,7 +49,7 @@ GROUP: Final = "group"
 """The masks of a group go to the same position delete files."""
 
 _PATH_ID: Final = DELETE_FILE_PATH_ID
-# Bytes of masks that the driver writes to delete files sooner than tasks would begin.
+# Up to this many bytes of masks, writing on the driver is faster than starting tasks.
 _DRIVER_BYTES: Final = 16 << 20
 _NOT_SHOWN: Final = ("data_path", "sequence_number", *ENDS)
 _BOUNDED: Final = pa.schema([pa.field("file_path", pa.string()), pa.field("data_path", pa.string())])
@@ -60,12 +60,11 @@ class WrittenDeletes:
     """New deletes of rows.
 
     Attributes:
-        files: a row for each deletion vector or position delete file with columns of `inspect.files`, which are
-            computed once.
-        superseded: the older position delete files whose deletes these have as well, rows with `file_path`. The
-            commit finds older deletion vectors by itself.
-        data_files: the data files of the deletes, rows with `file_path`, for position delete files: their rows don't
-            name all of these.
+        files: one row per deletion vector or position delete file with columns of `inspect.files`, computed once.
+        superseded: the older position delete files whose deletes the new ones include, rows with `file_path`. The
+            commit finds older deletion vectors itself.
+        data_files: the data files of position delete files, rows with `file_path`, because the rows of `files` don't
+            name all of them.
     """
 
     files: DataFrame
@@ -74,15 +73,15 @@ class WrittenDeletes:
 
 
 def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> WrittenDeletes:
-    """Write deletes of rows, by the driver if they are few, else by tasks.
+    """Write deletes of rows, on the driver if they are few, otherwise in tasks.
 
-    A deletion vector has the positions that older deletes of its data file delete as well, since readers pass these
-    over. So has a position delete file of a single data file, which then replaces older ones of it, as Java's does.
+    A deletion vector includes the positions of older position deletes of its data file, since readers ignore these. So
+    does a position delete file of a single data file, which then replaces the older ones, as in Iceberg's Java library.
 
     Args:
-        state: the table at the snapshot that the positions are of.
-        masks: the rows, as `masks_of` returned them.
-        files: the planned data files that these rows are in, with their deletes.
+        state: the table at the snapshot that the positions refer to.
+        masks: the rows, as returned by `masks_of`.
+        files: the planned data files of these rows, with their deletes.
 
     Raises:
         ValidationError: a table property has an invalid value.
@@ -107,7 +106,7 @@ class _Writer:
         raise NotImplementedError
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
-        """Return the writer of masks."""
+        """Return the tasks that write masks."""
         raise NotImplementedError
 
     @property
@@ -116,10 +115,10 @@ class _Writer:
         raise NotImplementedError
 
     def written(self, older: pa.Table) -> DataFrame:
-        """Write the masks, and return the new deletes with the partitions of their data files.
+        """Write the masks and return the new deletes with the partitions of their data files.
 
         Args:
-            older: older deletes that the new ones take in, `data_path` and `delete`.
+            older: older deletes to include in the new ones: `data_path` and `delete`.
         """
         by_tasks = self.tasks(executor_writer(self.state.files))
         few = len(older) <= MOST_REQUESTS and self._size <= _DRIVER_BYTES
@@ -133,7 +132,7 @@ class _Writer:
 
     @property
     def _size(self) -> int:
-        """The bytes of all masks."""
+        """The total bytes of the masks."""
         if isinstance(self.masks, pa.Table):
             return int(pc.sum(pc.binary_length(self.masks.column("vector"))).as_py() or 0)
         return int(self.masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0))).toArrow().column(0)[0].as_py())
@@ -162,7 +161,7 @@ class _Writer:
         return written.append_column("content", kind)
 
     def _arranged(self, older: pa.Table) -> DataFrame:
-        """Return the masks in the order in which tasks take them."""
+        """Return the masks in the order that tasks expect."""
         spark = self.state.spark
         masks = local_frame(spark, self.masks) if isinstance(self.masks, pa.Table) else self.masks
         if len(older):
@@ -173,7 +172,7 @@ class _Writer:
         return masks.join(groups, "data_path").repartition(GROUP).sortWithinPartitions(GROUP, "data_path")
 
     def _older_masks(self, deletes: DataFrame) -> DataFrame:
-        """Read position deletes by tasks, and return them as rows of `MASK_SCHEMA`."""
+        """Read position deletes in tasks and return them as rows of `MASK_SCHEMA`."""
         delete = sql.col("delete")
         vector = sql.struct(
             sql.col("data_path").alias("referenced_file"),
@@ -192,13 +191,13 @@ class _Writer:
 
     @property
     def owners(self) -> pa.Table:
-        """The data files, `data_path`, and their partitions."""
+        """The data files (`data_path`) and their partitions."""
         table = self.files.table
         names = [name for name in ("spec_id", PARTITION) if name in table.column_names]
         return table.select(["file_path", *names]).rename_columns(["data_path", *names])
 
     def of_files(self, deletes: pa.Table) -> pa.Table:
-        """Return deletes, which have an `owner`, as `delete` with the `data_path` and partition of their owners."""
+        """Return deletes that have an `owner` as `delete`, with the `data_path` and partition of their owner."""
         structs = deletes.drop_columns(["owner"]).to_struct_array()
         return self.owners.take(deletes.column("owner")).append_column("delete", structs)
 
@@ -225,7 +224,7 @@ class _VectorWriter(_Writer):
         return VectorFileTasks(VectorTasks(writer, self.folder, self.target_bytes))
 
     def _older(self) -> pa.Table:
-        """Return all position deletes of the data files, those of several data files with each of these."""
+        """Return all position deletes of the data files. A delete file of several data files occurs once for each."""
         files = self.files
         deletes = files.file_deletes
         is_shared = files.shared_deletes(ContentType.POSITION_DELETES)
@@ -240,7 +239,7 @@ class _VectorWriter(_Writer):
 
 @dataclass(frozen=True)
 class _FileWriter(_Writer):
-    """Writes position delete files, of a data file or of a partition each."""
+    """Writes position delete files, one or more per data file or per partition."""
 
     def write(self) -> WrittenDeletes:
         older, superseded = self.owners.slice(0, 0), None
@@ -267,7 +266,7 @@ class _FileWriter(_Writer):
         return pa.table({"data_path": paths, GROUP: paths if self._by_file else self.files.partition_codes})
 
     def _bounded_deletes(self) -> pa.Table:
-        """Return the position delete files of a single data file, and their `owner`."""
+        """Return the position delete files that cover a single data file, with their `owner`."""
         named = self.files.file_deletes
         shared = self.files.sets.deletes.filter(pa.array(self.files.shared_deletes(ContentType.POSITION_DELETES)))
         bounded = self._bounded(shared.column("file_path")) if len(shared) else _BOUNDED.empty_table()
@@ -278,7 +277,7 @@ class _FileWriter(_Writer):
         return deletes.filter(deletes.column("owner").is_valid())
 
     def _bounded(self, paths: pa.ChunkedArray) -> pa.Table:
-        """Return the delete files whose bounds name a data file, rows of `_BOUNDED`: so Java's writers do."""
+        """Return the delete files whose path bounds name one data file, as Java's writers do; rows of `_BOUNDED`."""
         state = self.state
         projection = state.projection(("version_info", "content_type", "location", "referenced_file"), {_PATH_ID})
         entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live().text)

@@ -47,18 +47,18 @@ _DELETE, _TARGET = "write.delete.", "write.target-file-size-bytes"
 
 @dataclass
 class EqualityDeletes:
-    """Deletes of the rows that have given keys, and are in any data file of a snapshot.
+    """Deletes of the rows that have given keys in any data file of a snapshot.
 
-    A partitioned delete file applies to data files of its spec only, so that there are files for each spec that live
-    data files have, and for the default one. Files of an unpartitioned spec apply to all: if data files have such a
-    spec, or the rows lack the columns of another spec, these are the only ones.
+    A partitioned delete file applies only to data files of its spec, so files are written for each spec of live data
+    files and for the default spec. A delete file of an unpartitioned spec applies to all data files. If data files have
+    such a spec, or the rows lack the columns of another spec, only unpartitioned files are written.
 
     Attributes:
         state: the table at the snapshot.
-        rows: the keys, and the columns that partitions are made from.
+        rows: the keys and the partition source columns.
         keys: the field ids of the key.
         specs: the partition specs of the delete files.
-        is_empty: whether no file was written, since there are no keys; known when all are written.
+        is_empty: whether no file was written because there are no keys; known once all files are written.
     """
 
     state: TableState
@@ -69,12 +69,12 @@ class EqualityDeletes:
 
     @staticmethod
     def of(state: TableState, rows: DataFrame, names: Sequence[str] | None) -> EqualityDeletes:
-        """Check keys against a table.
+        """Check keys against a table and return their deletes.
 
         Args:
             state: the table at the snapshot.
             rows: the keys; other columns of the table are ignored.
-            names: the columns of the key; None for the schema's identifier fields.
+            names: the key columns; None for the schema's identifier fields.
 
         Raises:
             ValidationError: a column is missing, unknown or of another type, or can't be compared; or the partition of
@@ -103,7 +103,7 @@ class EqualityDeletes:
         """Write the files. Runs jobs.
 
         Yields:
-            For each spec, a row for each file with columns of `inspect.files`, which Spark keeps; nothing without keys.
+            For each spec, one row per file with columns of `inspect.files`, checkpointed. Nothing if there are no keys.
 
         Raises:
             ValidationError: a required column has a null, or a table property has an invalid value.
@@ -122,22 +122,22 @@ class EqualityDeletes:
 
     @property
     def row_filter(self) -> BooleanExpression:
-        """A filter that all rows satisfy which have one of the keys, in its partition. Runs a job."""
+        """A filter that every row with one of the keys in its partition satisfies. Runs a job."""
         schema = self.state.metadata.schema()
-        # A partition has one value of a column only if it is that value.
+        # Only an identity partition determines the value of its source column.
         sources = [
             {field.source_id for field in self.state.specs[spec_id].fields if field.transform == IdentityTransform()}
             for spec_id in self.specs
         ]
         ids = {*self.keys, *frozenset.intersection(*map(frozenset, sources))}
         fields = [field for field in schema.fields if field.field_id in ids]
-        # Keys are none of these, whose bounds lack NaN.
+        # Keys are never floating-point; bounds of such columns ignore NaN.
         tops = [field.name for field in fields if not isinstance(field.field_type, FloatType | DoubleType)]
         return count_and_range(self.rows, schema, tops, null_is_a_key=True)[1]
 
 
 def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[int, ...]:
-    """Return the fields of the key."""
+    """Return the field ids of the key."""
     given = sorted(schema.identifier_field_names()) if names is None else [*names]
     if not given:
         none = "the table's schema names no identifier fields" if names is None else "it names no column"
@@ -160,11 +160,11 @@ def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[i
 
 
 def _specs(state: TableState, present: frozenset[int]) -> tuple[int, ...]:
-    """Return the partition specs of delete files that apply to all data files.
+    """Return the partition specs of the delete files, which together apply to all data files.
 
     Args:
         state: the table.
-        present: the columns that the rows have.
+        present: field ids of the columns that the rows have.
     """
     needed = {state.metadata.default_spec_id} | _live_specs(state)
     everywhere = {spec_id for spec_id, spec in state.specs.items() if is_global(spec)}
@@ -182,7 +182,7 @@ def _specs(state: TableState, present: frozenset[int]) -> tuple[int, ...]:
 
 
 def _problems(state: TableState, spec: PartitionSpec, present: frozenset[int]) -> Iterator[str]:
-    """Yield why partition values of rows can't be computed."""
+    """Yield the reasons why partition values of rows can't be computed."""
     schema = state.metadata.schema()
     for field in spec.fields:
         if isinstance(field.transform, UnknownTransform):
@@ -194,7 +194,7 @@ def _problems(state: TableState, spec: PartitionSpec, present: frozenset[int]) -
 
 
 def _live_specs(state: TableState) -> set[int]:
-    """Return the partition specs of the snapshot's data files. Reads a tree's entries if there are several specs."""
+    """Return the specs of the snapshot's live data files. Reads a tree's entries if there are several specs."""
     if len(state.specs) == 1:
         return set(state.specs)
     manifests = live_manifests(state.data_manifests)
@@ -206,7 +206,7 @@ def _live_specs(state: TableState) -> set[int]:
 
 
 def _target(state: TableState, spec_id: int) -> TableState:
-    """Return the table with a partition spec and the properties of delete files for those of new data files."""
+    """Return the table with a default spec, and with delete-file properties in place of those for data files."""
     metadata = state.metadata
     # write.delete.format.default, write.delete.parquet.compression-codec and so on
     of_deletes = {

@@ -1,7 +1,7 @@
-"""The tasks that describe existing data files: paths in, a row of `inspect.files` for each out.
+"""Tasks that describe existing data files: they take paths and return one row of `inspect.files` for each.
 
-Of Parquet files the footers are read, and the floating-point columns of identity partitions, since footers do not
-count NaNs. ORC and Avro files are read as a whole: Arrow shows no statistics of theirs.
+Of Parquet files, they read the footer and the floating-point columns of identity partitions, since footers do not count
+NaNs. They read ORC and Avro files completely, because Arrow exposes no statistics of them.
 
 Spark tasks import this module.
 """
@@ -39,7 +39,7 @@ _BATCH_FILES: Final = 256
 
 @dataclass(frozen=True)
 class ExistingFiles:
-    """Describes existing data files as those of a table. Picklable.
+    """Describes existing data files as files of a table. Picklable.
 
     Attributes:
         table: the table, for errors.
@@ -47,7 +47,7 @@ class ExistingFiles:
         columns: the table's columns.
         partitions: finds the partitions of files.
         rows: reads all columns of whole files.
-        written: the columns for writers, of whose values metrics are computed.
+        written: the columns as for writers, from which metrics are computed.
         modes: the metrics modes of columns by field id.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
@@ -67,12 +67,12 @@ class ExistingFiles:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The schema of the results: `files_schema`, whether a file needs a name mapping, and what is wrong with it."""
+        """The schema of the results: `files_schema`, whether a file needs a name mapping, and its problem, if any."""
         schema = files_schema(self.partition).append(pa.field(NEEDS_MAPPING, pa.bool_()))
         return schema.append(pa.field(IS_MISSING, pa.bool_())).append(pa.field(PROBLEM, pa.string()))
 
     def describe(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row of `schema` for each of the files that batches name in `FILE_PATH`."""
+        """Yield a row of `schema` for each path in the `FILE_PATH` column of the batches."""
         layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]] = []
         for batch in batches:
             paths = batch.column(FILE_PATH).to_pylist()
@@ -121,7 +121,7 @@ class ExistingFiles:
     def _layout(
         self, footer: pq.FileMetaData, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]]
     ) -> Layout:
-        """Return the layout of a file; many files have the same, which is compared with the table once."""
+        """Return the layout of a file. Files often share a layout, which is compared with the table only once."""
         in_folders = self.partitions.in_folders(location)
         for schema, folders, layout in layouts:
             if folders == in_folders and schema.equals(footer.schema):
@@ -133,10 +133,10 @@ class ExistingFiles:
     # -- ORC and Avro -----------------------------------------------------------------------------------------------
 
     def _of_rows(self, location: str, file_format: str) -> _Described:
-        """Read the rows of a file, and compute its metrics."""
+        """Read the rows of a file and compute its metrics."""
         columns = open_data_file(self.reader, location, file_format).columns
         sources = self.columns.sources(columns, location, self.partitions.in_folders(location))
-        # Columns that the file lacks have no metrics: they may have values of partitions.
+        # Columns that the file lacks have no metrics: their values may come from partitions.
         places = [place for place, source in enumerate(sources) if isinstance(source, FromFile)]
         present = frozenset(self.rows.columns[place].id or 0 for place in places)
         rows = replace(
@@ -162,10 +162,10 @@ class ExistingFiles:
         return described
 
     def _needs_mapping(self, columns: frozenset[int], *, has_ids: bool) -> bool:
-        """Return whether readers need a name mapping for a file, or have to know which columns it lacks.
+        """Return whether readers need a name mapping to read a file, or to tell which columns it lacks.
 
-        Columns of a table without a name mapping are read by their names, and missing ones as null. Those of identity
-        partitions have the partition's value.
+        Without a name mapping, columns are read by name, and missing ones as null, except that columns of identity
+        partitions get the partition's value.
         """
         identities = {field.source for field in self.partitions.fields if field.is_identity}
         return not has_ids or not identities <= columns
@@ -221,7 +221,7 @@ class ExistingFiles:
 
 @dataclass
 class _Described:
-    """An existing file, or the problem why it can't be added."""
+    """An existing file, or the reason why it can't be added."""
 
     location: str
     file_format: str | None = None

@@ -1,4 +1,4 @@
-"""The partition of an existing data file, by its folders and by the bounds of its columns. Spark tasks import this."""
+"""Find the partition of an existing data file from its folders and column bounds. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")
-# A value that the rows do not prove.
+# Stands for a value that column bounds do not prove.
 _UNKNOWN: Final = object()
 
 
@@ -49,7 +49,7 @@ class FilePartitions:
 
     @property
     def floats(self) -> frozenset[int]:
-        """The ids of the floating-point columns of which partitions are made."""
+        """The ids of the floating-point partition source columns."""
         return frozenset(field.source for field in self.fields if field.is_identity and field.type in _FLOATS)
 
     def in_folders(self, location: str) -> frozenset[int]:
@@ -62,7 +62,7 @@ class FilePartitions:
 
         Args:
             location: the file.
-            facts: what is known of its columns.
+            facts: metrics of its columns, by field id.
             present: ids of the table's columns that are in the file.
 
         Raises:
@@ -88,7 +88,7 @@ class FilePartitions:
         elif by_folder and field.is_identity:
             return by_folder[0]
         else:
-            # Readers take the default, and no folder's value for the column of another transform.
+            # For transforms other than identity, readers use the column's default, not the folder's value.
             default = self.defaults.get(field.source)
             proven = None if default is None else field.of(default)
         if not by_folder:
@@ -107,7 +107,7 @@ class FilePartitions:
         return self._of_folders[key]
 
     def _proven(self, field: FileField, location: str, facts: Facts | None, *, has_folder: bool) -> Any:
-        """Return the value that all rows have; `_UNKNOWN` if only the folder gives it."""
+        """Return the partition value of all rows; `_UNKNOWN` if only the folder gives it."""
         column, transform = self.names[field.source], field.transform
         if facts is not None:
             if not facts.values or facts.nulls == facts.values:
@@ -163,7 +163,7 @@ class FileField:
 
     @property
     def is_identity(self) -> bool:
-        """Whether its values are those of the column."""
+        """Whether the transform is identity."""
         return isinstance(self.transform, IdentityTransform)
 
     def of(self, value: Any) -> Any:
@@ -172,7 +172,7 @@ class FileField:
 
 
 def _is_zero(least: Any, most: Any) -> bool:
-    """Return whether values are -0.0 and 0.0, which are equal and in different partitions."""
+    """Return whether the bounds are -0.0 and 0.0, which are equal but belong to different partitions."""
     return isinstance(least, float) and least == most and math.copysign(1, least) != math.copysign(1, most)
 
 
@@ -208,9 +208,9 @@ def _folders(location: str) -> dict[str, str]:
 
 
 def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
-    """Return the values that a folder may mean, the likeliest first.
+    """Return the values that a folder name may stand for, the most likely first.
 
-    Iceberg escapes a blank as + and names a null `null`; Spark and Hive do neither.
+    Iceberg escapes a space as `+` and writes null as `null`; Spark and Hive do neither.
     """
     kind = bound_arrow_type(field.type)
     values: list[Any] = []
@@ -220,7 +220,7 @@ def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
         with suppress(ValueError, ArithmeticError, pa.ArrowException):
             values.append(bound_value(_parsed(text, field, kind)))
     if not values:
-        # Spark writes times of the session's zone, which nothing in the folder names.
+        # Spark writes times in the session's time zone, which the folder name does not contain.
         hint = ": expected an offset from UTC, such as +00:00" if field.type in _ZONED else ""
         raise ValidationError(f"{location}: folder {field.name}={escaped}: can't be parsed as {field.type}{hint}")
     return values

@@ -1,4 +1,4 @@
-"""The columns of new data files: Arrow types that have Iceberg's field ids, and values turned into them.
+"""The columns of new data files: Arrow types with Iceberg's field ids, and the conversion of values to them.
 
 Spark tasks import this module, so it imports little.
 """
@@ -33,7 +33,7 @@ _TEMPORAL: Final = {
     "timestamp_ns": pa.timestamp("ns"),
     "timestamptz_ns": pa.timestamp("ns", "UTC"),
 }
-# How ORC names types that it has not (table spec, ORC).
+# ORC attributes for types that ORC lacks (table spec, ORC).
 _ORC_ATTRIBUTES: Final = {
     "uuid": {"iceberg.binary-type": "UUID"},
     "time": {"iceberg.long-type": "TIME"},
@@ -48,7 +48,7 @@ def written(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def file_schema(columns: Sequence[Column], file_format: str) -> pa.Schema:
-    """Return the Arrow schema of a data file, with field ids where Arrow's writer of the format looks for them."""
+    """Return the Arrow schema of a data file, with field ids where Arrow's writer for the format expects them."""
     return pa.schema([_field(column, file_format) for column in written(columns)])
 
 
@@ -88,11 +88,11 @@ def file_type(column: Column, file_format: str) -> pa.DataType:
 
 @dataclass(frozen=True)
 class FileColumns:
-    """Turns rows of a DataFrame into rows of data files. Picklable.
+    """Converts rows of a DataFrame to rows of data files. Picklable.
 
     Attributes:
         table: the table, for errors.
-        columns: the table's columns, with write defaults for defaults.
+        columns: the table's columns, with write defaults as their defaults.
         file_format: of the files.
     """
 
@@ -101,11 +101,11 @@ class FileColumns:
     file_format: str
 
     def table_of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-        """Return rows as rows of a file.
+        """Convert rows to rows of a file.
 
         Args:
-            batch: rows; columns are found by their names, and others ignored.
-            schema: the file's, of `file_schema`.
+            batch: the rows. Columns are matched by name; extra ones are ignored.
+            schema: the file's schema, from `file_schema`.
 
         Raises:
             ValidationError: a value does not fit its column, or a required column has a null.
@@ -185,7 +185,7 @@ class FileColumns:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """Return an array with any values for its nulls, which a required field may have only where its struct is null."""
+    """Fill the nulls of a required field with arbitrary values. They are only where the enclosing struct is null."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _without_nulls(array.storage))
@@ -237,7 +237,7 @@ def _of_length(array: pa.Array, length: int) -> pa.Array:
 
 
 def uuid_bytes(texts: pa.StringArray) -> pa.Array:
-    """Return UUIDs of text as 16 bytes, all at once.
+    """Convert textual UUIDs to 16 bytes, vectorized.
 
     Raises:
         ValueError: a text is not a UUID with hyphens.

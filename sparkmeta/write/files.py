@@ -1,6 +1,6 @@
-"""Write the rows of a DataFrame to data files, by tasks.
+"""Write the rows of a DataFrame to data files in tasks.
 
-rows -> checked columns -> partition values -> distributed and sorted -> data files -> a row for each file
+rows -> checked columns -> partition values -> distributed and sorted -> data files -> one row per file
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ LINEAGE: Final = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How rows are distributed among tasks, and sorted there, instead of as the table's properties say.
+    """How rows are distributed among tasks and sorted there, overriding the table's properties.
 
     Attributes:
         order: the order of rows within partitions.
         tasks: the number of tasks; None to let Spark's adaptive execution choose it.
-        by_range: whether a task has a range of partitions and of the sort order, and not whole partitions.
-        curve: adds a column `CURVE_COLUMN` to batches of rows, by which rows are sorted within partitions.
+        by_range: whether each task gets a range of partitions and the sort order, instead of whole partitions.
+        curve: adds the column `CURVE_COLUMN` to batches of rows, which are then sorted by it within partitions.
     """
 
     order: SortOrder
@@ -86,16 +86,16 @@ def write_files(
     Args:
         state: the table.
         rows: see `check_columns`.
-        lineage: whether the rows have the columns `LINEAGE`, and files get them.
-        arrangement: how rows are distributed and sorted; None to do as the table's properties say.
+        lineage: whether the rows have the `LINEAGE` columns, which are then written to the files.
+        arrangement: how rows are distributed and sorted; None to follow the table's properties.
 
     Returns:
-        A row for each file with columns of `inspect.files`, which Spark keeps.
+        One row per file with columns of `inspect.files`, checkpointed.
 
     Raises:
         ValidationError: the rows or the table's properties are not valid, or a required column has a null.
         UnsupportedError: the table has a type, transform or codec that can't be written; or tasks can't open its
-            files; or the session can't keep rows.
+            files; or the session can't checkpoint rows.
     """
     schema = state.metadata.schema()
     return _Write(state, rows, Schema(*schema.fields, *LINEAGE) if lineage else schema, arrangement).files()
@@ -112,7 +112,7 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
     Args:
         state: the table.
         schema: the table's, or with more columns.
-        keys: the columns that equality deletes compare, which are those of the files; None for data files.
+        keys: the columns that equality deletes compare, which are the files' only columns; None for data files.
 
     Raises:
         ValidationError: a table property is not valid.
@@ -177,7 +177,7 @@ class _Write:
     # -- arrangement ------------------------------------------------------------------------------------------------
 
     def arranged(self) -> DataFrame:
-        """Return the rows with their partition values, distributed among tasks and sorted there."""
+        """Return the rows with their partition values, distributed among tasks and sorted within them."""
         partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
         order = self.order.fields
         frame = self._with_values()
@@ -212,7 +212,7 @@ class _Write:
         return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
 
     def _with_values(self) -> DataFrame:
-        """Return the rows with the values of partition fields and sort fields behind their columns."""
+        """Append the values of partition fields and sort fields to the rows' columns."""
         values: list[tuple[str, SpecField | SortField]] = [
             *((PARTITION_COLUMN.format(place), field) for place, field in enumerate(self.fields)),
             *((_SORT_COLUMN.format(place), field) for place, field in enumerate(self.order.fields)),
@@ -261,10 +261,10 @@ def _ordered(name: str, field: SortField) -> Column:
 
 
 def checkpointed(frame: DataFrame) -> DataFrame:
-    """Compute rows once, and let Spark keep them: tasks must not write files twice.
+    """Compute rows once and checkpoint them, so that tasks do not write files twice.
 
     Raises:
-        UnsupportedError: the session can't keep rows.
+        UnsupportedError: the session can't checkpoint rows.
     """
     rows = materialize(frame)
     if rows is frame:
@@ -273,17 +273,17 @@ def checkpointed(frame: DataFrame) -> DataFrame:
 
 
 def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame:
-    """Run tasks that write data files, and return a row for each file, which Spark keeps.
+    """Run tasks that write data files, and return one row per file, checkpointed.
 
     Args:
         state: the table.
-        results: what the tasks yield, rows of `DataFileTasks.result_schema`.
-        name: what the names of all files have, for the log.
+        results: the output of the tasks, rows of `DataFileTasks.result_schema`.
+        name: the common part of all file names, for the log.
 
     Raises:
-        ValidationError: a row does not fit the table. No file stays.
-        UnsupportedError: the session can't keep rows.
-        SparkmetaError: the tasks failed. Spark's own exceptions are raised as they are if they have another cause.
+        ValidationError: a row does not fit the table. No file is left behind.
+        UnsupportedError: the session can't checkpoint rows.
+        SparkmetaError: the tasks failed. Spark's own exceptions with other causes are raised unchanged.
     """
     location = state.metadata.location
     try:
@@ -295,7 +295,7 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
         translated = from_spark(error)
         if translated is None and isinstance(error, PySparkException):
             raise
-        # py4j raises errors of its own for exceptions of the JVM that PySpark does not know.
+        # py4j raises its own errors for JVM exceptions that PySpark does not know.
         raise translated or SparkmetaError(f"{location}: no data files are written: {first_line(error)}") from error
     files = written.drop(PROBLEM)
     for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():

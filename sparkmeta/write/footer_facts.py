@@ -32,14 +32,14 @@ _MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 @dataclass(frozen=True)
 class Facts:
-    """The metrics of a column of a file. Dates and times are numbers, as in bounds.
+    """The metrics of a column in a file. Dates and times are numbers, as in bounds.
 
     Attributes:
-        values: how many values it has, nulls among them.
-        nulls: how many are null; None if it is not known.
-        least: the least value, or less; None if it is not known, or there is none.
-        most: the greatest value, or more.
-        nans: how many are NaN, which the bounds leave out; None if it is not known.
+        values: the number of values, including nulls.
+        nulls: the number of nulls; None if unknown.
+        least: a lower bound; None if it is unknown or there are no values.
+        most: an upper bound; None as for `least`.
+        nans: the number of NaNs, which the bounds ignore; None if unknown.
     """
 
     values: int
@@ -51,11 +51,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table, as files are compared with them. Picklable.
+    """The columns of a table to compare files with. Picklable.
 
     Attributes:
         columns: the columns.
-        names: the table's name mapping, or else that of its own names.
+        names: the table's name mapping, or a mapping of its current names if it has none.
         known: field id -> all names that the column has had.
         leaves: the columns that have metrics.
         sized: the ids of all primitive columns that have metrics.
@@ -71,12 +71,12 @@ class TableColumns:
         """Return where the table's columns come from in a file.
 
         Args:
-            columns: of the file.
+            columns: the columns of the file.
             location: the file, for errors.
             in_folders: ids of columns whose values the file's folders give.
 
         Raises:
-            CorruptFileError: a column has another type, or a required one is missing.
+            CorruptFileError: a column has an incompatible type, or a required one is missing.
             ValidationError: a column of the file is not in the table, or has the field id of another one.
         """
         present = {column.name for column in columns} | {column.id for column in columns}
@@ -112,8 +112,8 @@ class _FileLeaf:
 
     Attributes:
         leaf: the table's column.
-        place: of the column among the leaves of the file.
-        value: turns a raw value of statistics into one of the table's type; None for a column of nulls.
+        place: the column's index among the leaves of the file.
+        value: converts a raw statistics value to the table's type; None for a column of nulls.
         is_required: whether a null is an error.
     """
 
@@ -125,11 +125,11 @@ class _FileLeaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """How files of one schema have a table's columns.
+    """How files with one schema store a table's columns.
 
     Attributes:
         has_ids: whether the files have field ids.
-        columns: field ids of the table's columns in the files.
+        columns: field ids of the table's columns that are in the files.
     """
 
     has_ids: bool
@@ -139,7 +139,7 @@ class Layout:
 
     @staticmethod
     def of(table: TableColumns, footer: pq.FileMetaData, location: str, in_folders: frozenset[int]) -> Layout:
-        """Compare the schema of a file with the table's; see `TableColumns.sources`."""
+        """Return the layout of a file, given its footer; see `TableColumns.sources`."""
         schema = footer.schema.to_arrow_schema()
         columns = file_columns(schema)
         sources = table.sources(columns, location, in_folders)
@@ -162,7 +162,7 @@ class Layout:
         return Layout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized)
 
     def facts(self, footer: pq.FileMetaData, location: str) -> dict[int, Facts]:
-        """Return the facts in a footer about columns that have metrics, by field id.
+        """Return the facts of columns with metrics from a footer, by field id.
 
         Raises:
             ValidationError: a required column has nulls, or the footer does not count them.
@@ -180,7 +180,7 @@ class Layout:
     def with_nans(
         self, file: pa.NativeFile, footer: pq.FileMetaData, facts: Mapping[int, Facts], wanted: frozenset[int]
     ) -> dict[int, Facts]:
-        """Return facts with the NaNs of some columns of floating-point numbers, which are read."""
+        """Read some floating-point columns, and return the facts with their NaN counts."""
         counted = dict(facts)
         for leaf in self._leaves:
             if leaf.leaf.id in wanted and leaf.value is not None:
@@ -189,7 +189,7 @@ class Layout:
         return counted
 
     def sizes(self, footer: pq.FileMetaData) -> dict[int, int]:
-        """Return the compressed bytes of columns by field id."""
+        """Return the compressed sizes of columns in bytes, by field id."""
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         return {
             field_id: sum(group.column(place).total_compressed_size for group in groups)
@@ -198,12 +198,12 @@ class Layout:
 
 
 def split_offsets(footer: pq.FileMetaData) -> list[int]:
-    """Return where the row groups of a file begin."""
+    """Return the start offsets of a file's row groups."""
     return sorted(row_group_start(footer.row_group(number)) for number in range(footer.num_row_groups))
 
 
 def metrics_of(leaves: Sequence[Leaf], facts: Mapping[int, Facts]) -> dict[str, dict[int, Any]]:
-    """Return metrics maps; the number of NaNs is not known."""
+    """Return metrics maps without NaN counts, which are unknown."""
     maps: dict[str, dict[int, Any]] = {
         name: {} for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
@@ -255,13 +255,13 @@ def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
     if not is_bounded:
         least = most = None
     if isinstance(least, float) and isinstance(most, float):
-        # Footers do not have the signs of zeros (Parquet format, Statistics).
+        # Footers do not preserve the sign of zero (Parquet format, Statistics).
         least, most = -0.0 if least == 0 else least, 0.0 if most == 0 else most
     return Facts(values, nulls if is_counted else None, least, most)
 
 
 def _nans(file: pa.NativeFile, footer: pq.FileMetaData, place: int) -> int:
-    """Count the NaNs of a column that is in no list or map."""
+    """Count the NaNs of a column that is not inside a list or map."""
     parquet = pq.ParquetFile(file, metadata=footer)
     count = 0
     for batch in parquet.iter_batches(columns=[footer.schema.column(place).path]):
@@ -273,7 +273,7 @@ def _nans(file: pa.NativeFile, footer: pq.FileMetaData, place: int) -> int:
 
 
 def _reader(kind: pa.DataType, file_type: str, type_name: str) -> Callable[[Any], Any]:
-    """Return a function from raw values of statistics to bounds of the table's type, or None if they are not bounds."""
+    """Return a function that converts raw statistics values to bounds of the table's type, or to None if unusable."""
     if type_name == "string":
         return _text
     if type_name.startswith("decimal"):
@@ -301,7 +301,7 @@ def _text(raw: bytes) -> str | None:
 
 def _decimal(raw: int | bytes, scale: int) -> Decimal:
     unscaled = raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
-    # Arithmetic of decimals rounds to 28 digits.
+    # Decimal arithmetic would round to 28 digits.
     return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -scale))
 
 
@@ -337,7 +337,7 @@ def _encoded(value: Any, type_name: str) -> bytes:
 
 
 def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:
-    """Return whether every engine reads values of a Parquet type as those of the table's."""
+    """Return whether every engine can read values of a Parquet type as the table's type."""
     if is_int96:
         return type_name in _INSTANTS
     pair = (file_type, type_name)
@@ -347,7 +347,7 @@ def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:
 def _leaf_sources(
     columns: Sequence[Column], sources: Sequence[Source], start: int, *, required: bool = True
 ) -> Iterator[tuple[FromFile, int, bool]]:
-    """Yield the primitive columns of a file that the table has, their places, and whether nulls are errors."""
+    """Yield the file's primitive columns that are in the table, their indices, and whether nulls are errors."""
     ends = list(accumulate(map(_leaf_count, columns), initial=start))
     places = {column.name: place for column, place in zip(columns, ends, strict=False)}
     for source in sources:
@@ -367,7 +367,7 @@ def _leaf_count(column: Column) -> int:
 
 
 def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
-    """Yield the types of the primitive columns of a file in their order."""
+    """Yield the types of a file's primitive columns in file order."""
 
     def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
         if isinstance(kind, pa.BaseExtensionType):
@@ -388,7 +388,7 @@ def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
 
 
 def names_of(columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
-    """Yield the ids and names of columns and the fields inside of them, also the names that Avro and Parquet have."""
+    """Yield the ids and names of columns and nested fields, including their names in Avro and Parquet."""
     for column in columns:
         if column.id is not None:
             yield column.id, column.name

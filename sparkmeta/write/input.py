@@ -1,4 +1,4 @@
-"""The rows to write: checked against the table's schema by name, and the values that distribute and sort them."""
+"""Check rows to write against the table's schema by name, and compute the values that distribute and sort them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 # Types that PySpark or Arrow's writers can't carry.
 _REFUSED: Final = ("variant", "geometry", "geography")
 _INTEGERS: Final = (spark.ByteType, spark.ShortType, spark.IntegerType)
-# Columns of an error message.
+# Maximum number of columns in an error message.
 _NAMED: Final = 20
 
 
 def written_columns(schema: Schema) -> tuple[Column, ...]:
-    """Return the columns of a schema for writers: with write defaults for defaults."""
+    """Return the columns of a schema for writers, with write defaults as their defaults."""
     return tuple(_written_column(field) for field in schema.fields)
 
 
@@ -61,9 +61,9 @@ def _written_column(field: NestedField) -> Column:
 def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
     """Check the columns of rows against a table's schema, by name.
 
-    A column of the rows may have a type that is promoted without loss: a smaller integer, float for double, a decimal
-    of fewer digits and the same scale. UUIDs may be text or bytes, times microseconds from midnight, timestamps of
-    nanoseconds integers. Columns that the rows lack are null, or have the write default.
+    A column of the rows may have a type that is promoted without loss: a smaller integer, float for double, or a
+    decimal of lower precision and the same scale. UUIDs may be text or bytes, times integers of microseconds since
+    midnight, and nanosecond timestamps integers. Missing columns get the write default, or null.
 
     Args:
         rows: the rows; their schema is analyzed.
@@ -71,7 +71,7 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
         table: the table, for errors.
 
     Raises:
-        ValidationError: a column is unknown, ambiguous or of another type, or a required one is missing.
+        ValidationError: a column is unknown, ambiguous or of a different type, or a required one is missing.
         UnsupportedError: the table has a column of a type that can't be written.
     """
     refuse_types(schema, table)
@@ -113,19 +113,19 @@ def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, .
 
 
 def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int], table: str) -> frozenset[int]:
-    """Check those columns of rows that are wanted; the others need only be columns of the table.
+    """Check some columns of rows. Other columns only have to be in the table.
 
     Args:
         rows: the type of the rows.
         schema: the table's.
-        field_ids: primitive fields that are in no list and no map.
+        field_ids: the primitive fields to check, none of them inside a list or map.
         table: the table, for errors.
 
     Returns:
-        The fields that the rows have.
+        The ids of these fields that the rows have.
 
     Raises:
-        ValidationError: a column is unknown, ambiguous or of another type.
+        ValidationError: a column is unknown, ambiguous or of a different type.
     """
     known = {field.name: field for field in schema.fields}
     _refuse_names(rows.names, known, (), table)
@@ -163,7 +163,7 @@ def _hint(name: str, known: Mapping[str, Any]) -> str:
 
 
 def check_type(kind: spark.DataType, wanted: IcebergType, path: tuple[str, ...], table: str) -> None:
-    """Check the type of a column of rows, fields of structs by name; see `check_columns`.
+    """Check the type of a column of rows, matching struct fields by name; see `check_columns`.
 
     Args:
         kind: the column's type.
@@ -233,12 +233,12 @@ def _taken(wanted: IcebergType) -> str:
 
 
 def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
-    """Return the value of a field in rows, of the field's `spark_type`.
+    """Return the value of a field in rows, in the field's `spark_type`.
 
     Args:
         rows: the type of the rows, which `check_columns` has accepted.
         schema: the table's.
-        field_id: of a primitive field that is in no list and no map.
+        field_id: the id of a primitive field that is not inside a list or map.
     """
     way = way_to(schema, field_id)
     wanted = way[-1].field_type
@@ -255,7 +255,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
 
 
 def nested_value(value: SparkColumn, kind: spark.DataType, wanted: IcebergType) -> SparkColumn:
-    """Return a value in the `spark_type` of a table's type, with fields of structs found by name.
+    """Return a value in the `spark_type` of a table's type, with struct fields matched by name.
 
     Args:
         value: the value.
@@ -263,7 +263,7 @@ def nested_value(value: SparkColumn, kind: spark.DataType, wanted: IcebergType) 
         wanted: the table's type.
     """
     target = spark_type(wanted)
-    # UUIDs may be in upper case.
+    # UUIDs may be in upper case and have to be normalized.
     if kind.simpleString() == target.simpleString() and "uuid" not in str(wanted):
         return value
     match kind, wanted:

@@ -1,4 +1,4 @@
-"""The filter that all rows satisfy which have one of given keys: it prunes files, and says what conflicts."""
+"""Derive a filter that every row with one of the given keys satisfies. It prunes files and limits conflicts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame
 
-# Types of keys whose least and greatest value prune files.
+# Key types whose minimum and maximum prune files.
 _RANGED: Final = (IntegerType, LongType, StringType, DateType)
 
 
 def count_and_range(
     rows: DataFrame, schema: Schema, keys: Sequence[str], *, null_is_a_key: bool = False
 ) -> tuple[int, BooleanExpression]:
-    """Return the number of rows, and a filter that all rows of the table with their keys satisfy. Runs a job.
+    """Return the number of rows, and a filter that every table row with one of their keys satisfies. Runs a job.
 
     Args:
         rows: the rows, with the columns of the key.
         schema: the table's.
-        keys: the columns of the key, top-level ones.
+        keys: the key columns, all top-level.
         null_is_a_key: whether a null in a key equals null.
     """
     ranged = [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]

@@ -1,4 +1,4 @@
-"""The files and rows of a snapshot that a filter matches: whole files by metadata, of others the rows."""
+"""Find the files and rows of a snapshot that match a filter: whole files by metadata, rows in the other files."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 FILE, POSITION = "_file", "_pos"
 _ALL_MATCH: Final = "all_match"
-# Rows of which all masks together take at most some 16 MiB, so that the driver takes them at once.
+# Up to this many rows, all masks together take at most about 16 MiB, so the driver collects them at once.
 _FEW_ROWS: Final = 8 * (16 << 20)
-# Bytes of data files whose rows a task looks at, and the least number of tasks.
+# Bytes of data files that a task searches, and the minimum number of tasks.
 _TASK_BYTES: Final = 64 << 20
 _LEAST_TASKS: Final = 4
 Masks: TypeAlias = pa.Table | DataFrame
@@ -58,9 +58,9 @@ _ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_
 
 
 def masks_of(rows: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
-    """Return the `FILE` and `POSITION` of rows as masks of their data files. Runs a job.
+    """Convert the `FILE` and `POSITION` of rows to masks of their data files. Runs a job.
 
-    Tasks make the masks of the rows that they have, so that a file whose rows are spread has several masks.
+    Each task makes masks of its own rows, so a file whose rows are spread among tasks has several masks.
 
     Args:
         rows: the rows.
@@ -86,7 +86,7 @@ class Matching:
     Attributes:
         state: the table at the snapshot.
         row_filter: the filter.
-        by_rows: whether no file counts as matching as a whole, since all rows that match are to be read.
+        by_rows: whether no file counts as a whole match, because all matching rows have to be read.
     """
 
     state: TableState
@@ -101,9 +101,9 @@ class Matching:
 
     @cached_property
     def _judged(self) -> pa.Table | DataFrame:
-        """The data files that may match, `file_path` and hints for a search, and whether all of their rows do.
+        """The data files that may match: `file_path`, search hints, and whether all of their rows match.
 
-        Few are a table on the driver. Runs jobs.
+        If they are few, they are a table on the driver. Runs jobs.
         """
         state, scan = self.state, self.scan
         manifests = prune_manifests(scan).data
@@ -149,7 +149,7 @@ class Matching:
 
     @property
     def whole_files(self) -> DataFrame:
-        """The files of which all rows match: `file_path`, and hints for a search."""
+        """The files whose rows all match: `file_path` and search hints."""
         return self._files(all_match=True)
 
     @property
@@ -158,17 +158,17 @@ class Matching:
 
     @cached_property
     def has_parts(self) -> bool:
-        """Whether there are files of which some rows may match and others may not."""
+        """Whether there are files of which only some rows may match."""
         return bool(len(self.partial_files)) if self.by_rows else self._has(all_match=False)
 
     @cached_property
     def has_whole_files(self) -> bool:
-        """Whether there are files of which all rows match, and which are not to be read."""
+        """Whether there are files whose rows all match, which need not be read."""
         return not self.by_rows and self._has(all_match=True)
 
     @cached_property
     def partial_plan(self) -> RowPlan:
-        """The plan of the files of which some rows may match."""
+        """The plan of the partly matching files."""
         plan = plan_rows(choose(prune_manifests(replace(self.scan, reads_all_rows=True))))
         if not self.has_whole_files:
             return plan
@@ -177,20 +177,20 @@ class Matching:
 
     @cached_property
     def partial_files(self) -> PlannedFiles:
-        """The files of which some rows may match, with their deletes. Runs jobs."""
+        """The partly matching files with their deletes. Runs jobs."""
         return PlannedFiles.of([self.partial_plan], self.state)
 
     @property
     def positions(self) -> DataFrame:
-        """The `FILE` and `POSITION` of the rows that match in partly matching files."""
+        """The `FILE` and `POSITION` of the matching rows in partly matching files."""
         return rows_of(RowScan(self.scan, Schema(), (FILE, POSITION)), self.partial_files)
 
     @cached_property
     def masks(self) -> Masks:
-        """These rows as masks; see `masks_of`. Runs a job.
+        """The rows of `positions` as masks; see `masks_of`. Runs a job.
 
-        Tasks read the columns of the filter with Arrow, if they can open the files and Arrow evaluates the filter.
-        Spark joins equality deletes, of which there may be many.
+        If tasks can open the files and Arrow can evaluate the filter, tasks read the filter's columns with Arrow.
+        Equality deletes are joined by Spark, since there may be many.
         """
         state, files, scan = self.state, self.partial_files, self.scan
         tests = row_tests(scan.row_filter)
@@ -208,7 +208,7 @@ class Matching:
         """Return the paths of partly matching files that have matching rows. Runs jobs.
 
         Args:
-            masks: whether the masks of these rows are needed as well.
+            masks: whether the caller also needs the masks of these rows.
         """
         if not self.has_parts:
             return pa.array([], pa.string())
@@ -223,12 +223,12 @@ class Matching:
         return files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
 
     def named(self, paths: pa.Array) -> DataFrame:
-        """Return some of the partly matching files as rows like `whole_files`."""
+        """Return some of the partly matching files as rows in the form of `whole_files`."""
         named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
         return self._partial.join(named, "file_path", "left_semi")
 
     def rows(self, files: PlannedFiles, lineage: tuple[str, ...]) -> DataFrame:
-        """Return all rows of some of the partly matching files that are not deleted.
+        """Return all live rows of some of the partly matching files.
 
         Args:
             files: the files.
@@ -249,7 +249,7 @@ class Matching:
 
     @cached_property
     def row_type(self) -> StructType:
-        """The type of the table's rows in Spark."""
+        """The Spark type of the table's rows."""
         row_type = spark_type(self.scan.schema.as_struct())
         assert isinstance(row_type, StructType)
         return row_type

@@ -1,4 +1,4 @@
-"""`Merge`, the builder of merges: clauses update, delete and insert rows by how they match rows of a source."""
+"""`Merge`: a builder of merges, whose clauses update, delete and insert rows by how they match a source."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Clause:
     """A clause of a merge.
 
     Attributes:
-        when: to which rows it applies.
-        condition: which of these; None: all.
-        action: what it does with them.
-        values: the values of columns; None: those of the source.
+        when: the rows that it applies to.
+        condition: restricts these rows; None for all.
+        action: what it does with the rows.
+        values: the values of columns; None for those of the source.
     """
 
     when: When
@@ -49,7 +49,7 @@ class Clause:
 
     @property
     def takes_all(self) -> bool:
-        """Whether it takes the values of the source's columns."""
+        """Whether it takes its values from the source's columns."""
         return self.action != Action.DELETE and self.values is None
 
 
@@ -57,8 +57,8 @@ class Clause:
 class Merge(Generic[ResultT]):
     """Collects the clauses of a merge; see `Table.merge`. Each method returns a new object.
 
-    Conditions and values are Columns over `target.<column>` and `source.<column>`; conditions may also be SQL text. Of
-    the clauses of a kind, the first whose condition holds for a row applies to it.
+    Conditions and values are Columns over `target.<column>` and `source.<column>`; conditions may also be SQL text.
+    Among the clauses of one kind, the first whose condition holds for a row applies to it.
     """
 
     source: DataFrame
@@ -79,7 +79,7 @@ class Merge(Generic[ResultT]):
         return WhenNotMatchedBySource(self, When.NOT_MATCHED_BY_SOURCE, condition)
 
     def merge(self) -> ResultT:
-        """Carry the merge out, and return the table after its commit, or the transaction that it is part of.
+        """Run the merge. Return the table after its commit, or the transaction that it is part of.
 
         Raises:
             ValidationError: there is no clause, or one without a condition precedes another of its kind; a condition or
@@ -108,7 +108,7 @@ class _OfTarget(Generic[ResultT]):
     _condition: Column | str | None
 
     def update(self, assignments: Mapping[str, Column | Any]) -> Merge[ResultT]:
-        """Assign values to columns: a Column, or a value, by column name. Other columns stay as they are."""
+        """Assign values to columns, given as column name -> value or Column. Other columns keep their values."""
         return self._merge._with(Clause(self._when, self._condition, Action.UPDATE, dict(assignments)))
 
     def delete(self) -> Merge[ResultT]:
@@ -121,7 +121,7 @@ class WhenMatched(_OfTarget[ResultT]):
     """A clause for rows of the table that match a row of the source."""
 
     def update_all(self) -> Merge[ResultT]:
-        """Assign the values of the source to the columns of the same names. Others stay as they are."""
+        """Assign the source's values to the columns of the same names. Other columns keep their values."""
         return self._merge._with(Clause(self._when, self._condition, Action.UPDATE))
 
 
@@ -138,9 +138,9 @@ class WhenNotMatched(Generic[ResultT]):
     _condition: Column | str | None
 
     def insert(self, values: Mapping[str, Column | Any]) -> Merge[ResultT]:
-        """Add rows with values: a Column, or a value, by column name. Others have their write default, or null."""
+        """Insert rows, given column name -> value or Column. Other columns get their write default, or null."""
         return self._merge._with(Clause(When.NOT_MATCHED, self._condition, Action.INSERT, dict(values)))
 
     def insert_all(self) -> Merge[ResultT]:
-        """Add rows with the values of the source's columns of the same names, as `Table.append` takes them."""
+        """Insert rows with the values of the source's columns of the same names, as `Table.append` does."""
         return self._merge._with(Clause(When.NOT_MATCHED, self._condition, Action.INSERT))

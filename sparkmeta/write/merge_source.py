@@ -1,4 +1,4 @@
-"""The source of a merge: checked, computed once, and the filter that all rows satisfy which match it by keys."""
+"""Check the source of a merge, compute it once, and derive a filter that every row matched by key satisfies."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class MergeSource:
     """The rows of the source.
 
     Attributes:
-        rows: the rows, which Spark keeps, with `SOURCE_ROW`.
-        keys: the columns by which they match; None if they match by a condition.
+        rows: the rows with `SOURCE_ROW`, checkpointed.
+        keys: the key columns; None if rows match by a condition.
         count: the number of rows.
-        range: a filter that all rows of the table satisfy that match one of them.
+        range: a filter that every matching row of the table satisfies.
         duplicate: a key that several rows have; None if keys are unique or there are none.
     """
 
@@ -53,7 +53,7 @@ class MergeSource:
 
 
 def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
-    """Check the source of a merge against a table, and compute its rows. Runs jobs.
+    """Check the source of a merge against a table and compute its rows. Runs jobs.
 
     Args:
         merge: the merge.
@@ -61,8 +61,8 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
         table: the table, for errors.
 
     Raises:
-        ValidationError: a column that the merge takes is of another type; or a key is not in both.
-        UnsupportedError: a column is of a type that can't be written; or the session keeps no rows.
+        ValidationError: a column that the merge uses has a different type; or a key is not in both.
+        UnsupportedError: a column has a type that can't be written; or the session can't checkpoint rows.
     """
     source = merge.source
     keys = _keys(merge, schema, table)
@@ -86,7 +86,7 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
 
 
 def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | None:
-    """Return the names of the columns by which rows match; None for a condition."""
+    """Return the names of the key columns; None if rows match by a condition."""
     on, tops = merge.on, {field.name: field for field in schema.fields}
     if isinstance(on, str):
         if on not in tops:
@@ -106,7 +106,7 @@ def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | No
 
 
 def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
-    """Check the columns of the source that the table has. To insert rows, the required ones must be among them."""
+    """Check the source's columns that are in the table. Clauses that insert rows need all required columns."""
     source = merge.source
     inserts = any(clause.takes_all and clause.when == When.NOT_MATCHED for clause in merge.clauses)
     common = [field for field in schema.fields if field.name in source.columns]
@@ -118,7 +118,7 @@ def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
 
 
 def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
-    """Return the source with its columns of a schema's names as rows of the table have them."""
+    """Return the source, with columns that are in the schema converted to the table's types."""
     row_type, values = source.schema, {}
     for field in schema.fields:
         if field.name in source.columns:

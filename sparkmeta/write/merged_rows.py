@@ -1,4 +1,4 @@
-"""Match the rows of a table with those of a source, and apply the clauses of a merge."""
+"""Match the rows of a table with those of a source and apply the clauses of a merge."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _TARGET, _SOURCE = "target", "source"
-# The place of the clause that applies to a row.
+# The index of the clause that applies to a row.
 _CLAUSE: Final = "_merge_clause"
-# Of so many rows the source is sent to all tasks, which then read rows of the table and join them on the way.
+# A source of up to this many rows is broadcast, so that tasks join rows of the table as they read them.
 _BROADCAST_ROWS: Final = 200_000
 
 
 def merged_rows(state: TableState, merge: Merge[Any], lineage: tuple[str, ...]) -> MergedRows:
-    """Check a merge, and return the rows that it changes and adds. Runs jobs.
+    """Check a merge and return the rows that it changes and adds. Runs jobs.
 
     Args:
         state: the table at the branch's head.
@@ -77,24 +77,24 @@ class MergedRows:
 
     @property
     def positions(self) -> DataFrame:
-        """The `FILE` and `POSITION` of the rows that change or go."""
+        """The `FILE` and `POSITION` of the rows that are updated or deleted."""
         return self._changes.where(F.col(_CLAUSE).isNotNull()).select(FILE, POSITION).distinct()
 
     @cached_property
     def changed_files(self) -> pa.Array:
-        """The paths of the files with rows that change or go."""
+        """The paths of the files with rows that are updated or deleted."""
         return whole(self.positions.select(FILE).distinct().toArrow().column(0))
 
     @cached_property
     def has_new_rows(self) -> bool:
-        """Whether rows are to be written, besides those that stay as they are."""
+        """Whether there are rows to write besides unchanged ones."""
         changed = self._changes.where(self._is_update) if self._target_clauses else None
         frames = [frame for frame in (changed, self._inserted) if frame is not None]
         return any(len(frame.limit(1).toArrow()) for frame in frames)
 
     @property
     def new_rows(self) -> DataFrame:
-        """The changed rows with their new values, and the added ones, with the columns of `lineage`."""
+        """The updated rows with their new values and the inserted rows, with the columns of `lineage`."""
         names = [*self._names, *self.lineage]
         inserted = self._inserted
         if not self._target_clauses:
@@ -104,7 +104,7 @@ class MergedRows:
         return changed if inserted is None else changed.union(inserted.select(*map(quoted, names)))
 
     def rewritten(self, files: PlannedFiles) -> DataFrame:
-        """Return the rows of files that stay as they are, and the new rows."""
+        """Return the unchanged rows of files, and the new rows."""
         rows = self.matching.rows(files, (*self.lineage, FILE, POSITION))
         stay = rows.join(self.positions, [FILE, POSITION], "left_anti")
         return stay.select(*map(quoted, [*self._names, *self.lineage])).union(self.new_rows)
@@ -112,7 +112,7 @@ class MergedRows:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Evaluate all conditions and values for no rows. Raises ValidationError for the first that can't be."""
+        """Evaluate all conditions and values on no rows. Raises ValidationError for the first that fails."""
         self._check_condition(When.MATCHED, "the merge's `on` condition", self._on)
         for place, clause in enumerate(self.merge.clauses):
             what = f"clause {place + 1} ({clause.when})"
@@ -136,7 +136,7 @@ class MergedRows:
 
     @cached_property
     def _without_rows(self) -> dict[When, DataFrame]:
-        """For each kind of clause, no rows with the columns that its condition and values may name."""
+        """For each kind of clause, an empty DataFrame with the columns that its conditions and values may refer to."""
         matching = self.matching
         target = matching.state.spark.createDataFrame([], matching.row_type).alias(_TARGET)
         source = self.source.rows.limit(0).alias(_SOURCE)
@@ -194,8 +194,8 @@ class MergedRows:
     def _changes(self) -> DataFrame:
         """The rows of the table to which a clause applies: `_CLAUSE`, new values, lineage, `FILE` and `POSITION`.
 
-        Also those that match a row of the source and to which no clause applies, if it matters which rows match. Each
-        has the `SOURCE_ROW` that it matches. Spark keeps them.
+        If it matters which rows match, also includes matching rows to which no clause applies. Each has the
+        `SOURCE_ROW` that it matches. The rows are checkpointed.
 
         Raises:
             ValidationError: a row of the table matches several rows of the source.
@@ -234,7 +234,7 @@ class MergedRows:
             raise ValidationError(f"{self._table}: {problem}{key}: {limit}")
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
-        """Return the value of each column of the table: the new one where a clause updates, else the old one."""
+        """Return the value of each column of the table: the new one where a clause updates it, else the old one."""
         updates = [(place, self._values[place]) for place, clause in clauses if clause.action == Action.UPDATE]
         columns = []
         for name in self._names:
@@ -247,7 +247,7 @@ class MergedRows:
 
     @property
     def _place(self) -> list[Column]:
-        """The lineage of changed rows, which have no sequence number of a last change, and where they are."""
+        """The lineage of updated rows, whose last updated sequence number is null, and their file and position."""
         lineage = []
         if self.lineage:
             lineage = [
@@ -260,7 +260,7 @@ class MergedRows:
 
     @cached_property
     def _inserted(self) -> DataFrame | None:
-        """The rows to add, with `_CLAUSE`, and null for lineage. Spark keeps them. None if no clause adds rows."""
+        """The rows to insert with `_CLAUSE` and null lineage, checkpointed. None if no clause inserts rows."""
         clauses = self._insert_clauses
         if not clauses:
             return None
@@ -275,8 +275,8 @@ class MergedRows:
                     value = F.when(F.col(_CLAUSE) == place, assigned[field.name]).otherwise(value)
             columns.append(value.alias(field.name))
         lineage = [F.lit(None).cast("bigint").alias(name) for name in self.lineage]
-        # A union fails on constraints of kept rows whose columns they lack, such as those of constants in the source.
-        # To drop a column from them drops such constraints too.
+        # A union fails if checkpointed rows have constraints on columns that they lack, such as constants in the
+        # source. Dropping a column from the rows drops these constraints as well.
         return checkpointed(rows.where(F.col(_CLAUSE).isNotNull()).select(_CLAUSE, *columns, *lineage))
 
     @property
@@ -292,7 +292,7 @@ class MergedRows:
         return rows.alias(_SOURCE).join(target.alias(_TARGET), self._on, "left_anti")
 
     def _default(self, name: str) -> Column:
-        """Return the value of a column to which nothing is assigned."""
+        """Return the value of a column that is not assigned."""
         schema = self.matching.state.metadata.schema()
         field = next(field for field in schema.fields if field.name == name)
         if isinstance(field.field_type, PrimitiveType):
@@ -301,7 +301,7 @@ class MergedRows:
 
 
 def _first(tests: list[tuple[int, Column]]) -> Column:
-    """Return the place of the first clause that applies; null for none."""
+    """Return the index of the first clause that applies; null if there is none."""
     value: Column = F.lit(None).cast("int")
     for place, test in reversed(tests):
         value = F.when(test, F.lit(place)).otherwise(value)

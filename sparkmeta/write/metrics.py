@@ -1,4 +1,4 @@
-"""Metrics of a data file, as Java's writers give them: counts, and bounds that may be truncated (table spec, Metrics).
+"""Compute metrics of a data file as Java's writers do: counts and possibly truncated bounds (table spec, Metrics).
 
 Spark tasks import this module, so it imports little.
 """
@@ -27,13 +27,13 @@ _SHAPES: Final = ("geometry", "geography")
 
 @dataclass(frozen=True)
 class Leaf:
-    """A primitive column that has metrics: one that is in no list and no map.
+    """A primitive column with metrics, which is not inside a list or map.
 
     Attributes:
         id: the field id.
         type: the Iceberg type name.
-        path: the places in structs, from the top.
-        length: the most characters or bytes of a bound, or a mode of `metrics_modes`.
+        path: the field indices from the top-level struct down.
+        length: the maximum length of a bound in characters or bytes, or a mode of `metrics_modes`.
     """
 
     id: int
@@ -43,7 +43,7 @@ class Leaf:
 
 
 def metric_leaves(columns: Sequence[Column], modes: Mapping[int, int]) -> tuple[Leaf, ...]:
-    """Return the columns that have metrics; columns inside of lists and maps have none."""
+    """Return the columns with metrics. Columns inside lists and maps have none."""
 
     def leaves(children: Sequence[Column], path: tuple[int, ...]) -> Iterator[Leaf]:
         for place, column in enumerate(written(children)):
@@ -58,7 +58,7 @@ def metric_leaves(columns: Sequence[Column], modes: Mapping[int, int]) -> tuple[
 
 
 def sized_leaves(columns: Sequence[Column], modes: Mapping[int, int]) -> tuple[int | None, ...]:
-    """Return the ids of all primitive columns in the order of a file; None for those without metrics."""
+    """Return the ids of all primitive columns in file order; None for those without metrics."""
 
     def leaves(children: Sequence[Column]) -> Iterator[int | None]:
         for column in written(children):
@@ -72,7 +72,7 @@ def sized_leaves(columns: Sequence[Column], modes: Mapping[int, int]) -> tuple[i
 
 
 def leaf_ids(columns: Sequence[Column]) -> tuple[int, ...]:
-    """Return the ids of the primitive columns that are in no list and no map, in the order of a file."""
+    """Return the ids of the primitive columns outside of lists and maps, in file order."""
     return tuple(leaf.id for leaf in metric_leaves(columns, defaultdict(int)))
 
 
@@ -126,15 +126,15 @@ class FileMetrics:
         }
 
     def nulls(self, field_id: int) -> int:
-        """Return how many values of a column are null."""
+        """Return the number of nulls in a column."""
         return self._nulls.get(field_id, 0)
 
     def nans(self, field_id: int) -> int | None:
-        """Return how many values of a column are NaN; None if it has other values than floating-point numbers."""
+        """Return the number of NaNs in a column; None if it is not floating-point."""
         return self._nans.get(field_id)
 
     def extremes(self, field_id: int) -> tuple[pa.Scalar | None, pa.Scalar | None]:
-        """Return the least and the greatest value of a column; None if there is none."""
+        """Return the minimum and maximum of a column; None if there is none."""
         return self._least.get(field_id), self._most.get(field_id)
 
     def bounds(self) -> dict[str, dict[int, bytes]]:
@@ -151,7 +151,7 @@ class FileMetrics:
 
 
 def _leaf_values(table: pa.Table, path: tuple[int, ...]) -> pa.ChunkedArray:
-    """Return the values of a column; null where a struct around it is null."""
+    """Return the values of a column; null where an enclosing struct is null."""
     values = table.column(path[0])
     for place in path[1:]:
         values = pa.chunked_array([chunk.flatten()[place] for chunk in values.chunks], values.type.field(place).type)
@@ -172,7 +172,7 @@ def _extremes(values: pa.ChunkedArray | pa.Array) -> _Extremes:
 
 
 def _float_extremes(values: pa.ChunkedArray | pa.Array) -> _Extremes:
-    """Return the least and the greatest number that is not NaN; -0.0 is less than 0.0."""
+    """Return the minimum and maximum, ignoring NaN. -0.0 is less than 0.0."""
     least, most = _extremes(values)
     if least is None or most is None or np.isnan(least.as_py()):
         return None, None
@@ -186,7 +186,7 @@ def _float_extremes(values: pa.ChunkedArray | pa.Array) -> _Extremes:
 
 
 def bound_of(value: pa.Scalar | None) -> Any:
-    """Return a bound for `_encoded`; of dates and times their number, since Python's end with the year 9999."""
+    """Return a bound for `_encoded`. Dates and times become numbers, since Python's dates end in the year 9999."""
     if value is None:
         return None
     kind = value.type
@@ -208,12 +208,12 @@ def _encoded(value: Any, type_name: str) -> bytes:
 
 
 def cut(value: Any, length: int) -> Any:
-    """Return a value of which texts and bytes are truncated; it is no greater than the value."""
+    """Truncate text or bytes to a lower bound of the value."""
     return value[:length] if isinstance(value, str | bytes) and length < FULL else value
 
 
 def cut_up(value: Any, length: int) -> Any:
-    """Return a truncated value that is no less than the value; None if there is none."""
+    """Truncate text or bytes to an upper bound of the value; None if there is none."""
     if not isinstance(value, str | bytes) or len(value) <= length:
         return value
     return _next_text(value[:length]) if isinstance(value, str) else _next_bytes(value[:length])

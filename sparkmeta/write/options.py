@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FORMATS: Final = ("parquet", "orc", "avro")
 MODES: Final = ("none", "hash", "range")
 
-# Iceberg's names of codecs -> those of Arrow, and of Avro.
+# Iceberg's codec names -> those of Arrow and Avro.
 _PARQUET_CODECS: Final = {
     "uncompressed": "none",
     "none": "none",
@@ -36,7 +36,7 @@ _ORC_CODECS: Final = {
 _AVRO_CODECS: Final = {"uncompressed": "null", "snappy": "snappy", "gzip": "deflate", "zstd": "zstandard"}
 _WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
 _AVRO_BYTES: Final = 16 << 20
-# As in parquet-java.
+# The default of parquet-java.
 _LEVELS: Final = {"zstd": 3}
 
 
@@ -46,12 +46,12 @@ class WriteOptions:
 
     Attributes:
         file_format: one of `FORMATS`.
-        target_bytes: the size at which the next file begins.
-        codec: the codec as the format's library names it.
-        level: the codec's level; None for the library's default.
-        group_bytes: the size of row groups or stripes; of Avro files, of the rows that are encoded at a time.
+        target_bytes: the size at which a new file begins.
+        codec: the format library's name of the codec.
+        level: the compression level; None for the library's default.
+        group_bytes: the size of row groups or stripes; for Avro, of the rows that are encoded at a time.
         page_bytes: the size of Parquet pages.
-        page_rows: the most rows of a Parquet page.
+        page_rows: the maximum number of rows in a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
         distribution: one of `MODES`.
     """
@@ -72,7 +72,7 @@ class WriteOptions:
 
         Raises:
             ValidationError: a property has an invalid value.
-            UnsupportedError: a property asks for a codec that this pyarrow lacks.
+            UnsupportedError: a property names a codec that the installed pyarrow lacks.
         """
         properties = _Properties(metadata)
         file_format = properties.choice("write.format.default", "parquet", FORMATS)

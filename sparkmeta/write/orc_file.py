@@ -1,4 +1,4 @@
-"""An ORC file being written by Arrow. Spark tasks import this module."""
+"""Write ORC files with Arrow. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class OrcOutput:
-    """An ORC file. Arrow does not tell where its stripes begin, nor how long its columns are."""
+    """An ORC file being written. Arrow reports neither stripe offsets nor column sizes."""
 
     def __init__(self, sink: Any, options: WriteOptions) -> None:
-        """Begin the file.
+        """Open the file.
 
         Args:
-            sink: takes the bytes.
+            sink: the output stream.
             options: how to write it.
         """
         self._sink = sink
@@ -29,11 +29,11 @@ class OrcOutput:
 
     @property
     def size(self) -> int:
-        """The bytes written so far, those of whole stripes."""
+        """The bytes written so far, in whole stripes."""
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Write rows, which have the field ids as attributes."""
+        """Write rows whose schema has the field ids as attributes."""
         self._writer.write(table)
 
     def close(self) -> Written:
@@ -44,5 +44,5 @@ class OrcOutput:
         return Written(size, [], {})
 
     def abort(self) -> None:
-        """Release the file, whose content is of no use."""
+        """Release the file without finishing it."""
         self._sink.close()

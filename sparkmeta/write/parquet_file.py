@@ -1,4 +1,4 @@
-"""A Parquet file being written by Arrow. Spark tasks import this module."""
+"""Write Parquet files with Arrow. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Written:
     """Facts of a closed file.
 
     Attributes:
-        size: its bytes.
-        split_offsets: where its parts begin.
-        column_sizes: bytes of each primitive column by field id, without those that have no metrics.
+        size: its size in bytes.
+        split_offsets: the offsets at which it can be split.
+        column_sizes: the size in bytes of each primitive column with metrics, by field id.
     """
 
     size: int
@@ -31,18 +31,18 @@ class Written:
 
 
 class ParquetOutput:
-    """A Parquet file to which row groups are written."""
+    """A Parquet file being written, one row group at a time."""
 
     def __init__(
         self, sink: Any, schema: pa.Schema, options: WriteOptions, sized: Sequence[int | None], notes: Mapping[str, str]
     ) -> None:
-        """Begin the file.
+        """Open the file.
 
         Args:
-            sink: takes the bytes.
-            schema: of the rows, with field ids.
+            sink: the output stream.
+            schema: the schema of the rows, with field ids.
             options: how to write it.
-            sized: the field ids of all primitive columns in order; None for those whose size nobody asks for.
+            sized: the field ids of all primitive columns in order; None for those whose size is not reported.
             notes: key-value metadata of the footer.
         """
         self._sink, self._sized = sink, sized
@@ -87,5 +87,5 @@ class ParquetOutput:
         return Written(size, offsets, sizes)
 
     def abort(self) -> None:
-        """Release the file, whose content is of no use."""
+        """Release the file without finishing it."""
         self._sink.close()

@@ -1,4 +1,4 @@
-"""Where data files go, as Iceberg's location providers put them. Spark tasks import this module."""
+"""Choose the locations of data files as Iceberg's location providers do. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DATA, _OBJECTS, _OLD_DATA = "write.data.path", "write.object-storage.path", "write.folder-storage.path"
 _ENABLED, _PARTITIONED = "write.object-storage.enabled", "write.object-storage.partitioned-paths"
-# Folders of hash bits before the name, so that stores spread the requests.
+# Folders of hash bits in a location, so that object stores spread requests.
 _BITS, _FOLDER_BITS, _FOLDERS = 20, 4, 3
 
 
@@ -47,8 +47,8 @@ class Places:
         folder: the folder of all data files.
         fields: the partition fields.
         hashed: whether folders of hash bits come first.
-        with_partitions: whether there are folders of partitions.
-        context: the table's last two folders, which a folder of several tables has after the hash bits.
+        with_partitions: whether there are partition folders.
+        context: the table's last two folders, which follow the hash bits in a folder shared by several tables.
     """
 
     folder: str
@@ -59,7 +59,7 @@ class Places:
 
     @staticmethod
     def of(metadata: TableMetadata, fields: Sequence[PartitionField]) -> Places:
-        """Return the places of a table's data files.
+        """Return the layout of a table's data files.
 
         Raises:
             ValidationError: a table property has an invalid value.
@@ -78,7 +78,7 @@ class Places:
         """Return the location of a file.
 
         Args:
-            values: its partition values, of `bound_arrow_type`.
+            values: its partition values, in `bound_arrow_type`.
             name: the name of the file.
         """
         path = self._partition_folder(values)
@@ -113,7 +113,7 @@ def _text(value: pa.Scalar, field: PartitionField) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape as java.net.URLEncoder, which leaves * but not ~."""
+    """Escape text as java.net.URLEncoder does, which escapes ~ but not *."""
     return quote_plus(text, safe="*").replace("~", "%7E")
 
 

@@ -1,4 +1,4 @@
-"""Position delete files in Parquet (table spec, Position Delete Files). Without Spark."""
+"""Write position delete files in Parquet (table spec, Position Delete Files). Does not use Spark."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _SCHEMA = pa.schema(
         pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(DELETE_FILE_POS_ID)}),
     ]
 )
-# Rows of a row group.
+# Rows per row group.
 _GROUP_ROWS = 1 << 20
 _POSITION_BYTES = 8
 
 
 class PositionFile:
-    """A position delete file in memory, to which data files are added in order.
+    """A position delete file in memory. Data files are added in order of their paths.
 
     Attributes:
         records: the number of positions.
         first_path: the first data file.
         last_path: the last data file.
-        first_position: the least position of any data file.
-        last_position: the greatest position of any data file.
-        split_offsets: where row groups begin; known when the file is closed, as are `column_sizes`.
-        column_sizes: the bytes of each column by field id.
+        first_position: the lowest position of any data file.
+        last_position: the highest position of any data file.
+        split_offsets: the offsets of row groups; like `column_sizes`, known when the file is closed.
+        column_sizes: the size in bytes of each column by field id.
     """
 
     def __init__(self, codec: str) -> None:
@@ -66,7 +66,7 @@ class PositionFile:
 
     @property
     def size(self) -> int:
-        """The approximate bytes of the file; those of positions that are still to be compressed count in full."""
+        """The approximate size of the file in bytes. Positions not yet compressed count in full."""
         return int(self._sink.tell()) + self._pending * _POSITION_BYTES
 
     def add(self, path: str, positions: PositionBitmap) -> None:

@@ -1,4 +1,4 @@
-"""The tasks that find the rows of data files to delete. Spark tasks import this module."""
+"""Tasks that find the rows of data files to delete. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparkmeta.write.vector_tasks import position_masks
 
 @dataclass(frozen=True)
 class PositionTasks:
-    """Reads the columns of a filter, and makes masks of the rows that match it. Picklable.
+    """Reads the columns of a filter and makes masks of the rows that match it. Picklable.
 
-    The rows stay in Arrow: Spark sees only which files are read, and the masks.
+    Rows stay in Arrow: Spark sees only the files to read and the masks.
 
     Attributes:
-        rows: reads the path of the file and the positions of rows, and then the columns of the filter.
+        rows: reads the file path, row positions and the columns of the filter, in this order.
         tests: the filter.
     """
 

@@ -1,4 +1,4 @@
-"""`RowTable`: a table whose rows can be changed, each change in a commit of its own."""
+"""`RowTable`: a table whose rows can be changed, with one commit per change."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowTable(BaseTable):
-    """A table with changes of rows. Each method commits, and returns the table after the commit."""
+    """A table with methods that change rows. Each method commits and returns the table after the commit."""
 
     def transaction(self) -> RowTransaction[Self]:
-        """Begin changes that one commit makes: `with table.transaction() as tx: tx.append(df)`.
+        """Begin a transaction, which commits several changes at once: `with table.transaction() as tx: tx.append(df)`.
 
-        This object does not change. `refresh()` or `commit()` returns the new version.
+        This object does not change. `refresh()`, or the transaction's `commit()`, returns the new version.
         """
         return RowTransaction(self)
 
     def append(
         self, df: DataFrame, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
     ) -> Self:
-        """Add rows: `table = table.append(df)`. Tasks write them to data files, and one commit adds these.
+        """Append rows: `table = table.append(df)`. Tasks write them to data files, which one commit adds.
 
-        Columns are found by name. Those that the rows lack are null or have the write default of the schema, and a
-        smaller integer, float or decimal may stand for a wider type.
+        Columns are matched by name. Missing columns get the schema's write default, or null. Narrower integers, floats
+        and decimals are promoted to the table's types.
 
         Args:
             df: the rows. It is computed once.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Returns:
             The table after the commit.
 
         Raises:
-            ValidationError: the rows don't fit the schema: an unknown column, another type, or a null in a required
-                column. Nothing is committed, and no data file stays.
-            UnsupportedError: the table can't be committed to, or has a type, transform or format that is not written.
+            ValidationError: the rows don't fit the schema: an unknown column, a different type, or a null in a required
+                column. Nothing is committed and no data file is left behind.
+            UnsupportedError: the table can't be committed to, or has a type, transform or format that can't be written.
             CommitFailedError: all attempts lost to concurrent commits.
             CommitStateUnknownError: the commit may have succeeded; no file is deleted.
         """
@@ -65,23 +65,23 @@ class RowTable(BaseTable):
     ) -> Self:
         """Add existing Parquet, ORC or Avro files as they are: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
 
-        Executors read the footers. Partition values come from folders such as `day=2026-01-31`, or else from the bounds
-        of columns, which must prove that all rows are of one partition. If files have no field ids and the table has no
-        name mapping, it gets one. The files belong to the table afterwards: expiry may delete them.
+        Executors read the footers. Partition values come from folders such as `day=2026-01-31`, or else from column
+        bounds, which must prove that all rows are in one partition. If files have no field ids and the table has no
+        name mapping, the table gets one. The table owns the files afterwards: expiry may delete them.
 
         Args:
             paths: the files, or a DataFrame with their paths in a column `file_path` or `path`, or as its only column.
-            check_duplicate_files: whether to look for the files among all files of the table. Otherwise only files of
-                the same partition are compared, by their exact paths.
+            check_duplicate_files: whether to look for the files among all files of the table. Otherwise they are
+                compared only with files of the same partition, by exact path.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
 
         Returns:
             The table after the commit.
 
         Raises:
-            ValidationError: a file is there twice or in the table already, has a column that does not fit the schema,
-                or rows of several partitions. The message names the file. Nothing is written.
+            ValidationError: a file is listed twice or is in the table already, has a column that does not fit the
+                schema, or has rows of several partitions. The message names the file. Nothing is written.
             NotFoundError: a file is missing.
             UnsupportedError: the table can't be committed to, or tasks can't open the files.
         """
@@ -105,17 +105,18 @@ class RowTable(BaseTable):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Replace the rows that match a filter by others, by default all rows, in one snapshot.
+        """Replace the rows that match a filter, by default all rows, with new rows in one snapshot.
 
-        Files of which all rows match are removed without being opened; others are written again without these rows.
+        Files whose rows all match are removed without being opened. Files with some matching rows are rewritten without
+        them.
 
         Args:
             df: the new rows; see `append`. They need not match the filter.
             overwrite_filter: which rows to remove.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
-            isolation: "serializable" or "snapshot" fail the commit if others changed matching data meanwhile (see
-                `SnapshotUpdate.validate_no_conflicts`). By default only deletes of rewritten files do.
+            snapshot_properties: extra properties for the snapshot's summary.
+            isolation: "serializable" or "snapshot" fails the commit if concurrent commits changed matching data (see
+                `SnapshotUpdate.validate_no_conflicts`). By default, only concurrent deletes in rewritten files do.
 
         Raises:
             CommitConflictError: another commit changed the files that this one replaces.
@@ -133,7 +134,7 @@ class RowTable(BaseTable):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Replace the partitions that have new rows, and no others.
+        """Replace only the partitions that have new rows.
 
         Arguments are as for `overwrite`.
 
@@ -152,17 +153,17 @@ class RowTable(BaseTable):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Delete the rows that match a filter, by default all rows. Without such rows, there is no snapshot.
+        """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is made.
 
-        Files of which all rows match, as partitions and metrics prove, are removed without being opened. Of other files
-        the rows are deleted as the table property `write.delete.mode` says: `copy-on-write` writes the files again,
-        `merge-on-read` writes deletion vectors, or position delete files in tables of format version 2.
+        Files whose rows all match, as partitions and metrics prove, are removed without being opened. Rows in other
+        files are deleted by the mode in the table property `write.delete.mode`: `copy-on-write` rewrites the files;
+        `merge-on-read` writes deletion vectors, or position delete files in format version 2.
 
         Args:
             delete_filter: which rows to delete.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
-            isolation: "serializable" or "snapshot"; by default the table property `write.delete.isolation-level`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            isolation: "serializable" or "snapshot". Defaults to the table property `write.delete.isolation-level`.
 
         Raises:
             CommitConflictError: another commit changed the data that this delete is based on.
@@ -184,24 +185,24 @@ class RowTable(BaseTable):
     ) -> Self:
         """Delete the rows that have given keys, without reading them: `table.equality_delete(keys, ["id"])`.
 
-        Tasks write the keys to equality delete files, which readers apply to all rows of older snapshots: also to
-        those that others commit before this delete. A null equals null. `delete` and `merge` make less work for
-        readers, and count what they delete.
+        Tasks write the keys to equality delete files. Readers apply them to all rows with lower sequence numbers,
+        including those that concurrent commits add before this delete. A null equals null. `delete` and `merge` leave
+        less work to readers and count the deleted rows.
 
-        If the table is partitioned, `df` also needs the columns that partitions are made from: a key deletes rows of
-        its partition only. Without these columns the deletes apply to all partitions, if the table has an unpartitioned
-        spec; else they are refused.
+        If the table is partitioned, `df` also needs the partition source columns: a key deletes rows only in its own
+        partition. Without these columns, the deletes apply to all partitions if the table has an unpartitioned spec;
+        otherwise they are refused.
 
         Args:
-            df: the keys. It is computed once, or twice for `isolation`. Columns of the table that are neither in the
-                key nor in partitions are ignored.
-            equality_cols: the columns of the key, of any primitive type but float and double. Defaults to the schema's
-                identifier fields. Fields of structs ("address.zip") may be among them, but Iceberg 1.12 for Java
-                applies these deletes wrongly if a query does not read the struct.
+            df: the keys. It is computed once, or twice if `isolation` is given. Columns of the table that neither are
+                in the key nor determine partitions are ignored.
+            equality_cols: the key columns, of any primitive type except float and double. Defaults to the schema's
+                identifier fields. Struct fields ("address.zip") are allowed, but Iceberg 1.12 for Java applies such
+                deletes wrongly if a query does not read the struct.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
-            isolation: "serializable" fails the commit if others added rows that may have one of the keys meanwhile,
-                which would be deleted as well. By default nothing conflicts.
+            snapshot_properties: extra properties for the snapshot's summary.
+            isolation: "serializable" fails the commit if concurrent commits added rows that may have one of the keys,
+                since these would be deleted as well. By default nothing conflicts.
 
         Raises:
             ValidationError: a column is missing, unknown or of another type, or can't be compared; or the partition of
@@ -221,16 +222,16 @@ class RowTable(BaseTable):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Change the rows that match a filter: `table.update({"price": F.col("price") * 2}, "day = '2026-01-31'")`.
+        """Update the rows that match a filter: `table.update({"price": F.col("price") * 2}, "day = '2026-01-31'")`.
 
-        Table properties `write.update.mode` and `write.update.isolation-level` are as for `delete`. Rows keep their
-        `_row_id` in tables that have row lineage.
+        The table properties `write.update.mode` and `write.update.isolation-level` apply as for `delete`. In tables
+        with row lineage, rows keep their `_row_id`.
 
         Args:
-            assignments: a Column over the table's columns, or a value, for each column to change; cast to its type.
-            where: which rows to change.
+            assignments: column name -> value, or Column over the table's columns. Values are cast to the column's type.
+            where: which rows to update.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
             isolation: as for `delete`.
 
         Raises:
@@ -251,22 +252,22 @@ class RowTable(BaseTable):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Change the rows that have the keys of given rows, and add the given rows whose keys no row has.
+        """Update the rows whose keys are in the given rows, and insert the given rows whose keys are new.
 
-        A row changes only if a value differs. Its columns that the given rows lack stay as they are. A null in a key
-        equals nothing. Table properties `write.merge.mode` and `write.merge.isolation-level` are as for `delete`.
+        A row is updated only if a value differs. Columns that the given rows lack keep their values. A null in a key
+        equals nothing. The table properties `write.merge.mode` and `write.merge.isolation-level` apply as for `delete`.
 
         Args:
             df: the rows; see `append`. It is computed once.
-            join_cols: the columns of the key. Defaults to the schema's identifier fields.
-            when_matched_update_all: whether rows change.
-            when_not_matched_insert_all: whether rows are added.
+            join_cols: the key columns. Defaults to the schema's identifier fields.
+            when_matched_update_all: whether to update existing rows.
+            when_not_matched_insert_all: whether to insert new rows.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
             isolation: as for `delete`.
 
         Raises:
-            ValidationError: there is no key, or two given rows have the same one; or as `append`.
+            ValidationError: there is no key, or two given rows have the same key; or as `append`.
             CommitConflictError: another commit changed the data that this upsert is based on.
         """
         return (
@@ -292,7 +293,7 @@ class RowTable(BaseTable):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Merge[Self]:
-        """Begin a merge of rows of a source into the table, of which one commit makes a snapshot.
+        """Begin a merge of a source's rows into the table, which is committed as one snapshot.
 
             table = (
                 table.merge(changes, on=["id"])
@@ -304,18 +305,18 @@ class RowTable(BaseTable):
 
         `when_matched(condition)` takes `update(assignments)`, `update_all()` or `delete()`; `when_not_matched` takes
         `insert(values)` or `insert_all()`; `when_not_matched_by_source` takes `update(assignments)` or `delete()`.
-        Columns are `target.<column>` and `source.<column>`. Of several clauses of a kind, the first whose condition
-        holds applies. Nothing happens before `merge()`, or `commit()`, which does the same.
+        Columns are `target.<column>` and `source.<column>`. Among clauses of one kind, the first whose condition holds
+        applies. Nothing runs before `merge()`.
 
-        Changed rows keep their `_row_id` in tables that have row lineage. Table properties `write.merge.mode` and
-        `write.merge.isolation-level` are as for `delete`. Without a row that changes there is no snapshot.
+        In tables with row lineage, updated rows keep their `_row_id`. The table properties `write.merge.mode` and
+        `write.merge.isolation-level` apply as for `delete`. If no row changes, no snapshot is made.
 
         Args:
             source: the rows. It is computed once.
-            on: names of columns that are equal in matching rows, of which a null equals nothing; or a condition over
-                `target` and `source`, a Column or SQL text, with which every row of the table has to be read.
+            on: names of key columns that are equal in matching rows, where a null equals nothing; or a condition over
+                `target` and `source`, a Column or SQL text, which requires reading every row of the table.
             branch: the branch to commit to.
-            snapshot_properties: go into the snapshot's summary.
+            snapshot_properties: extra properties for the snapshot's summary.
             isolation: as for `delete`.
         """
 

@@ -1,4 +1,4 @@
-"""Values of transforms that Spark SQL has no exact form of, computed by tasks. Spark tasks import this module."""
+"""Compute transforms that have no exact form in Spark SQL. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskValue:
-    """A column of source values that becomes one of transformed values.
+    """A column of source values to replace with transformed values.
 
     Attributes:
         name: the column.
@@ -32,7 +32,7 @@ class TaskValue:
 
 @dataclass(frozen=True)
 class TaskValues:
-    """Replaces columns of source values by their transforms, each distinct value of a batch once. Picklable."""
+    """Replaces source values with transformed ones, transforming each distinct value of a batch once. Picklable."""
 
     values: tuple[TaskValue, ...]
 

@@ -1,4 +1,4 @@
-"""The tasks that write data files and equality delete files: rows in, a row for each file out.
+"""Tasks that write data files and equality delete files: they take rows and return one row per file.
 
 Spark tasks import this module.
 """
@@ -45,17 +45,17 @@ METRICS_MAPS: Final = (
     "lower_bounds",
     "upper_bounds",
 )
-# Files of which a batch of results tells.
+# Files per batch of results.
 _BATCH_FILES: Final = 256
-# Arrow's memory, and its ratio to the bytes of a file as long as none is known.
+# Maximum buffered Arrow bytes, and the initial estimate of their ratio to file bytes.
 _MOST_BUFFERED: Final = 512 << 20
 _BATCH_OVERHEAD: Final = 1 << 12
-# As in Java, the size of a file is looked at after so many rows.
+# Rows between checks of the file size, as in Java.
 _LEAST_ROWS: Final = 1000
 
 
 def files_schema(partition: pa.StructType | None) -> pa.Schema:
-    """Return the columns of `inspect.files` that tasks know of new data files.
+    """Return the columns of `inspect.files` that tasks report for new files.
 
     Args:
         partition: the type of partition tuples; None if no spec of the table has fields.
@@ -88,10 +88,10 @@ class Output(Protocol):
         """Write rows."""
 
     def close(self) -> Written:
-        """End the file."""
+        """Finish the file."""
 
     def abort(self) -> None:
-        """Release the file, whose content is of no use."""
+        """Release the file without finishing it."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,15 @@ class DataFileTasks:
 
     Attributes:
         writer: opens files.
-        columns: turns rows into those of files.
+        columns: converts rows to those of files.
         options: how files are written.
-        places: where.
-        name: the beginning of the files' names, which no other write has.
+        places: where files are written.
+        name: the prefix of the files' names, unique to this write.
         leaves: the columns with metrics.
         sized: the ids of all primitive columns in order; None for those without metrics.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
-        tuple_places: for each field of `partition` the place in the spec; None for fields of other specs.
+        tuple_places: for each field of `partition`, its index in the spec; None for fields of other specs.
         sort_order_id: the sort order of each file's rows.
         equality_ids: the columns that equality deletes compare; empty for data files.
     """
@@ -133,26 +133,26 @@ class DataFileTasks:
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        """The schema of the results: `files_schema`, of deletes what they compare, and a problem instead of a file."""
+        """The schema of the results: `files_schema`, the equality ids of deletes, and a problem in place of a file."""
         schema = files_schema(self.partition)
         if self.equality_ids:
             schema = schema.append(pa.field("equality_ids", pa.list_(pa.int32())))
         return schema.append(pa.field(PROBLEM, pa.string()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write rows to files, and yield a row of `result_schema` for each.
+        """Write rows to files and yield a row of `result_schema` for each.
 
-        A file ends where the partition changes, so rows of a partition should come together. If the task fails, the
-        files that it wrote are deleted. Rows that don't fit the table are not a failure of the task, which Spark would
-        repeat: their problem is the last row.
+        A file ends where the partition changes, so rows of a partition should be adjacent. If the task fails, the files
+        that it wrote are deleted. Rows that don't fit the table do not fail the task, since Spark would retry it:
+        their problem is yielded as the last row.
 
         Args:
-            batches: the rows, with the columns `PARTITION_COLUMN` behind the table's.
+            batches: the rows, with the columns `PARTITION_COLUMN` after the table's.
         """
         yield from self.write_apart([batches])
 
     def write_apart(self, groups: Iterable[Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        """Write groups of rows as `write` does, each to files of its own."""
+        """Write groups of rows as `write` does, each group to separate files."""
         task = _Task(self)
         try:
             for batches in groups:
@@ -168,12 +168,12 @@ class DataFileTasks:
             task.abort()
             yield _problem(self.result_schema, str(error))
         except BaseException:
-            # GeneratorExit too: a killed attempt's files are of no use.
+            # Also on GeneratorExit: the files of a killed attempt are useless.
             task.abort()
             raise
 
     def open(self, location: str) -> Output:
-        """Begin a file."""
+        """Open a new file."""
         sink = self.writer.open_new(location)
         if self.options.file_format == "orc":
             return OrcOutput(sink, self.options)
@@ -183,7 +183,7 @@ class DataFileTasks:
 
     @property
     def _notes(self) -> Mapping[str, str]:
-        """What Java's writers put into the footers of equality delete files."""
+        """The key-value metadata that Java's writers put into the footers of equality delete files."""
         if not self.equality_ids:
             return {}
         return {"delete-type": "equality", "delete-field-ids": ", ".join(map(str, self.equality_ids))}
@@ -199,7 +199,7 @@ class _Closed:
 
 @dataclass
 class _Task:
-    """The files of one attempt of a task."""
+    """The files of one task attempt."""
 
     tasks: DataFileTasks
     closed: list[_Closed] = field(default_factory=list)
@@ -231,9 +231,9 @@ class _Task:
             self._key = key
 
     def _buffer(self, rows: pa.Table) -> None:
-        """Write rows, in parts that end where a row group or a file is to end."""
+        """Buffer rows in parts that end at the end of a row group or file."""
         while len(rows):
-            # Of slices, Arrow counts only the bytes of their rows.
+            # For a slice, `nbytes` counts only the bytes of its rows.
             size, room = rows.nbytes, max(self._room(), 0.0)
             count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
             part, rows = rows.slice(0, count), rows.slice(count)
@@ -246,7 +246,7 @@ class _Task:
                 self.end_file(keep_key=True)
 
     def _room(self) -> float:
-        """Return how many bytes of Arrow's may be buffered until a row group or the file ends."""
+        """Return how many more Arrow bytes fit into the row group or file."""
         options = self.tasks.options
         written = self._output.size if self._output is not None else 0
         left = max(options.target_bytes - written, 1)
@@ -271,7 +271,7 @@ class _Task:
         self._buffered, self._buffered_bytes = [], 0
 
     def end_file(self, *, keep_key: bool = False) -> None:
-        """End the current file, if there is one."""
+        """Finish the current file, if there is one."""
         self._flush()
         if self._output is not None:
             assert self._key is not None
@@ -295,7 +295,7 @@ class _Task:
             _log.warning("%s: not deleted: %s", *failure)
 
     def take_closed(self) -> pa.RecordBatch:
-        """Return the closed files as rows of `files_schema`, and forget them."""
+        """Return the closed files as rows of `files_schema` and forget them."""
         closed, self.closed = self.closed, []
         return _result(self.tasks, closed)
 
@@ -308,7 +308,7 @@ class _Task:
 
 
 def _task_name() -> str:
-    """Return the number of the task, and of its attempt, which no other attempt of a Spark application has."""
+    """Return the number of the task and of its attempt, which is unique within a Spark application."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -316,18 +316,18 @@ def _task_name() -> str:
 
 
 def _bound(values: pa.Array, type_name: str) -> pa.Array:
-    """Return partition values of Spark as `bound_arrow_type` has them."""
+    """Convert partition values from Spark to `bound_arrow_type`."""
     if type_name == "uuid" and not pa.types.is_binary(values.type):
         values = uuid_bytes(values.cast(pa.string()))
     return values.cast(bound_arrow_type(type_name))
 
 
 def run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
-    """Return where runs of equal partition values begin.
+    """Return the first row of each run of equal partition values.
 
     Args:
         values: the values of each partition field.
-        rows: the number of rows, at least one.
+        rows: the number of rows, at least 1.
     """
     changes = np.zeros(rows, np.bool_)
     changes[0] = True
@@ -339,7 +339,7 @@ def run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
 
 
 def _codes(array: pa.Array) -> Any:
-    """Return integers that are equal where values are; floats are compared by their bits, and nulls are equal."""
+    """Return integers that are equal for equal values. Floats are compared by their bits, and nulls are equal."""
     if pa.types.is_floating(array.type):
         bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(f"i{array.type.bit_width // 8}")
         array = pc.if_else(array.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))

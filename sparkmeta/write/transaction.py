@@ -49,10 +49,10 @@ _LINEAGE_VERSION = 3
 
 @dataclass
 class RowTransaction(Transaction[TableT]):
-    """A transaction with changes of rows.
+    """A transaction with methods that change rows.
 
-    Data files are written when a change is asked for, and become part of the table when the transaction commits. They
-    are deleted if it is known not to have been committed.
+    Each change writes its files at once; they become part of the table when the transaction commits. If the transaction
+    is known not to have been committed, the files are deleted.
     """
 
     _written: list[DataFrame] = field(default_factory=list)
@@ -100,7 +100,7 @@ class RowTransaction(Transaction[TableT]):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Replace the partitions that rows are in; see `Table.dynamic_partition_overwrite`."""
+        """Replace only the partitions that have new rows; see `Table.dynamic_partition_overwrite`."""
         if self.table_metadata.spec().is_unpartitioned():
             raise ValidationError(f"{self.table.full_name}: it has no partitions to overwrite: overwrite replaces all")
         with self._change(branch, snapshot_properties) as change:
@@ -161,7 +161,7 @@ class RowTransaction(Transaction[TableT]):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Assign values to columns of the rows that match a filter; see `Table.update`."""
+        """Update the rows that match a filter; see `Table.update`."""
         with self._change(branch, snapshot_properties, reads=True) as change:
             matching = Matching(change.head, where, by_rows=True)
             without_rows = change.head.spark.createDataFrame([], matching.row_type)
@@ -183,7 +183,7 @@ class RowTransaction(Transaction[TableT]):
         snapshot_properties: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Change the rows that have the keys of given rows, and add the others; see `Table.upsert`."""
+        """Update the rows whose keys are in the given rows, and insert the others; see `Table.upsert`."""
         schema, table = self.table_metadata.schema(), self.table_metadata.location
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
         merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
@@ -216,7 +216,7 @@ class RowTransaction(Transaction[TableT]):
         return Merge(source, on, run)
 
     def _merge(self, change: _Change, rows: MergedRows, isolation: Isolation | None) -> None:
-        """Write new versions of rows, and let the commit replace or delete the older ones."""
+        """Write new versions of rows and let the commit replace or delete the old ones."""
         level, lineage = self._isolation("merge", isolation), bool(self._lineage)
         paths = rows.changed_files
         if not len(paths) and not rows.has_new_rows:
@@ -262,13 +262,13 @@ class RowTransaction(Transaction[TableT]):
         *,
         masks: bool = False,
     ) -> bool:
-        """Delete matching rows, or assign values to them, in files of which some rows match; remove the other files.
+        """Delete or update matching rows in partly matching files, and remove files whose rows all match.
 
         Args:
-            masks: whether the rows are deleted by delete files, and not by writing their files again.
+            masks: whether rows are deleted by delete files instead of by rewriting their files.
 
         Returns:
-            Whether any row matches. If none does, the change stays as it is.
+            Whether any row matches. If none does, the change is not modified.
         """
         paths = matching.affected_paths(masks=masks)
         if not len(paths) and not matching.has_whole_files:
@@ -284,7 +284,7 @@ class RowTransaction(Transaction[TableT]):
     def _rewrite(
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
     ) -> None:
-        """Write files again, without their matching rows or with values assigned to these."""
+        """Rewrite files without their matching rows, or with these updated."""
         lineage, matches = self._lineage, matching.is_matching_row
         rows = matching.rows(matching.planned(paths), lineage)
         rows = rows.where((~matches).text) if assigned is None else with_values(rows, assigned, lineage, matches)
@@ -293,14 +293,14 @@ class RowTransaction(Transaction[TableT]):
     def _mask(
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
     ) -> None:
-        """Delete matching rows of files by delete files, and add them again with values assigned to them."""
+        """Delete the matching rows of files by delete files and, for an update, append their new versions."""
         files = matching.planned(paths)
         added = None
         if assigned is not None:
             lineage = self._lineage
             rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
             added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
-        # A row that changes must still be there, one that is deleted need not.
+        # Updated rows must still exist; deleted rows may already be gone.
         self._delete_rows(change, matching.masks, files, added, with_deletes=assigned is not None)
 
     def _delete_rows(
@@ -312,13 +312,13 @@ class RowTransaction(Transaction[TableT]):
         *,
         with_deletes: bool,
     ) -> None:
-        """Delete rows by deletion vectors or position delete files, and add data files with their new versions.
+        """Delete rows by deletion vectors or position delete files, and add the data files with their new versions.
 
         Args:
             masks: the rows; see `masks_of`.
-            files: the data files that they are in.
+            files: the data files that contain them.
             added: the new data files.
-            with_deletes: whether it is a conflict if others deleted the data files.
+            with_deletes: whether it is a conflict if a concurrent delete removed the data files.
         """
         deletes = write_deletes(change.head, masks, files)
         self._written.append(deletes.files)
@@ -340,7 +340,7 @@ class RowTransaction(Transaction[TableT]):
     # -- properties -------------------------------------------------------------------------------------------------
 
     def _merges_on_read(self, command: str) -> bool:
-        """Return whether rows are deleted by delete files. Tables of version 1 have none."""
+        """Return whether a command deletes rows by delete files, which version 1 does not support."""
         mode = self._property(f"write.{command}.mode", _MODES)
         return mode == _MODES[1] and self.table_metadata.format_version > 1
 
@@ -362,12 +362,12 @@ class RowTransaction(Transaction[TableT]):
 
     @contextmanager
     def _change(self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False) -> Iterator[_Change]:
-        """Begin a change of rows; if it fails, it is not a step of the transaction, and its files are deleted.
+        """Begin a change of rows. If it fails, drop it from the transaction and delete its files.
 
         Args:
             branch: the branch.
-            properties: of the snapshot's summary.
-            reads: whether the change depends on the branch's rows, which earlier steps must not change.
+            properties: extra properties for the snapshot's summary.
+            reads: whether the change depends on the branch's rows, so that no earlier step may change them.
         """
         self._refuse_committed()
         self.table.refuse_read_only()
@@ -388,12 +388,12 @@ class RowTransaction(Transaction[TableT]):
             self._forget(update, before)
 
     def _forget(self, update: SnapshotUpdate, before: int) -> None:
-        """Take a change back, and delete the files that it wrote."""
+        """Take back a change and delete the files that it wrote."""
         self._steps[:] = [step for step in self._steps if step is not update]
         self._delete_written(before)
 
     def commit(self) -> TableT:
-        """Make all changes in one commit, and return the resulting table; see `Transaction.commit`."""
+        """Make all changes in one commit and return the resulting table; see `Transaction.commit`."""
         if self._failure is not None:
             raise self._failure
         written, self._written = self._written, []
@@ -401,7 +401,7 @@ class RowTransaction(Transaction[TableT]):
             with deleted_on_failure(self.table.state, written):
                 return super().commit()
         except BaseException as error:
-            # Another attempt would commit files that are deleted, or commit them twice.
+            # Calling `commit` again would commit deleted files, or commit files twice.
             self._failure = error if written else None
             raise
 
@@ -413,7 +413,7 @@ class RowTransaction(Transaction[TableT]):
         super().__exit__(kind, error, trace)
 
     def _delete_written(self, start: int = 0) -> None:
-        """Delete the files of changes that are not committed."""
+        """Delete the files of uncommitted changes."""
         for files in self._written[start:]:
             delete_written(self.table.state, files)
         del self._written[start:]
@@ -421,12 +421,12 @@ class RowTransaction(Transaction[TableT]):
 
 @dataclass
 class _Change:
-    """A change of rows that has begun.
+    """A change of rows in progress.
 
     Attributes:
         update: the snapshot that it makes.
         head: the table at the branch's head.
-        dropped: whether it turned out that there is nothing to change.
+        dropped: whether there turned out to be nothing to change.
     """
 
     update: SnapshotUpdate

@@ -1,4 +1,4 @@
-"""An upsert as a merge: rows change by key where a value differs, and others are added."""
+"""Express an upsert as a merge: update rows by key where a value differs, and insert the others."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def upsert_of(
     rows: DataFrame, keys: Sequence[str] | None, schema: Schema, table: str, *, updates: bool, inserts: bool
 ) -> Merge[None]:
-    """Check given rows, and return the merge that an upsert is.
+    """Check the given rows and return the merge that carries out the upsert.
 
     Args:
         rows: the given rows.
-        keys: the columns of the key; None for the schema's identifier fields.
+        keys: the key columns; None for the schema's identifier fields.
         schema: the table's.
         table: the table, for errors.
-        updates: whether rows change.
-        inserts: whether rows are added.
+        updates: whether to update existing rows.
+        inserts: whether to insert new rows.
 
     Raises:
         ValidationError: a column does not fit, or there is no key.
@@ -46,7 +46,7 @@ def upsert_of(
     others = [name for name in rows.columns if name not in names]
     merge = Merge(rows, names, lambda _: None)
     if updates and others:
-        # Spark compares no maps, nor what contains them.
+        # Spark can't compare maps or types that contain them.
         differs = [F.lit(True) if _has_map(kinds[name]) else _differs(name) for name in others]
         merge = merge.when_matched(reduce(or_, differs)).update_all()
     return merge.when_not_matched().insert_all() if inserts else merge

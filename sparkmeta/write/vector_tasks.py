@@ -1,4 +1,4 @@
-"""The tasks that read deletes as masks of data files, and write masks as deletion vectors. Without Spark."""
+"""Tasks that read deletes as masks of data files and write masks as deletion vectors. No Spark."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ VECTOR_SCHEMA = pa.schema(
 )
 """The new deletion vectors, as in `inspect.files`, and the greatest sequence number of their masks."""
 
-# Rows of a batch; each has a bitmap.
+# Rows per batch; each row has a bitmap.
 _BATCH_ROWS = 1024
-# Positions of which a task makes bitmaps at a time.
+# Maximum number of positions that a task converts to bitmaps at a time.
 _MOST_POSITIONS = 4_000_000
 
 
 def read_masks(reader: ExecutorReader | Files, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read delete files, and yield rows of `MASK_SCHEMA`.
+    """Read delete files and yield rows of `MASK_SCHEMA`.
 
     Args:
-        batches: rows of location, file_format, and `vectors`, the deletion vectors of a Puffin file: a list of
+        batches: rows of `location`, `file_format` and `vectors`, the deletion vectors of a Puffin file as a list of
             struct<referenced_file, offset, size_in_bytes, record_count>.
     """
     for row in task_rows(batches):
@@ -80,7 +80,7 @@ _Mask = tuple[str, bytes, int]
 
 
 def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
-    """Yield the deletion vectors of a Puffin file, of which only the checksums are looked at."""
+    """Yield the deletion vectors of a Puffin file. Only their checksums are verified."""
     vectors = row["vectors"]
     ranges = [FileRange(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
     for place, blob in read_ranges(reader, ranges):
@@ -101,10 +101,10 @@ def _positions(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[
 
 
 def position_masks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `MASK_SCHEMA` for positions, few for each data file.
+    """Convert positions to a few rows of `MASK_SCHEMA` per data file.
 
     Args:
-        batches: rows of the path of a data file and a position in it, in any order.
+        batches: rows of a data file's path and a position in it, in any order.
     """
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
     count = 0
@@ -137,7 +137,7 @@ def _masks_of(by_path: Mapping[str, list[np.ndarray[Any, Any]]]) -> pa.RecordBat
 
 @contextmanager
 def deleted_on_error(writer: ExecutorWriter | Files) -> Iterator[Callable[[str, bytes], None]]:
-    """Yield a function that writes new files. They are deleted if the block fails, or its task is killed."""
+    """Yield a function that writes new files, which are deleted if the block fails or its task is killed."""
     locations: list[str] = []
 
     def write_new(location: str, data: bytes) -> None:
@@ -158,7 +158,7 @@ class VectorTasks:
     Attributes:
         folder: the folder of the files.
         target_bytes: the target size of a file.
-        name: the beginning of the files' names, which no other write has.
+        name: the prefix of the files' names, unique to this write.
     """
 
     writer: ExecutorWriter | Files
@@ -167,10 +167,10 @@ class VectorTasks:
     name: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge masks, and yield rows of `VECTOR_SCHEMA`. After an error, the files that were written are deleted.
+        """Merge masks and yield rows of `VECTOR_SCHEMA`. On error, delete the files already written.
 
         Args:
-            batches: rows of `MASK_SCHEMA`, which may have a `sequence_number`, ordered by `data_path`.
+            batches: rows of `MASK_SCHEMA`, ordered by `data_path`. They may have a `sequence_number`.
         """
         blobs: list[tuple[str, Blob, int, int | None]] = []
         size = 0
@@ -206,17 +206,17 @@ class VectorTasks:
 
 
 def newest(masks: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the greatest sequence number of masks; None if they have none."""
+    """Return the highest sequence number of masks; None if they have none."""
     return max((number for mask in masks if (number := mask.get("sequence_number")) is not None), default=None)
 
 
 def union(masks: Iterable[Mapping[str, Any]]) -> PositionBitmap:
-    """Return the positions of masks, rows of `MASK_SCHEMA`, of one data file."""
+    """Return the union of one data file's masks, rows of `MASK_SCHEMA`."""
     return reduce(PositionBitmap.union, (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks))
 
 
 def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
-    """Return the union of the masks of a data file as a blob, and its number of positions."""
+    """Return the union of a data file's masks as a blob, and its number of positions."""
     if len(masks) == 1:
         return masks[0]["vector"], masks[0]["positions"]
     bitmap = union(masks)
