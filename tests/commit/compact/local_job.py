@@ -35,6 +35,10 @@ class LocalFrame:
     table: pa.Table
     sparkSession: ClassVar[Any] = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "2"))  # noqa: N815
 
+    @property
+    def columns(self) -> list[str]:
+        return self.table.column_names
+
     def mapInArrow(self, function: Callable[[Iterable[pa.RecordBatch]], Any], _: Any) -> LocalFrame:  # noqa: N802
         batches = list(function(self.table.to_batches(max_chunksize=1)))
         return LocalFrame(pa.Table.from_batches(batches) if batches else EMPTY)
