@@ -148,7 +148,7 @@ def two_places(unscaled: int) -> Decimal:
 
 def transforms_of(primitive: t.PrimitiveType) -> list[Any]:
     """The transforms of a type; those that prune most are listed several times."""
-    choices: list[Any] = [transforms.IdentityTransform(), transforms.VoidTransform()]
+    choices: list[Any] = [*[transforms.IdentityTransform()] * 3, transforms.VoidTransform()]
     if transforms.BucketTransform(2).can_transform(primitive):
         choices += [transforms.BucketTransform(2), transforms.BucketTransform(7)]
     if transforms.TruncateTransform(2).can_transform(primitive) and primitive != t.DecimalType(38, 10):
@@ -320,7 +320,7 @@ def test_projections_and_residuals(spark: SparkSession) -> None:
     check()
     print(f"\nprojections: {tally}")  # noqa: T201
     assert tally["cases"] >= (40_000 if SOAK else 3_000)
-    assert min(tally["pruned"], tally["proven"], tally["simpler"], tally["decided"]) > tally["cases"] // 100
+    assert min(tally["pruned"], tally["proven"], tally["simpler"], tally["decided"]) > tally["cases"] // 20
 
 
 def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
