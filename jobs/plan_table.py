@@ -23,7 +23,7 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.cli.errors import error_line
+from sparkmeta.cli.errors import report_error
 from sparkmeta.cli.job import add_table_arguments, load_job_table
 from sparkmeta.cli.output import JSON_OPTIONS
 
@@ -38,10 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(arguments)
     try:
         print(json.dumps(plan_table(args)))
-    except Exception as error:
-        if (line := error_line(error)) is None:
-            raise
-        print(f"plan_table: {line}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  report_error raises what it does not know
+        report_error("plan_table", error)
         return 1
     return 0
 

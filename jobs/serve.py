@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 import sparkmeta as sm
-from sparkmeta.cli.errors import error_line
+from sparkmeta.cli.errors import report_error
 from sparkmeta.cli.serve import log_to_stderr, serve_options
 from sparkmeta.cli.source import configured_catalog, key_value
 
@@ -53,10 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spark = SparkSession.builder.appName("sparkmeta serve").getOrCreate()
         log_to_stderr()
         sm.serve(catalog, spark, options=options).run()
-    except Exception as error:
-        if (line := error_line(error)) is None:
-            raise
-        print(f"serve: {line}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  report_error raises what it does not know
+        report_error("serve", error)
         return 1
     return 0
 

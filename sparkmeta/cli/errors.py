@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 from sparkmeta.errors import SparkmetaError, first_line, from_spark
 from sparkmeta.inspect.excerpt import printable
+
+
+def report_error(program: str, error: Exception) -> None:
+    """Print an error of a job in one line. Raises the error if it is a bug of sparkmeta."""
+    if (line := error_line(error)) is None:
+        raise error
+    print(f"{program}: {line}", file=sys.stderr)  # noqa: T201
 
 
 def error_line(error: Exception, hint: str = "") -> str | None:

@@ -11,29 +11,16 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from sparkmeta.cli.errors import error_line
+from sparkmeta.cli.errors import report_error
+from sparkmeta.cli.plans import printed_on_failure
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError
 from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
-    from sparkmeta.edit.rewrite_plan import RewritePlan
-    from sparkmeta.maintain.downgrade.plan import DowngradePlan
-    from sparkmeta.maintain.expire_snapshots import ExpiryPlan
-    from sparkmeta.maintain.orphans.plan import OrphanPlan
-    from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan
-    from sparkmeta.maintain.table_statistics.plan import TableStatsPlan
+    from sparkmeta.cli.plans import Plan
     from sparkmeta.table import Table
-
-    Plan = (
-        RewritePlan[Table]
-        | ExpiryPlan[Table]
-        | OrphanPlan[Table]
-        | DowngradePlan[Table]
-        | PartitionStatsPlan[Table]
-        | TableStatsPlan[Table]
-    )
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:
@@ -53,10 +40,8 @@ def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], argument
     name = parser.prog.removesuffix(".py")
     try:
         _plan_and_commit(parsed, name, plan)
-    except Exception as error:
-        if (line := error_line(error)) is None:
-            raise
-        print(f"{name}: {line}", file=sys.stderr)  # noqa: T201
+    except Exception as error:  # noqa: BLE001  report_error raises what it does not know
+        report_error(name, error)
         return 3 if isinstance(error, CommitConflictError | CommitFailedError) else 1
     return 0
 
@@ -113,16 +98,12 @@ def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..
     plan = plan_of(load_job_table(spark, parsed), **options)
     print(printable_lines(str(plan.summary())), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
-    try:
-        if parsed.commit:
+
+    def print_result() -> None:
+        seconds = {"plan": round(planned - started, 3), "commit": round(time.perf_counter() - planned, 3)}
+        print(json.dumps({**plan.result(), "seconds": seconds}))  # noqa: T201
+
+    if parsed.commit:
+        with printed_on_failure(plan, print_result):
             plan.commit()
-    except Exception:
-        if getattr(plan, "is_partly_committed", False):
-            _print_result(plan, started, planned)
-        raise
-    _print_result(plan, started, planned)
-
-
-def _print_result(plan: Plan, started: float, planned: float) -> None:
-    seconds = {"plan": round(planned - started, 3), "commit": round(time.perf_counter() - planned, 3)}
-    print(json.dumps({**plan.result(), "seconds": seconds}))  # noqa: T201
+    print_result()

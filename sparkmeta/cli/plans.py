@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -10,7 +11,7 @@ from sparkmeta.cli.output import print_json, progress
 from sparkmeta.inspect.excerpt import printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -77,15 +78,16 @@ def carry_out(
             click.echo(UNCHANGED)
 
     if commit:
-        _commit(plan, doing, print_result)
+        with printed_on_failure(plan, print_result), progress(doing):
+            plan.commit()
     print_result()
 
 
-def _commit(plan: Plan, doing: str, print_result: Callable[[], None]) -> None:
-    """Commit a plan. Print the result before an error, if parts of the plan are committed."""
+@contextmanager
+def printed_on_failure(plan: Plan, print_result: Callable[[], None]) -> Iterator[None]:
+    """Print a plan's result if its commit in the block fails after parts of the plan were committed."""
     try:
-        with progress(doing):
-            plan.commit()
+        yield
     except Exception:
         if getattr(plan, "is_partly_committed", False):
             print_result()
