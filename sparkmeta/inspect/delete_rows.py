@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.deleted_row import RowField, field_id, projected
 from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
-from sparkmeta.manifests.avro.schema import by_field_ids, parse
+from sparkmeta.manifests.avro.schema import ARROW_PRIMITIVES, by_field_ids, parse
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.storage.executors import ExecutorReader
 
@@ -239,19 +239,8 @@ def _arrow_type(avro: Any) -> pa.DataType:
         case {"type": "map", "values": values}:
             return pa.map_(pa.string(), _arrow_type(values))
         case str():
-            return _PRIMITIVES.get(avro, pa.binary())  # or the name of a fixed type
+            return ARROW_PRIMITIVES.get(avro, pa.binary())  # or the name of a fixed type
     return pa.binary()
-
-
-_PRIMITIVES = {
-    "null": pa.null(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-}
 
 
 _Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]

@@ -14,18 +14,9 @@ import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.avro.container import Data, inflate, read_blocks, read_header
+from sparkmeta.manifests.avro.schema import ARROW_PRIMITIVES
 from sparkmeta.rows.file_schema import PARQUET_ID
 
-_PRIMITIVES = {
-    "null": pa.null(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-}
 # Logical types whose values are read as numbers, since Python's dates end in the year 9999.
 _LOGICAL = {
     ("int", "date"): pa.date32(),
@@ -102,7 +93,7 @@ class _Types:
         if isinstance(schema, list):
             return self._union(schema, depth)
         if isinstance(schema, str):
-            return self._named[schema] if schema in self._named else _PRIMITIVES[schema]
+            return self._named[schema] if schema in self._named else ARROW_PRIMITIVES[schema]
         kind = schema["type"]
         if isinstance(kind, (dict, list)):
             return self.of(kind, depth + 1)
@@ -130,7 +121,7 @@ class _Types:
         logical = str(schema.get("logicalType"))
         if schema.get("adjust-to-utc") is False and logical.startswith("timestamp-"):
             logical = f"local-{logical}"
-        return _LOGICAL.get((kind, logical), _PRIMITIVES[kind])
+        return _LOGICAL.get((kind, logical), ARROW_PRIMITIVES[kind])
 
     def _union(self, branches: list[Any], depth: int) -> pa.DataType:
         others = [branch for branch in branches if branch != "null"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID
@@ -18,7 +19,17 @@ from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIE
 MAX_DEPTH = 12
 
 _KEPT = ("type", "name", "items", "values", "size")
-_PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+ARROW_PRIMITIVES = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+"""The Arrow types of Avro's primitive types."""
 _SMALLEST = {"null": 0, "float": 4, "double": 8}
 
 Keep = Callable[[int], bool]
@@ -239,7 +250,7 @@ def fixed_sizes(schema: Any) -> dict[str, int]:
         if isinstance(part, dict) and part.get("type") == "fixed":
             sizes[str(part.get("name"))] = part["size"]
         sizes |= fixed_sizes(part)
-    return {name: size for name, size in sizes.items() if name not in _PRIMITIVES}
+    return {name: size for name, size in sizes.items() if name not in ARROW_PRIMITIVES}
 
 
 def named_once(schema: Any) -> Any:
@@ -282,7 +293,7 @@ def smallest_size(kind: Any, sizes: Mapping[str, int]) -> int:
 def _check_references(schema: Any, fixed: Collection[str], location: str) -> None:
     """Raise CorruptFileError for a reference to another type than a fixed one, which could be recursive."""
     for part in _parts(schema):
-        if isinstance(part, str) and part not in _PRIMITIVES and part not in fixed:
+        if isinstance(part, str) and part not in ARROW_PRIMITIVES and part not in fixed:
             raise CorruptFileError(location, "avro.schema", part, "not a type")
         _check_references(part, fixed, location)
 
