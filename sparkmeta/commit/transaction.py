@@ -89,7 +89,6 @@ class Transaction(Generic[TableT]):
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
             ValidationError: the branch is a tag, or a property is not a string.
         """
-        self._refuse_committed()
         refuse_tag(self.table_metadata, branch)
         started = replace(self.table.state, metadata=self.table_metadata)
         update = SnapshotUpdate(started, branch, summary_properties(snapshot_properties))

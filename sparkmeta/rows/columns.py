@@ -192,8 +192,8 @@ def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
 
     This holds if no column was renamed, no name was reused (ignoring case), and names are stored unescaped. The files'
     footers have to be inspected if a column has an initial default and may be missing, if the table has a name mapping
-    and files may lack ids, if Spark can't read a type or promotion, or if schemas that files may have been written with
-    were removed from the metadata.
+    and files may lack ids, if Spark can't read a type or promotion, if files may have times in another unit, or if
+    schemas that files may have been written with were removed from the metadata.
     """
     schema_ids = {schema.schema_id for schema in state.metadata.schemas}
     if name_mapping(state.metadata) is not None or len(schema_ids) <= max(schema_ids):
@@ -239,6 +239,6 @@ class _History:
             and field.initial_default is None
             and kind not in (*_UNREAD, *_NUMBERS_OF_UNITS)
             and not (kind == "struct" and not child_fields(field.field_type))
-            and all(earlier != "unknown" and spark_reads(earlier, kind) for earlier in self.types[field.field_id])
+            and all(earlier != "unknown" and reads_as(earlier, kind) for earlier in self.types[field.field_id])
             and all(self.tells(child, path) for child in child_fields(field.field_type))
         )
