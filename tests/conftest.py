@@ -18,6 +18,7 @@ from sparkmeta.session import is_connect, local_config, prepare_environment
 from sparkmeta.storage import reading
 from tests.connect_server import LOG, connect_server
 from tests.peers.store import corpus_folder
+from tests.rest.proxy import Proxy, rest_proxy
 from tests.rest.server import rest_server
 
 if TYPE_CHECKING:
@@ -204,6 +205,13 @@ def rest_uri(pytestconfig: pytest.Config) -> Iterator[str]:
     """The URI of Iceberg's own REST catalog (tests/rest/server.py), which all tests of a process share."""
     with rest_server(f"file://{pytestconfig.stash[_scratch]}/rest-warehouse") as uri:
         yield uri
+
+
+@pytest.fixture(scope="module")
+def proxy(rest_uri: str) -> Iterator[Proxy]:
+    """A proxy before that catalog, which loses answers."""
+    with rest_proxy(rest_uri) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -174,11 +174,12 @@ def test_numbers_of_versions(swap: SqlOperations, base: TableVersion, tmp_path: 
 # -- a COMMIT that nobody answers ----------------------------------------------------------------------------------
 
 
-def test_it_was_done(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(real: Any, connection: Any) -> None:
-        real(connection)
-        raise DOWN
+def lost(real: Any, connection: Any) -> None:
+    real(connection)
+    raise DOWN
 
+
+def test_it_was_done(swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     on_commit(monkeypatch, swap, lost)
     after = swap.commit(base, appended(base.metadata))
     assert swap.refresh() == after
@@ -188,10 +189,6 @@ def test_invalid_properties_do_not_turn_a_success_into_a_failure(
     swap: SqlOperations, base: TableVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = swap.commit(base, with_properties(base.metadata, **{"commit.status-check.min-wait-ms": "x"}))
-
-    def lost(real: Any, connection: Any) -> None:
-        real(connection)
-        raise DOWN
 
     on_commit(monkeypatch, swap, lost)
     after = swap.commit(base, appended(base.metadata))
@@ -212,10 +209,6 @@ def test_it_was_not_done(swap: SqlOperations, base: TableVersion, monkeypatch: p
 
 
 def test_creation_was_done(swap: SqlOperations, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(real: Any, connection: Any) -> None:
-        real(connection)
-        raise DOWN
-
     on_commit(monkeypatch, swap, lost)
     assert create(swap) == swap.refresh()
 

@@ -15,16 +15,15 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
-from sqlalchemy.exc import OperationalError
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitStateUnknownError
+from tests.catalog.silent_servers import Server, silent_server
 from tests.maintain.test_expire import files_below
 from tests.peers.slices import SOAK
-from tests.rest.proxy import Fault, Proxy, Way, rest_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -53,56 +52,6 @@ TREE_JOBS = JOBS | {
     "compact_manifests": lambda table: table.maintenance.compact_manifests(max_root_files=0),
     "downgrade": lambda table: table.maintenance.downgrade(3),
 }
-
-
-class SqlServer:
-    """A SQL catalog whose COMMIT of the next transaction may fail, or lose its answer."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
-        self.monkeypatch = monkeypatch
-
-    def break_down(self, table: sm.Table, *, is_done: bool, is_last: bool) -> None:
-        """Let the next commit be carried out or not, and its answer be lost; `is_last`: and those to all questions."""
-        catalog: Any = table.operations
-        engine = catalog.catalog.engine
-        real, down = engine.dialect.do_commit, OperationalError("", {}, Exception("the server is gone"))
-
-        def fail(*_: object) -> Any:
-            raise down
-
-        def do_commit(connection: Any) -> None:
-            if is_done:
-                real(connection)
-            else:
-                connection.rollback()
-            self.monkeypatch.setattr(engine.dialect, "do_commit", fail if is_last else real)
-            if is_last:
-                self.monkeypatch.setattr(engine.dialect, "do_execute", fail)
-            raise down
-
-        self.monkeypatch.setattr(engine.dialect, "do_commit", do_commit)
-
-    def mend(self) -> None:
-        self.monkeypatch.undo()
-
-
-class RestServer:
-    """Iceberg's own REST catalog behind a proxy, which refuses the next POST, or loses its answer."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
-        self.properties = {"type": "rest", "uri": proxy.uri}
-
-    def break_down(self, table: sm.Table, *, is_done: bool, is_last: bool) -> None:
-        self.proxy.faults.append(Fault(Way.ANSWER_LOST if is_done else Way.REFUSED, is_last=is_last))
-
-    def mend(self) -> None:
-        assert not self.proxy.faults, "the job has sent no commit"
-        self.proxy.is_down = False
-
-
-Server = SqlServer | RestServer
 
 
 @dataclass(frozen=True)
@@ -146,15 +95,9 @@ def create(spark: SparkSession, folder: Path, version: int) -> Stored:
     return Stored(folder / "table", contents, table.metadata_location)
 
 
-@pytest.fixture(scope="module")
-def proxy(rest_uri: str) -> Iterator[Proxy]:
-    with rest_proxy(rest_uri) as started:
-        yield started
-
-
 @pytest.fixture
 def server(case: Case, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    return SqlServer(tmp_path, monkeypatch) if case.catalog == "SQL" else RestServer(request.getfixturevalue("proxy"))
+    return silent_server(case.catalog, request, tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -10,15 +10,13 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitStateUnknownError
+from tests.catalog.silent_servers import Server, silent_server
 from tests.maintain.test_expire import planned_paths, soon
-from tests.maintain.test_lost_answers import RestServer, Server, SqlServer
 from tests.peers.slices import SOAK
-from tests.rest.proxy import Proxy, rest_proxy
 from tests.write.test_changes import MODES
 from tests.write.test_list_faults import CASES, Stage, State, is_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -63,15 +61,9 @@ def stages() -> dict[tuple[int, str], Stage]:
     return {}
 
 
-@pytest.fixture(scope="module")
-def proxy(rest_uri: str) -> Iterator[Proxy]:
-    with rest_proxy(rest_uri) as started:
-        yield started
-
-
 @pytest.fixture
 def server(case: Case, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    return SqlServer(tmp_path, monkeypatch) if case.catalog == "SQL" else RestServer(request.getfixturevalue("proxy"))
+    return silent_server(case.catalog, request, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("case", ALL if SOAK else SLICE, ids=str)
