@@ -14,6 +14,7 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.removal import partitions_of
 from sparkmeta.commit.search import FEW_FILES, new_entries
+from sparkmeta.commit.table_deletes import refuse_deletes
 from sparkmeta.commit.table_files import table_files
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
@@ -89,7 +90,7 @@ class FileWriter:
         """
         files = table_files(source, self.state, self.form, self.options)
         if not with_deletes:
-            files.refuse_deletes(self.state)
+            refuse_deletes(files.state, self.state)
         if files.count <= max(0, self.options.direct_files - on_driver):
             return self._direct(files.entries(), _DATA)
         return self._in_leaves(files.leaves(), _DATA)

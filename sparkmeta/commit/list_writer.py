@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.listed_files import ListedFiles
+from sparkmeta.commit.listed_table import ListedTable
 from sparkmeta.commit.listed_writer import ListedFileWriter
+from sparkmeta.commit.table_deletes import refuse_deletes
 from sparkmeta.edit.list_options import ListOptions
 from sparkmeta.edit.lists import NewList, is_new
 from sparkmeta.edit.manifest_merge import merge_bins
@@ -18,7 +20,6 @@ from sparkmeta.edit.new_manifests import write_added
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts
-from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree
@@ -79,17 +80,16 @@ class ListWriter:
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_table`."""
-        self._refuse_table(source)
+        if not with_deletes:
+            refuse_deletes(source, self.state)
+        return self._table(source).data_files()
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_vectors`."""
-        self._refuse_table(source)
+        return self._table(source).vectors()
 
-    def _refuse_table(self, source: TableState) -> NoReturn:
-        raise UnsupportedError(
-            f"{self.state.metadata.location}: only metadata trees take another table as files: append the rows of "
-            f"inspect.files() of {source.metadata.location}"
-        )
+    def _table(self, source: TableState) -> ListedTable:
+        return ListedTable(replace(source, spark=self.state.spark), self.state, self.names, self._options)
 
     @property
     def _options(self) -> ListOptions:

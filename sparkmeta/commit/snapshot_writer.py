@@ -55,7 +55,7 @@ class SnapshotWriter(Protocol):
 
         Raises:
             ValidationError: the files mean something else in this table, or have deletes that are not added.
-            UnsupportedError: the table has manifest lists.
+            UnsupportedError: tasks can't open the table's files.
         """
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
@@ -63,7 +63,7 @@ class SnapshotWriter(Protocol):
 
         Raises:
             ValidationError: the table has deletes of another kind.
-            UnsupportedError: the table has manifest lists.
+            UnsupportedError: tasks can't open the table's files.
         """
 
     def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
+from sparkmeta.commit.table_deletes import applied, refuse_not_movable
 from sparkmeta.commit.table_match import adoption
 from sparkmeta.compact.choose import Scope, choose
 from sparkmeta.compact.groups import Choice, Group, Limits
@@ -23,10 +23,9 @@ from sparkmeta.edit.leaves import partition_stats
 from sparkmeta.edit.new_snapshot import with_root
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.operations.base_table import BaseTable
-from sparkmeta.plan.filter import is_live
 from sparkmeta.session import map_arrow, materialize
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
@@ -81,20 +80,6 @@ class TableFiles:
     count: int
     deletes: Group
 
-    def refuse_deletes(self, target: TableState) -> None:
-        """Raise ValidationError if there are deletes, without which deleted rows would reappear."""
-        root = self.job.root
-        places = [*self.deletes.leaves, *self.deletes.files]
-        if not places:
-            return
-        path = root.column("location")[places[0]].as_py()
-        what = f"{len(self.deletes.leaves)} delete manifests and {len(self.deletes.files)} deletes in its root"
-        raise ValidationError(
-            f"{target.metadata.location}: {self.state.metadata.location} has deletes, without which deleted rows would "
-            f"come back: {what}, such as {path}; row_delta(added=table, deletes=table) adds deletion vectors too, and "
-            "remove_dangling_deletes removes deletes that match no file"
-        )
-
     def entries(self) -> pa.Table:
         """Read a few data files and return them as entries of the other table. Runs a job."""
         assert self.job.adoption is not None
@@ -117,24 +102,8 @@ class TableFiles:
         """
         assert self.job.adoption is not None
         deletes = materialize(self.job.entries(self.deletes))
-        is_vector = (F.col("content_type") == int(ContentType.POSITION_DELETES)) & (F.col("file_format") == "puffin")
-        for other in deletes.where(~is_vector).select("content_type", "location").limit(1).collect():
-            raise self._not_movable(target, other.content_type, other.location)
-        paths = EntryProjection.of(("location", "version_info"))
-        data = self.state.entries(self.state.data_manifests, paths).where(is_live().text).select("location")
-        data = data.withColumnRenamed("location", "data_path")
-        applied = deletes.join(data, F.col("referenced_file") == F.col("data_path"), "left_semi")
-        return map_arrow(applied, self.job.adoption.batches, self.job.form.schema)
-
-    def _not_movable(self, target: TableState, content: int, path: str) -> ValidationError:
-        if content == ContentType.EQUALITY_DELETES:
-            problem = "an equality delete, which would apply to older files of this table and not to the added ones"
-        else:
-            problem = (
-                "a position delete file, which a tree can't hold: rewrite_position_delete_files makes vectors of them"
-            )
-        source = self.state.metadata.location
-        return ValidationError(f"{target.metadata.location}: {path}, of {source}, can't be added: it is {problem}")
+        refuse_not_movable(deletes, self.state, target)
+        return map_arrow(applied(deletes, self.state), self.job.adoption.batches, self.job.form.schema)
 
 
 def table_files(source: TableState, target: TableState, form: LeafFormat, options: TreeOptions) -> TableFiles:

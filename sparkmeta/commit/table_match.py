@@ -17,6 +17,7 @@ from pyiceberg.types import PrimitiveType
 from sparkmeta.columns.bounds import reads_as
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.adopt import Adoption
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
 
     Raises:
         ValidationError: a column or a partition spec of the source means something else in the target.
+        UnsupportedError: the source is encrypted.
     """
+    refuse_encrypted(source.metadata, "and its files can't be added to another")
     _check_schemas(source, target)
     _check_name_mapping(source, target)
     specs = _specs(source, target, spec_ids)
@@ -148,7 +151,7 @@ def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) ->
         unknown = next((each for each in source.specs[spec_id].fields if has_unknown_values(each.transform)), None)
         if unknown is not None:
             problem = f"whose field {unknown.name} has the unknown transform {unknown.transform}"
-            raise ValidationError(f"{where} have partition spec {spec_id}, {problem}: a tree can't hold its values")
+            raise ValidationError(f"{where} have partition spec {spec_id}, {problem}: its values can't be read")
     same = _same(theirs, ours, target.metadata.default_spec_id)
     for spec_id in theirs:
         if spec_id not in same:

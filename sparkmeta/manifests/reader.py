@@ -179,18 +179,17 @@ class ManifestReader:
         if self.access.tasks is None:
             return map_arrow(self.entries(manifests, projection), function, schema)
         frames = []
-        parts = self._masked_parts(manifests, projection)
+        parts = self.task_parts(manifests, projection)
         if len(parts):
             apply = partial(_apply, partial(self.decoder(Placement.TASKS).decode_parts, projection), function)
             frames.append(map_by_tasks(self.spark, parts, apply, schema))
-        for manifest, rows in self._root_files(manifests):
-            entries = self._root_entries(manifest, rows, projection).to_batches()
-            frames.append(local_frame(self.spark, pa.Table.from_batches(function(entries), schema)))
+        if in_root := self.root_batches(manifests, projection):
+            frames.append(local_frame(self.spark, pa.Table.from_batches(function(in_root), schema)))
         if not frames:
             return local_frame(self.spark, schema.empty_table())
         return reduce(lambda left, right: left.unionByName(right), frames)
 
-    def _masked_parts(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
+    def task_parts(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
         """Return the parts of manifests for tasks, with `MASK` if they are a tree's."""
         parts = self.parts(manifests, projection, split=True)
         if self.tree is None:
@@ -198,6 +197,15 @@ class ManifestReader:
         dvs = self._dvs_of(manifests)
         places = pc.index_in(parts.column(MANIFEST), dvs.column(MANIFEST).combine_chunks())
         return parts.append_column(MASK, dvs.to_struct_array().combine_chunks().take(places.combine_chunks()))
+
+    def root_batches(self, manifests: pa.Table, projection: EntryProjection) -> list[pa.RecordBatch]:
+        """Return the root's own files if they are among manifests, DELETED ones included."""
+        plain = stats_for_maps(projection, self.types.column_types) if has_metrics_maps(projection) else projection
+        tables = [self._root_entries(manifest, rows, plain) for manifest, rows in self._root_files(manifests)]
+        batches = [batch for table in tables for batch in table.to_batches()]
+        if plain is projection:
+            return batches
+        return [*with_metrics_maps(projection, frozenset(self.types.column_types), batches)]
 
     def physical_frames(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None

@@ -51,13 +51,13 @@ class Adoption:
         Raises:
             ValidationError: an entry breaks a rule of the field matrix, so that readers would refuse it.
         """
-        self._check(entries)
+        self.check(entries)
         rows = len(entries)
         columns = {name: whole(entries.column(name)) for name in entries.column_names}
         columns["version_info"] = added_version(rows, self.schema)
         columns["first_row_id"] = pa.nulls(rows, pa.int64())
         columns["partition_spec_id"] = _mapped(columns["partition_spec_id"], self.specs)
-        columns["sort_order_id"] = _mapped(columns["sort_order_id"], self.sort_orders)
+        columns["sort_order_id"] = self.sort_orders_of(columns["sort_order_id"])
         columns[CONTENT_STATS] = self._stats(columns[CONTENT_STATS])
         return pa.Table.from_arrays([columns[field.name] for field in self.schema], schema=self.schema)
 
@@ -77,7 +77,16 @@ class Adoption:
             pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * len(stats), kind)
         )
 
-    def _check(self, entries: pa.Table) -> None:
+    def sort_orders_of(self, ids: pa.Array) -> pa.Array:
+        """Return the other table's sort orders; null for those that it lacks."""
+        return _mapped(ids, self.sort_orders)
+
+    def check(self, entries: pa.Table) -> None:
+        """Check live entries with their sequence numbers, rows of a `tree_schema`.
+
+        Raises:
+            ValidationError: an entry breaks a rule of the field matrix.
+        """
         for broken in entry_problems(entries, self.specs, self.columns):
             path = entries.column("location")[broken.row].as_py()
             raise ValidationError(

@@ -58,7 +58,7 @@ def converted(batches: Iterable[pa.RecordBatch], types: TreeTypes, spec_id: int,
     """
     schema = tree_schema(types.stats)
     for batch in batches:
-        columns = _of_content(batch)
+        columns = content_columns(batch)
         columns["version_info"] = _known_version(batch, location)
         columns["file_format"] = pc.utf8_lower(batch.column("file_format"))
         columns[CONTENT_STATS] = _stats(batch, types, spec_id)
@@ -69,10 +69,12 @@ def converted(batches: Iterable[pa.RecordBatch], types: TreeTypes, spec_id: int,
         yield pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _of_content(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+def content_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the columns, with null in fields that the content type of an entry does not have."""
-    columns = {name: batch.column(name) for name in FILE_COLUMNS}
+    columns = {name: batch.column(name) for name in FILE_COLUMNS if name in batch.schema.names}
     for name, content in _ONLY_OF.items():
+        if name not in columns:
+            continue
         has_field = pc.equal(columns["content_type"], int(content))
         columns[name] = pc.if_else(has_field, columns[name], pa.scalar(None, columns[name].type))
     return columns
