@@ -289,6 +289,14 @@ class FileRows:
             raise ValidationError(f"{self.table}: partition.{name} of the files is {value.type}, not {kind}") from error
 
 
+def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
+    """Raise ValidationError for an entry of a table whose content type is not allowed."""
+    for kind in entries.column("content_type").unique().to_pylist():
+        if kind not in set(allowed):
+            wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
+            raise ValidationError(f"{table}: {wrong} has content {kind}: this operation adds none of it")
+
+
 def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
     """Build rows of `tree_schema` without stats from fields of content entries, for `entry_problems`."""
     schema, rows = tree_schema({}), len(values["location"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows
+from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows, refuse_kinds
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.removal import partitions_of
 from sparkmeta.commit.search import FEW_FILES, new_entries
@@ -127,7 +127,7 @@ class FileWriter:
 
     def _direct(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
         """Return files that go into the root."""
-        refuse_kinds(entries, allowed, self.state)
+        refuse_kinds(entries, allowed, self.state.metadata.location)
         return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
 
     def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
@@ -159,7 +159,7 @@ class FileWriter:
     def _few_deletes(self, entries: pa.Table, room: int, allowed: Collection[int]) -> NewFiles:
         if len(entries) <= room:
             return self._direct(entries, allowed)
-        refuse_kinds(entries, allowed, self.state)
+        refuse_kinds(entries, allowed, self.state.metadata.location)
         return self._in_leaves(self._written(local_frame(self.state.spark, entries)), allowed)
 
     def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
@@ -219,16 +219,6 @@ def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, Kin
         kind = file_kind(row["content_type"], row["file_format"])
         tally = tally.plus(Tally({kind: KindCount(row["files"], row["records"], row["size"])}))
     return dict(tally.counts)
-
-
-def refuse_kinds(entries: pa.Table, allowed: Iterable[int], state: TableState) -> None:
-    """Raise ValidationError for an entry whose content type is not allowed."""
-    for kind in entries.column("content_type").unique().to_pylist():
-        if kind not in set(allowed):
-            wrong = entries.filter(pc.equal(entries.column("content_type"), kind)).column("location")[0]
-            raise ValidationError(
-                f"{state.metadata.location}: {wrong} has content {kind}: this operation adds none of it"
-            )
 
 
 def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:

@@ -94,7 +94,7 @@ class ListedTable:
         units = _units(reader.task_parts(manifests, projection), self.options.target_bytes)
         with translated_errors():
             in_root = pa.Table.from_batches(tasks.write(reader.root_batches(manifests, projection)), WRITTEN_SCHEMA)
-            if on_driver:
+            if on_driver or not len(units):
                 written = map_on_driver(units, tasks.write_units, WRITTEN_SCHEMA)
             else:
                 written = map_arrow(spread(self.target.spark, units), tasks.write_units, WRITTEN_SCHEMA).toArrow()

@@ -30,7 +30,7 @@ class SnapshotUpdate:
     `content_offset` for a deletion vector. Rows of `plan_files` are found faster because they have a `manifest_path`.
 
     New data files can also be given as a table, whose live files are added. Its manifests are decoded directly into new
-    leaves, which is faster than a DataFrame of its files.
+    ones, which is faster than a DataFrame of its files.
     """
 
     def __init__(self, started: TableState, branch: str, properties: dict[str, str]) -> None:

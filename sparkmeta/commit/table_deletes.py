@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
+from sparkmeta.plan.deletes.rules import OLDER_DV
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.spec.entry import ContentType
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Maximum number of deletion vectors without a live data file that a commit to a manifest list leaves out.
 _MOST_DANGLING = 10_000
+DATA_SEQUENCE = "data_sequence"
 _DELETE_COLUMNS = ("content_type", "location", "file_format", "referenced_file", "version_info")
 
 
@@ -76,30 +78,42 @@ def refuse_not_movable(deletes: DataFrame, source: TableState, target: TableStat
         )
 
 
-def applied(deletes: DataFrame, source: TableState, how: str = "left_semi") -> DataFrame:
-    """Return the deletion vectors of live data files.
+def matched(deletes: DataFrame, source: TableState) -> DataFrame:
+    """Return deletion vectors with `DATA_SEQUENCE`, the sequence number of their live data file, or null without one.
 
     Args:
-        deletes: live deletes of `source` with `referenced_file` and `version_info`.
-        how: `left_semi`, or `left_anti` for those without a live data file.
+        deletes: live deletion vectors of `source` with `referenced_file`.
     """
     manifests = live_manifests(source.data_manifests)
     entries = source.entries(manifests, source.projection(("location", "version_info"))).where(is_live().text)
-    # A file that was added again after its deletion vector has none.
-    data = entries.select(F.col("location").alias("_path"), F.col("version_info.sequence_number").alias("_sequence"))
-    is_applied = (F.col("referenced_file") == F.col("_path")) & (
-        F.col("_sequence") <= F.col("version_info.sequence_number")
-    )
-    return deletes.join(data, is_applied, how)
+    data = entries.select(F.col("location").alias("_path"), F.col("version_info.sequence_number").alias(DATA_SEQUENCE))
+    return deletes.join(data, F.col("referenced_file") == F.col("_path"), "left").drop("_path")
+
+
+def refuse_older(vectors: DataFrame, source: TableState, target: TableState) -> None:
+    """Refuse deletion vectors that are older than their data file, which `source` can't be read with. Runs a job.
+
+    Args:
+        vectors: rows of `matched` with `location` and `version_info`.
+    """
+    is_older = F.col(DATA_SEQUENCE) > F.col("version_info.sequence_number")
+    for older in vectors.where(is_older).select("referenced_file", "location").limit(1).collect():
+        raise ValidationError(
+            f"{target.metadata.location}: files of {source.metadata.location} can't be added: {OLDER_DV.text}"
+            f"{older.referenced_file} {older.location}"
+        )
 
 
 def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
-    """Return the data files of deletion vectors that are not live. Runs a job.
+    """Return the data files of deletion vectors that are not live. Runs jobs.
 
     Raises:
+        ValidationError: a deletion vector is older than its data file.
         UnsupportedError: there are more than the tasks of a commit can leave out.
     """
-    dangling = applied(_live_deletes(source), source, "left_anti").select("referenced_file").limit(_MOST_DANGLING + 1)
+    vectors = matched(_live_deletes(source), source)
+    refuse_older(vectors, source, target)
+    dangling = vectors.where(F.col(DATA_SEQUENCE).isNull()).select("referenced_file").limit(_MOST_DANGLING + 1)
     paths = [row.referenced_file for row in dangling.collect()]
     if len(paths) > _MOST_DANGLING:
         raise UnsupportedError(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F
 
-from sparkmeta.commit.table_deletes import applied, refuse_not_movable
+from sparkmeta.commit.table_deletes import DATA_SEQUENCE, matched, refuse_not_movable, refuse_older
 from sparkmeta.commit.table_match import adoption
 from sparkmeta.compact.choose import Scope, choose
 from sparkmeta.compact.groups import Choice, Group, Limits
@@ -103,7 +104,10 @@ class TableFiles:
         assert self.job.adoption is not None
         deletes = materialize(self.job.entries(self.deletes))
         refuse_not_movable(deletes, self.state, target)
-        return map_arrow(applied(deletes, self.state), self.job.adoption.batches, self.job.form.schema)
+        vectors = materialize(matched(deletes, self.state))
+        refuse_older(vectors, self.state, target)
+        of_live = vectors.where(F.col(DATA_SEQUENCE).isNotNull()).drop(DATA_SEQUENCE)
+        return map_arrow(of_live, self.job.adoption.batches, self.job.form.schema)
 
 
 def table_files(source: TableState, target: TableState, form: LeafFormat, options: TreeOptions) -> TableFiles:

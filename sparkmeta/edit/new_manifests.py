@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.edit.sorted_manifests import SortedManifests, manifest_format
+from sparkmeta.edit.sorted_manifests import manifest_format
 from sparkmeta.manifests.avro.encode import encode_entries
 from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, with_version_info, write_manifest
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.metrics_maps import plain_batch
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import leaf_count, pieces
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
-
-PLACE = "place"
-"""A column in addition to those of new files: their order."""
 
 _SORTED = ("version_info", "record_count", PARTITION, MANIFEST, ORDINAL, ENTRY)
 
@@ -38,36 +32,6 @@ def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: in
     stamped = with_version_info(entries, status=status, snapshot_id=pa.repeat(pa.scalar(snapshot_id, pa.int64()), rows))
     names = [name for name in _SORTED if name in stamped.schema.names]
     return stamped.select(names).append_column(ENTRY, encode_entries(stamped, form))
-
-
-@dataclass(frozen=True)
-class AddedTasks(SortedManifests):
-    """Encodes, sorts and writes the new files of one partition spec. Picklable.
-
-    Attributes:
-        to_entries: converts rows of files to entries.
-        snapshot_id: the snapshot that adds the files.
-    """
-
-    to_entries: Callable[[pa.Table], pa.Table]
-    snapshot_id: int
-
-    def cut_rows(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cut files, rows with the column `place`, into ranges, rows of `RANGE_SCHEMA`.
-
-        Args:
-            bounds: the last keys of the ranges.
-        """
-        yield from self.cut_entries(bounds, self._encoded(batches))
-
-    def _encoded(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for raw in batches:
-            files = plain_batch(raw)
-            entries = self.to_entries(pa.Table.from_batches([files])).combine_chunks()
-            place = entries.schema.get_field_index(ORDINAL)
-            placed = entries.set_column(place, entries.schema.field(place), files.column(PLACE))
-            for batch in placed.to_batches():
-                yield added_entries(batch, self.form, self.snapshot_id)
 
 
 def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: str, target_bytes: int) -> pa.Table:

@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.entries`: the files of a table appended to a table of version 2, by both libraries.
 
 The source is the version 2 table of the workload, with 120 Avro manifests and 23 columns of stats. In turns, each into
-a new table: Iceberg's Java library, which holds all files in memory and writes the manifests on the driver; an append of
-the table; and an append of a DataFrame of its files. Prints seconds, wall and CPU, and memory, and writes
+a new table: Iceberg's Java library, which holds all files in memory and writes the manifests on the driver; an append
+of the table; and an append of a DataFrame of its files. Prints seconds, wall and CPU, and memory, and writes
 build/bench/entries-<time>.json.
 """
 

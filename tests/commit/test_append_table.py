@@ -178,7 +178,7 @@ def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path) ->
         ),
         (
             position_deletes("p0", 3, **A),
-            "p0, of .* a position delete file, which a tree can't hold: rewrite_position_delete",
+            "p0, of .* a position delete file, and only deletion vectors can: rewrite_position_",
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_partition_specs_and_properties_that_differ(spark_session: SparkSession,
     unknown = ({"source-id": 2, "field-id": 1000, "name": "part", "transform": "zorder"},)
     handmade = source_of(tmp_path / "unknown")
     source = loaded(spark_session, replace(handmade, specs=((), unknown)))
-    with pytest.raises(ValidationError, match="whose field part has the unknown transform zorder: a tree can't"):
+    with pytest.raises(ValidationError, match="whose field part has the unknown transform zorder: its values"):
         committed(target, lambda update: update.append(source))
     mapping = {"schema.name-mapping.default": json.dumps([{"field-id": 1, "names": ["id"]}])}
     source = loaded(spark_session, replace(source_of(tmp_path / "mapped"), properties=mapping))

@@ -1,0 +1,333 @@
+"""The files of a whole table are added to a table with a manifest list, in manifests that are written anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import StaticTable
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+import sparkmeta as sm
+from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
+from sparkmeta.session import local_frame
+from tests.commit.test_append_table import NUMBERS, A, B, committed, loaded, planned, source_of
+from tests.handmade import BY_PART, BY_RATIO, HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
+from tests.inspect.comparison import collected
+from tests.maintain.clones import clone
+from tests.maintain.test_convert import counted
+from tests.peers import corpus as peers
+from tests.peers.filters import filters
+from tests.peers.slices import FILTERS, SOAK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+DRIVER_BYTES = "spark.sparkmeta.driver-manifest-bytes"
+
+
+@pytest.fixture(params=["driver", "tasks"])
+def place(request: pytest.FixtureRequest, spark_session: SparkSession) -> Iterator[str]:
+    """Where manifests are read and written."""
+    if request.param == "tasks":
+        spark_session.conf.set(DRIVER_BYTES, "0")
+    yield request.param
+    spark_session.conf.unset(DRIVER_BYTES)
+
+
+def target_of(
+    spark: SparkSession, folder: Path, version: int, properties: dict[str, str] | None = None, **options: Any
+) -> sm.Table:
+    """A table with one file, whose partition specs have other ids than the source's."""
+    options = {"specs": ((), BY_RATIO, BY_PART)} | options
+    table = HandmadeTable(folder, version, properties=properties or {}, summaries=True, **options)
+    return loaded(spark, table.add(0, 0, data("old")))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_files_are_those_of_a_data_frame(spark_session: SparkSession, tmp_path: Path, version: int, place: str) -> None:
+    """The files have all metrics, and what they inherit. Other readers find them."""
+    source = loaded(spark_session, source_of(tmp_path / "source"))
+    target = target_of(spark_session, tmp_path / "target", version)
+    after = committed(target, lambda update: update.append(source))
+    assert [row["file_path"] for row in planned(after)] == ["a0", "a2", "a3", "b0", "b1", "b2", "c0"]
+    for row_filter in ("true", "id > 11", "part = 'a'", "id = 55", "part = 'b' and id = 3"):
+        assert planned(after, row_filter=row_filter) == planned(source, row_filter=row_filter), row_filter
+    by_frame = target_of(spark_session, tmp_path / "frame", version)
+    frame = source.inspect.files().replace({1: 2}, subset=["spec_id"])
+    by_frame = committed(by_frame, lambda update: update.append(frame))
+    rows = [
+        table.inspect.data_files().drop("first_row_id").orderBy("file_path").collect() for table in (after, by_frame)
+    ]
+    assert rows[0] == rows[1]
+    assert {row["spec_id"] for row in rows[0]} == {0, 2}
+    head = after.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    counts = head.summary.additional_properties
+    assert (head.operation, counts["added-data-files"], counts["added-records"]) == ("append", "7", "70")
+    assert counts["added-files-size"] == str(sum(row["file_size_in_bytes"] for row in rows[0]) - 100)
+    entries = after.inspect.entries().where("data_file.file_path != 'old'").collect()
+    assert {(row["status"], row["snapshot_id"], row["sequence_number"]) for row in entries} == {
+        (1, head.snapshot_id, head.sequence_number)
+    }
+    row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
+    assert len(set(row_ids)) == (7 if version == 3 else 1)
+    assert version < 3 or min(row_ids) >= 1000
+    if version < 3:  # pyiceberg plans no tables of version 3
+        tasks = StaticTable.from_metadata(after.metadata_location).scan(row_filter="part = 'a'").plan_files()
+        assert sorted(task.file.file_path for task in tasks) == ["a0", "a2", "a3", "c0", "old"]
+
+
+def test_manifests_follow_those_of_the_table(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+    """Neighbours are packed up to the target size. Each new manifest has the partitions of its sources only."""
+    table = HandmadeTable(tmp_path / "source", summaries=True)
+    for number in range(12):
+        part = {"partition": {"part": f"p{number:02}"}}
+        table.add(0, 1, *(data(f"f{number}-{place}", **part) for place in range(20)))
+    source = loaded(spark_session, table)
+    size = source.inspect.manifests().agg({"length": "max"}).collect()[0][0]
+    limits = {"commit.manifest.target-size-bytes": str(3 * size), "commit.manifest-merge.enabled": "false"}
+    after = committed(target_of(spark_session, tmp_path / "target", 2, limits), lambda update: update.append(source))
+    manifests = after.inspect.manifests().where("partition_spec_id = 2").orderBy("path").collect()
+    bounds = sorted(
+        (row["partition_summaries"][0]["lower_bound"], row["partition_summaries"][0]["upper_bound"])
+        for row in manifests
+    )
+    assert len(bounds) == 4
+    assert bounds == [(f"p{first:02}", f"p{first + 2:02}") for first in range(0, 12, 3)]
+    assert len(planned(after)) == 240
+
+
+def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+    """Leaves of both layouts, masked entries, and files of the root; at an older snapshot, too."""
+    limits = {"write.tree.direct-files": "1"}
+    source = loaded(spark_session, source_of(tmp_path / "source", properties=limits)).maintenance.upgrade(4).commit()
+    gone = local_frame(spark_session, pa.table({"file_path": ["b1"]}))
+    source = committed(source, lambda update: update.delete(gone))
+    more = loaded(spark_session, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"d{i}", **A) for i in range(3))))
+    source = committed(source, lambda update: update.append(more))
+    file = local_frame(spark_session, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
+    source = committed(
+        source, lambda update: update.append(file.selectExpr("*", "0 AS spec_id", "'parquet' file_format"))
+    )
+    tree = source.state.tree
+    assert tree is not None
+    assert tree.root.manifest_dvs
+    after = committed(target_of(spark_session, tmp_path / "target", 3), lambda update: update.append(source))
+    assert planned(after) == planned(source)
+    assert len(planned(after)) == 10
+    assert planned(after, row_filter="id > 51") == planned(source, row_filter="id > 51")
+    first = source.state.at(source.snapshots()[0])
+    before = committed(target_of(spark_session, tmp_path / "before", 3), lambda update: update.append(first))
+    assert planned(before) == planned(source, snapshot_id=source.snapshots()[0].snapshot_id)
+
+
+def with_vectors(folder: Path) -> HandmadeTable:
+    """Deletion vectors of three live files, of a removed one, and of one that was never there."""
+    table = source_of(folder)
+    places = {"file_size_in_bytes": 999, "content_size_in_bytes": 40}
+    vectors = (("a0", A), ("b0", B), ("a3", A), ("a1", A), ("b9", B))
+    return table.add(
+        1, 1,
+        *(deletion_vector(of, 2, content_offset=4 + 40 * i, **places, **part) for i, (of, part) in enumerate(vectors)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
+    """Without those of files that are gone. Alone, the files are refused."""
+    source = loaded(spark_session, with_vectors(tmp_path / "source"))
+    target = target_of(spark_session, tmp_path / "target", 3)
+    if tree:
+        target = target.maintenance.upgrade(4).commit()
+    with pytest.raises(ValidationError, match=r"deleted rows would come back: 1 delete manifests.*m3\.avro; row_delta"):
+        committed(target, lambda update: update.append(source))
+    after = committed(target, lambda update: update.row_delta(added=source, deletes=source))
+    assert planned(after) == planned(source)
+    deleted = [row["file_path"] for row in planned(after) for _ in row["deletes"]]
+    assert deleted == ["a0", "a3", "b0"]
+    assert after.inspect.delete_files().count() == 3
+    head = after.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    counts = head.summary.additional_properties
+    assert (counts["added-dvs"], counts["added-files-size"]) == ("3", str(7 * 100 + 3 * 40))
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_vector_that_is_older_than_its_file(spark_session: SparkSession, tmp_path: Path, tree: bool) -> None:
+    """Nobody reads such a table."""
+    vector = deletion_vector("again", 2, content_size_in_bytes=40, **A)
+    source = loaded(spark_session, source_of(tmp_path / "source").add(0, 1, data("again", 4, **A)).add(1, 1, vector))
+    target = target_of(spark_session, tmp_path / "target", 3)
+    if tree:
+        target = target.maintenance.upgrade(4).commit()
+    with pytest.raises(ValidationError, match=r"vector is older than its data file: again file:///t/dvs\.puffin"):
+        committed(target, lambda update: update.row_delta(added=source, deletes=source))
+    assert target.refresh().metadata_location == target.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("version", "entry", "message"),
+    [
+        (3, equality_deletes("e0", 3, **A), "e0, of .* an equality delete, which would apply to older files"),
+        (
+            3,
+            position_deletes("p0", 3, **A),
+            "p0, of .* a position delete file, and only deletion vectors can: rewrite_",
+        ),
+        (2, deletion_vector("a0", 3, **A), "dvs.puffin, of .* format version 2 has no deletion vectors: rewrite_data"),
+    ],
+)
+def test_deletes_that_can_not_follow(
+    spark_session: SparkSession, tmp_path: Path, version: int, entry: dict[str, Any], message: str
+) -> None:
+    source = loaded(spark_session, source_of(tmp_path / "source").add(1, 1, entry))
+    target = target_of(spark_session, tmp_path / "target", version)
+    with pytest.raises(ValidationError, match=message):
+        committed(target, lambda update: update.row_delta(added=source, deletes=source))
+    assert target.refresh().metadata_location == target.metadata_location
+    names = {path.name for path in (tmp_path / "target" / "metadata").glob("*")}
+    assert names == {"m0.avro", "snap.avro", "v1.metadata.json"}
+
+
+def created(spark: SparkSession, folder: Path, version: int, kind: Any, *orders: str) -> sm.Table:
+    """A table that is partitioned by a column of a type, with sort orders of a column each."""
+    schema = Schema(NestedField(1, "n", kind, required=False), NestedField(2, "s", StringType(), required=False))
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), f"{folder.name}_n"), spec_id=0)
+    catalog = sm.load_catalog("local", type="hadoop", warehouse=folder.as_uri())
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", schema, spec, format_version=version, spark=spark)
+    for name in orders:
+        with table.update_sort_order() as update:
+            update.asc(name, IdentityTransform())
+        table = table.refresh()
+    return table
+
+
+@pytest.mark.parametrize("versions", [(2, 2), (1, 2), (3, 1), (1, 3)])
+def test_values_of_other_types_and_orders(
+    spark_session: SparkSession, tmp_path: Path, versions: tuple[int, int], place: str
+) -> None:
+    """Partition values get the wider type; sort orders become those with the same fields, or none."""
+    source = created(spark_session, tmp_path / "ints", versions[0], IntegerType(), "n", "s")
+    rows = pa.table(
+        {
+            "file_path": ["a", "b", "c"],
+            "partition": pa.array([{"ints_n": 1}, {"ints_n": 7}, {"ints_n": None}], pa.struct({"ints_n": pa.int32()})),
+            "sort_order_id": pa.array([1, 2, 0], pa.int32()),
+            "lower_bounds": pa.array([[(2, b"u")]] * 3, pa.map_(pa.int32(), pa.binary())),
+            "column_sizes": pa.array([[(1, 9)]] * 3, pa.map_(pa.int32(), pa.int64())),
+        }
+    )
+    frame = local_frame(spark_session, rows).selectExpr(
+        "*", "5L AS record_count", "9L AS file_size_in_bytes", "'parquet' AS file_format"
+    )
+    source = committed(source, lambda update: update.append(frame))
+    target = created(spark_session, tmp_path / "longs", versions[1], LongType(), "s")
+    after = committed(target, lambda update: update.append(source))
+    files = after.inspect.data_files().orderBy("file_path").collect()
+    assert [(row["partition"]["longs_n"], row["sort_order_id"]) for row in files] == [(1, None), (7, 1), (None, 0)]
+    assert {(bytes(row["lower_bounds"][2]), row["column_sizes"][1]) for row in files} == {(b"u", 9)}
+    assert [row["file_path"] for row in planned(after, row_filter="n = 7")] == ["b"]
+    if versions[1] < 3:
+        tasks = StaticTable.from_metadata(after.metadata_location).scan(row_filter="n = 7").plan_files()
+        assert [task.file.file_path for task in tasks] == ["b"]
+
+
+def test_an_entry_that_readers_would_refuse(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+    handmade = source_of(tmp_path / "source").add(0, 0, data("bad", record_count=-1))
+    source, target = loaded(spark_session, handmade), target_of(spark_session, tmp_path / "target", 2)
+    with pytest.raises(Exception, match="record_count of file bad is -1: it is negative"):
+        committed(target, lambda update: update.append(source))
+    assert target.refresh().metadata_location == target.metadata_location
+
+
+def test_counts_that_differ(spark_session: SparkSession, tmp_path: Path) -> None:
+    """The manifest list counts more files than a manifest has."""
+    source = loaded(spark_session, source_of(tmp_path / "source"))
+    short = HandmadeTable(tmp_path / "short", summaries=True).add(0, 0, data("c0", 1))
+    short.write()
+    (tmp_path / "source" / "metadata" / "m0.avro").write_bytes(
+        (tmp_path / "short" / "metadata" / "m0.avro").read_bytes()
+    )
+    target = target_of(spark_session, tmp_path / "target", 2)
+    with pytest.raises(ValidationError, match=r"source: the snapshot counts 7 live data files: its manifests have 5"):
+        committed(target, lambda update: update.append(source))
+    assert target.refresh().metadata_location == target.metadata_location
+
+
+def test_duplicates_and_retries(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+    """A second attempt uses the manifests of the first; a file that is in the table already is a conflict."""
+    source = loaded(spark_session, source_of(tmp_path / "source"))
+    target = target_of(spark_session, tmp_path / "target", 2, {"commit.retry.min-wait-ms": "1"})
+    transaction = target.transaction()
+    transaction.update_snapshot().append(source)
+    target.transaction().set_properties(a="b").commit()
+    after = transaction.commit()
+    assert after.properties["a"] == "b"
+    assert len(planned(after)) == 7
+    listed = {row["path"].rpartition("/")[2] for row in after.inspect.manifests().collect()}
+    written = {path.name for path in (tmp_path / "target" / "metadata").glob("*-m-*.avro")}
+    assert written == listed - {"m0.avro"}
+    assert len(written) == 2
+    with pytest.raises(CommitConflictError, match="is in the table already"):
+        committed(after, lambda update: update.append(source))
+    empty = loaded(spark_session, HandmadeTable(tmp_path / "empty"))
+    assert planned(committed(after, lambda update: update.append(empty))) == planned(after)
+    twice = target_of(spark_session, tmp_path / "twice", 2)
+    with pytest.raises(ValidationError, match="is added twice by the commit"):
+        committed(twice, lambda update: update.append(source).append(source))
+    assert not [*(tmp_path / "twice" / "metadata").glob("*-m-*.avro")]
+
+
+def test_tables_that_do_not_fit(spark_session: SparkSession, tmp_path: Path) -> None:
+    source = loaded(spark_session, source_of(tmp_path / "source"))
+    target = target_of(spark_session, tmp_path / "target", 2, specs=((), BY_RATIO))
+    with pytest.raises(ValidationError, match="partition spec 1, identity of column 2: no spec of this table has its"):
+        committed(target, lambda update: update.append(source))
+    encrypted = loaded(spark_session, source_of(tmp_path / "keys", properties={"encryption.key-id": "k"}))
+    with pytest.raises(UnsupportedError, match="keys: the table is encrypted, and its files can't be added to another"):
+        committed(target, lambda update: update.append(encrypted))
+
+
+# Java's metadata tables refuse manifests without counts.
+JAVA_LISTS_NO_FILES = {"unknown_counts_v1"}
+CHOSEN = ["unknown_counts_v1", "spec_promoted_source_v2", "sort_orders_v3", "pyiceberg_transforms_v1"]
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
+def test_every_table_of_the_corpus(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
+    """An emptied copy gets the table's files. It plans as the table does, and Java reads the same files."""
+    peer = corpus.table(name)
+    source = clone(peer, tmp_path / "source")
+    empty = clone(peer, tmp_path / "target", emptied=True)
+    has_deletes = any(source.inspect.delete_files().limit(1).collect())
+    try:
+        after = committed(empty, lambda update: update.append(source))
+    except ValidationError as error:
+        text = str(error)
+        assert ("has deletes" in text) == has_deletes or "dropped column" in text or "unknown transform" in text, text
+        return
+    assert not has_deletes
+    frames: dict[Any, Any] = {}
+    for which, table in (("source", source), ("target", after)):
+        if name not in JAVA_LISTS_NO_FILES:
+            java = peer.java.java.table(table.metadata_location).metadata_table("data_files")
+            frames[which, "java"] = java.drop("first_row_id", "readable_metrics")
+        frames[which, "files"] = table.inspect.data_files().drop("first_row_id", "spec_id")
+        for each in filters(peer, FILTERS if SOAK else 2):
+            scan = table.scan(each.expression, case_sensitive=each.case_sensitive)
+            frames[which, each.name] = scan.plan_files().drop(*NUMBERS, "spec_id")
+    rows = {key: counted(each) for key, each in collected(frames).items()}
+    for which, key in frames:
+        assert rows[which, key] == rows["source", key], key
