@@ -185,11 +185,12 @@ class FileRows:
         kinds = values["content_type"]
         for row in pc.indices_nonzero(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
             raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
-        for broken in self._problems(values):
-            # The commit sets version_info.
-            if not broken.field.startswith("version_info."):
-                column = _COLUMNS.get(broken.field, broken.field)
-                raise self._error(values, broken.row, column, broken.value, broken.problem)
+        # The commit sets version_info.
+        kind = values["version_info"].type
+        stamp = pa.scalar({field.name: 1 for field in kind}, kind)
+        for broken in self._problems({**values, "version_info": pa.repeat(stamp, len(kinds))}):
+            column = _COLUMNS.get(broken.field, broken.field)
+            raise self._error(values, broken.row, column, broken.value, broken.problem)
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
         of_unknown = pc.indices_nonzero(_in(values["partition_spec_id"], unknown)).to_pylist()
         for row in of_unknown[:1]:
