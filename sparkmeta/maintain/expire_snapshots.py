@@ -154,7 +154,8 @@ class ExpiryPlan(Generic[TableT]):
         """Remove the snapshots from the table, then delete the files. Return the new table.
 
         If other commits came first, the snapshots to expire are chosen again by the same rules and the same time. A
-        file that can't be deleted becomes an orphan; this is not an error.
+        file that can't be deleted becomes an orphan; this is not an error. After another error, `is_partly_committed`
+        says whether the snapshots are removed; then the files are orphans, and another call deletes none.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
@@ -162,22 +163,32 @@ class ExpiryPlan(Generic[TableT]):
             NotFoundError: a manifest or list of a remaining snapshot is missing; no file is deleted.
         """
         if not self._done:
-            self._done.append(self._commit())
+            self._commit()
         return self._done[0][0]
 
-    def _commit(self) -> tuple[TableT, Deletion | None]:
+    def _commit(self) -> None:
         step = _ExpiryStep(self.rules)
         if step.is_idle(self.table.state):
-            return self.table, None
+            self._done.append((self.table, None))
+            return
         # Detect missing files of remaining snapshots before the commit, not after it.
         planned = self._files if self.cleanup != NONE else None
         committed = commit_steps(self.table, [step])
+        self._done.append((committed, None))
         if planned is None:
-            return committed, None
+            return
         assert step.base is not None
         if step.base.metadata is not self.table.metadata:
             planned = _unreachable(step.base, choose_expired(step.base.metadata, self.rules), self.cleanup)
-        return committed, delete_files(planned, executor_writer(committed.state.files))
+        self._done[0] = (committed, delete_files(planned, executor_writer(committed.state.files)))
+
+    @property
+    def is_partly_committed(self) -> bool:
+        """Whether the snapshots are removed and deleting their files failed."""
+        if not self._done or self.cleanup == NONE:
+            return False
+        committed, deletion = self._done[0]
+        return committed is not self.table and deletion is None
 
     def result(self) -> dict[str, Any]:
         """Return the summary and the deleted files (null before the commit) in JSON-compatible types."""

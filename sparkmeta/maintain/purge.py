@@ -15,6 +15,7 @@ from sparkmeta.maintain.reachable.files import UNREACHABLE, count_files, public_
 from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import refuse_without_gc
+from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
 
 if TYPE_CHECKING:
@@ -113,9 +114,10 @@ def plan_purge(table: BaseTable, drop: Callable[[], Sequence[str]], *, by_catalo
 
     Raises:
         ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
-        UnsupportedError: only Spark can open the table's files.
+        UnsupportedError: only Spark can open the table's files, or the table is encrypted.
     """
     refuse_without_gc(table.metadata)
     if not by_catalog:
+        refuse_encrypted(table.metadata, "so that its manifests can't be read")
         executor_writer(table.state.files)
     return PurgePlan(table, drop, by_catalog)

@@ -242,6 +242,14 @@ def test_purging_a_damaged_table(catalog: IcebergCatalog, ns: str) -> None:
     assert catalog.load_table(f"{ns}.t").refresh().current_snapshot() is not None
 
 
+@pytest.mark.parametrize("configuration", ["sql", "hadoop"], indirect=True)
+def test_purging_an_encrypted_table(catalog: sm.Catalog, ns: str) -> None:
+    catalog.create_table(f"{ns}.secret", SCHEMA, properties={"encryption.key-id": "k"})
+    with pytest.raises(sm.UnsupportedError, match="secret: the table is encrypted, so that its manifests"):
+        catalog.purge_table(f"{ns}.secret")
+    assert catalog.table_exists(f"{ns}.secret")
+
+
 def test_what_is_not_purged(catalog: sm.Catalog, ns: str) -> None:
     catalog.create_table(f"{ns}.shared", SCHEMA, properties={"gc.enabled": "false"})
     with pytest.raises(sm.ValidationError, match=r"gc\.enabled is false: its files may belong to other tables"):

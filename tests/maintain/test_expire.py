@@ -20,6 +20,7 @@ from pyspark.errors import IllegalArgumentException
 import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import CommitStateUnknownError, NoSuchSnapshotError, NotFoundError, ValidationError
+from sparkmeta.maintain import expire_snapshots
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.expiry import ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
@@ -374,6 +375,27 @@ def test_an_unknown_outcome_deletes_nothing(tree: sm.Table, monkeypatch: pytest.
     with pytest.raises(CommitStateUnknownError):
         tree.maintenance.expire_snapshots(older_than=soon()).commit()
     assert files_below(Path(local_path(tree.location()))) == before
+
+
+def test_an_error_while_files_are_deleted(tree: sm.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan tells that the snapshots are gone. The files are orphans."""
+    folder = Path(local_path(tree.location()))
+    before = files_below(folder)
+
+    def stopped(*_: Any) -> Any:
+        raise RuntimeError("the executors are gone")
+
+    monkeypatch.setattr(expire_snapshots, "delete_files", stopped)
+    plan = tree.maintenance.expire_snapshots(older_than=soon())
+    assert not plan.is_partly_committed
+    with pytest.raises(RuntimeError, match="the executors are gone"):
+        plan.commit()
+    after = tree.refresh()
+    assert len(after.snapshots()) < len(tree.snapshots())
+    assert plan.is_partly_committed
+    assert plan.result()["committed"] == {"metadata_location": after.metadata_location}
+    assert plan.commit().metadata_location == after.metadata_location
+    assert before <= files_below(folder)
 
 
 def test_faults(tree: sm.Table, tmp_path: Path) -> None:

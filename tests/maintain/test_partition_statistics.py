@@ -19,6 +19,7 @@ from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, Unsupport
 from sparkmeta.operations.filesystem import FileSystemOperations
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults
+from tests.handmade import BY_ID, BY_PART, BY_RATIO, HandmadeTable
 from tests.maintain.clones import clone
 from tests.maintain.test_compact import append, delete, new_table
 from tests.maintain.test_expire import change_refs, opened
@@ -417,6 +418,16 @@ def test_bad_options(tree: sm.Table, spark: SparkSession, tmp_path: Path) -> Non
     with pytest.raises(ValidationError, match="no partition statistics: the table is empty"):
         empty.inspect.partition_statistics()
     assert not statistics_files(empty)
+
+
+def test_specs_that_share_a_field_id(spark: SparkSession, tmp_path: Path) -> None:
+    """Statistics name partition fields by their ids alone."""
+    HandmadeTable(tmp_path, version=2, specs=((), BY_PART, BY_RATIO, BY_RATIO, BY_ID)).write()
+    table = sm.load_table(f"file://{tmp_path}", spark=spark)
+    with pytest.raises(
+        UnsupportedError, match=r"partition field id 1000 of spec [14] is another field in another spec"
+    ):
+        table.maintenance.compute_partition_stats()
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other"])

@@ -14,7 +14,7 @@ from pyiceberg.types import StructType
 
 from sparkmeta.changes.history import lineage
 from sparkmeta.edit.range_sort import task_reader
-from sparkmeta.errors import NotFoundError, ValidationError, translated_errors
+from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.inspect.partition_statistics import statistics_file, statistics_schema
 from sparkmeta.inspect.partitions import refuse_unknown_transforms
 from sparkmeta.maintain.partition_statistics.rows import (
@@ -230,6 +230,7 @@ def plan_partition_stats(table: TableT, snapshot_id: int | None, full: bool) -> 
     state = state_of(table, snapshot_id)
     statistics_schema(state)
     refuse_unknown_transforms(state)
+    _refuse_shared_ids(state)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
     task_reader(state)
@@ -239,6 +240,17 @@ def plan_partition_stats(table: TableT, snapshot_id: int | None, full: bool) -> 
     if base is None:
         return PartitionStatsPlan(table, state, FULL, None)
     return PartitionStatsPlan(table, state, INCREMENTAL if base.snapshots else NONE, base)
+
+
+def _refuse_shared_ids(state: TableState) -> None:
+    """Refuse tables whose partition specs use a field id for different fields, as old tables of version 1 may."""
+    for spec_id, pairs in state.types.partition_ids:
+        for field_id, unique_id in pairs:
+            if field_id != unique_id:
+                raise UnsupportedError(
+                    f"{state.metadata.location}: partition field id {field_id} of spec {spec_id} is another field in "
+                    "another spec: partition statistics can't tell them apart"
+                )
 
 
 def _newest_base(state: TableState) -> Base | None:
