@@ -185,10 +185,7 @@ class FileRows:
         kinds = values["content_type"]
         for row in pc.indices_nonzero(pc.greater(kinds, int(ContentType.EQUALITY_DELETES))).to_pylist()[:1]:
             raise self._error(values, row, "content", kinds[row].as_py(), "this is the type of a manifest's entry")
-        # The commit sets version_info.
-        kind = values["version_info"].type
-        stamp = pa.scalar({field.name: 1 for field in kind}, kind)
-        for broken in self._problems({**values, "version_info": pa.repeat(stamp, len(kinds))}):
+        for broken in self._problems(values):
             column = _COLUMNS.get(broken.field, broken.field)
             raise self._error(values, broken.row, column, broken.value, broken.problem)
         unknown = [spec_id for spec_id, fields in self.specs.items() if any(field.type == ANY for field in fields)]
@@ -299,9 +296,16 @@ def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
 
 
 def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
-    """Build rows of `tree_schema` without stats from fields of content entries, for `entry_problems`."""
+    """Build rows of `tree_schema` from fields of new content entries, for `entry_problems`.
+
+    They have no stats, and numbers in place of those that the commit sets in `version_info`.
+    """
     schema, rows = tree_schema({}), len(values["location"])
-    return pa.Table.from_arrays([values.get(field.name, pa.nulls(rows, field.type)) for field in schema], schema=schema)
+    kind = schema.field("version_info").type
+    numbers = pa.repeat(pa.scalar({field.name: 1 for field in kind}, kind), rows)
+    columns = {**values, "version_info": numbers}
+    arrays = [columns.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,7 +28,7 @@ PLACE = "place"
 
 CONTENT, SPEC_ID, KINDS, TUPLES, KEYS, ROWS = "content", "spec_id", "kinds", "tuples", "keys", "rows"
 
-PER_KEY = 100
+FILES_PER_KEY = 100
 """The number of files for each key in the sample by which ranges are bounded."""
 
 _KIND = pa.struct(
@@ -96,8 +97,10 @@ class FileTasks:
             {"kind": kind.value, "files": count.files, "records": count.records, "size": count.size}
             for kind, count in tally_of(entries).items()
         ]
-        sample = encoded.take(pa.array(range(0, len(encoded), PER_KEY), pa.int64()))
-        keys = key_table(sample, tuple(field_id for field_id, _ in form.partition))
+        # At random, since partitions may alternate.
+        count = -(-len(encoded) // FILES_PER_KEY)
+        places = np.random.default_rng(7).choice(len(encoded), count, replace=False)
+        keys = key_table(encoded.take(pa.array(places)), tuple(field_id for field_id, _ in form.partition))
         values: dict[str, Any] = {CONTENT: content, SPEC_ID: spec_id, KINDS: kinds}
         values |= {KEYS: rows_stream(keys), ROWS: rows_stream(encoded, compression="lz4")}
         columns = {name: pa.array([value], self.schema.field(name).type) for name, value in values.items()}

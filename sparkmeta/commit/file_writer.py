@@ -14,7 +14,7 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows, refuse_kinds
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.removal import partitions_of
 from sparkmeta.commit.search import FEW_FILES, new_entries
-from sparkmeta.commit.table_deletes import refuse_deletes
+from sparkmeta.commit.table_deletes import refuse_deletes, refuse_other_deletes
 from sparkmeta.commit.table_files import table_files
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
@@ -89,7 +89,9 @@ class FileWriter:
             ValidationError: the files mean something else in this table, or have deletes that are not added.
         """
         files = table_files(source, self.state, self.form, self.options)
-        if not with_deletes:
+        if with_deletes:
+            refuse_other_deletes(files.state, self.state)
+        else:
             refuse_deletes(files.state, self.state)
         if files.count <= max(0, self.options.direct_files - on_driver):
             return self._direct(files.entries(), _DATA)
@@ -99,7 +101,7 @@ class FileWriter:
         """Convert the deletion vectors of another table, whose data files `added` has, to entries. Runs jobs.
 
         Raises:
-            ValidationError: the table has deletes of another kind.
+            ValidationError: a deletion vector is older than its data file.
         """
         files = table_files(source, self.state, self.form, self.options)
         if not (files.deletes.leaves or files.deletes.files):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sparkmeta.commit.listed_files import ListedFiles
 from sparkmeta.commit.listed_table import ListedTable
 from sparkmeta.commit.listed_writer import ListedFileWriter
-from sparkmeta.commit.table_deletes import refuse_deletes
+from sparkmeta.commit.table_deletes import refuse_deletes, refuse_other_deletes
 from sparkmeta.edit.list_options import ListOptions
 from sparkmeta.edit.lists import NewList, is_new
 from sparkmeta.edit.manifest_merge import merge_bins
@@ -80,9 +80,12 @@ class ListWriter:
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_table`."""
-        if not with_deletes:
-            refuse_deletes(source, self.state)
-        return self._table(source).data_files()
+        table = self._table(source)
+        if with_deletes:
+            refuse_other_deletes(table.source, self.state)
+        else:
+            refuse_deletes(table.source, self.state)
+        return table.data_files()
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_vectors`."""

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.commit.listed_files import ListedFiles
-from sparkmeta.commit.table_deletes import dangling_paths, live_deletes, refuse_other_deletes
-from sparkmeta.commit.table_match import adoption
-from sparkmeta.commit.table_tasks import SIZE, WRITTEN_SCHEMA, AdoptedForm, TableTasks
+from sparkmeta.commit.table_deletes import dangling_paths, live_deletes
+from sparkmeta.commit.table_match import table_match
+from sparkmeta.commit.table_tasks import SIZE, WRITTEN_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.edit.range_sort import spread, task_reader
 from sparkmeta.edit.sorted_manifests import file_count, manifest_format
 from sparkmeta.edit.summary import KindCount, Tally
 from sparkmeta.errors import ValidationError, translated_errors
+from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.manifests.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.plan.prune import live_files, live_manifests
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.edit.list_options import ListOptions
     from sparkmeta.edit.new_snapshot import SnapshotNames
-    from sparkmeta.manifests.v4.adopt import Adoption
+    from sparkmeta.manifests.v4.adopt import TableMatch
     from sparkmeta.state import TableState
 
 # Row ids are assigned by the commit. To read those of the other table, tasks could not share a manifest.
@@ -58,39 +60,36 @@ class ListedTable:
             CorruptFileError: a manifest is damaged.
         """
         manifests = live_manifests(self.source.data_manifests)
-        counts = live_files(manifests)
         written = self._written(manifests, ContentType.DATA_MANIFEST, frozenset())
-        if not counts.null_count and (expected := pc.sum(counts).as_py() or 0) != file_count(written):
-            raise ValidationError(
-                f"{self.source.metadata.location}: the snapshot counts {expected} live data files: its manifests have "
-                f"{file_count(written)}"
-            )
-        return _of(written, FileKind.DATA)
+        self._check_count(manifests, file_count(written), "data files")
+        return _listed_files(written, FileKind.DATA)
 
     def vectors(self) -> ListedFiles:
-        """Write the deletion vectors of live data files. Runs jobs if there are any.
+        """Write the deletion vectors of live data files, of a source without other deletes. Runs jobs if there are any.
 
-        Raises:
-            ValidationError: there are deletes of another kind, or the target can't have deletion vectors. See also
-                `data_files`.
+        Raises the same errors as `data_files`; also ValidationError if a vector is older than its data file.
         """
         manifests = live_deletes(self.source)
         if not len(manifests):
             return ListedFiles()
-        refuse_other_deletes(self.source, self.target)
         dangling = dangling_paths(self.source, self.target)
-        return _of(self._written(manifests, ContentType.DELETE_MANIFEST, dangling), FileKind.DELETION_VECTOR)
+        written = self._written(manifests, ContentType.DELETE_MANIFEST, dangling)
+        self._check_count(manifests, file_count(written) + len(dangling), "deletes")
+        return _listed_files(written, FileKind.DELETION_VECTOR)
+
+    def _check_count(self, manifests: pa.Table, count: int, what: str) -> None:
+        counts, table = live_files(manifests), self.source.metadata.location
+        if not counts.null_count and (expected := pc.sum(counts).as_py() or 0) != count:
+            raise ValidationError(f"{table}: the snapshot counts {expected} live {what}: its manifests have {count}")
 
     def _written(self, manifests: pa.Table, content: ContentType, dangling: frozenset[str]) -> pa.Table:
         """Write the live files of manifests, rows of `source.manifests`, and return rows of `WRITTEN_SCHEMA`."""
         reader, projection = self.source.reader, self.source.projection(_COLUMNS)
+        match = table_match(self.source, self.target, self._spec_ids(manifests))
         on_driver = reader.fits_driver(manifests, projection)
-        if not on_driver:
-            task_reader(self.source)
-        adopt = adoption(self.source, self.target, self._spec_ids(manifests))
-        decoder = reader.decoder(Placement.DRIVER if on_driver else Placement.TASKS)
-        forms = self._forms(adopt, content)
-        tasks = TableTasks(decoder, projection, adopt, forms, self.names.snapshot_id, dangling)
+        decoder = reader.decoder(Placement.DRIVER) if on_driver else self._task_decoder()
+        specs = self._specs(match, content)
+        tasks = TableTasks(decoder, projection, match, specs, self.names.snapshot_id, dangling)
         units = _units(reader.task_parts(manifests, projection), self.options.target_bytes)
         with translated_errors():
             in_root = pa.Table.from_batches(tasks.write(reader.root_batches(manifests, projection)), WRITTEN_SCHEMA)
@@ -102,6 +101,10 @@ class ListedTable:
         self.names.written.update(rows.column("manifest_path").to_pylist())
         return rows
 
+    def _task_decoder(self) -> EntryDecoder:
+        files = task_reader(self.source)
+        return EntryDecoder(files, self.source.reader.trees, files)
+
     def _spec_ids(self, manifests: pa.Table) -> set[int]:
         """Return the partition specs of manifests and of the files in the root."""
         spec_ids = set(manifests.column("partition_spec_id").to_pylist())
@@ -110,19 +113,22 @@ class ListedTable:
             spec_ids.update(files.column("partition_spec_id").to_pylist())
         return spec_ids
 
-    def _forms(self, adopt: Adoption, content: ContentType) -> dict[int, AdoptedForm]:
-        """Return the formats of new manifests by the source's partition specs."""
-        name, fields = self.names.file("m"), self.source.types.spec_fields
+    def _specs(self, match: TableMatch, content: ContentType) -> dict[int, AdoptedSpec]:
+        """Return the source's partition specs by id."""
+        name = self.names.file("m")
         return {
-            spec_id: AdoptedForm(
-                manifest_format(self.target, content, same, name, self.options.target_bytes),
-                tuple(field_id for field_id, _ in fields[spec_id]),
+            spec_id: AdoptedSpec(
+                manifest_format(self.target, content, target_spec_id, name, self.options.target_bytes),
+                tuple(
+                    None if isinstance(field.transform, VoidTransform) else field.field_id
+                    for field in self.source.specs[spec_id].fields
+                ),
             )
-            for spec_id, same in adopt.specs.items()
+            for spec_id, target_spec_id in match.specs.items()
         }
 
 
-def _of(written: pa.Table, kind: FileKind) -> ListedFiles:
+def _listed_files(written: pa.Table, kind: FileKind) -> ListedFiles:
     """Return the files in written manifests, rows of `WRITTEN_SCHEMA`."""
     if not len(written):
         return ListedFiles()

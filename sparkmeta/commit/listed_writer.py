@@ -1,6 +1,7 @@
 """Convert new files to entries of Avro manifests: few stay on the driver, others are written by Spark tasks.
 
 Tasks read many files once. They encode them, and Spark keeps the encoded entries until they are sorted and written.
+Where Spark can't keep them, on serverless sessions, each of these steps reads and encodes the files again.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FILE_COLUMNS, refuse_kinds
 from sparkmeta.commit.file_tasks import (
     CONTENT,
+    FILES_PER_KEY,
     KEYS,
     KINDS,
-    PER_KEY,
     PLACE,
     ROWS,
     SPEC_ID,
@@ -152,7 +153,7 @@ class ListedFileWriter:
         schema = key_schema(dict(form.partition), [field_id for field_id, _ in form.partition])
         if ranges < 2:
             return schema.empty_table()
-        sample = sampled(map_arrow(keys, partial(read_keys, schema), schema), -(-count // PER_KEY), ranges)
+        sample = sampled(map_arrow(keys, partial(read_keys, schema), schema), -(-count // FILES_PER_KEY), ranges)
         return range_bounds(sample.toArrow().cast(schema), ranges)
 
     def _partitions(self, encoded: DataFrame, spec_ids: Collection[int]) -> frozenset[PartitionKey] | None:

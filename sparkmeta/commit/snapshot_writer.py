@@ -54,7 +54,8 @@ class SnapshotWriter(Protocol):
             with_deletes: whether the commit adds the table's deletes too.
 
         Raises:
-            ValidationError: the files mean something else in this table, or have deletes that are not added.
+            ValidationError: the files mean something else in this table, or have deletes that are not added, or that
+                can't be.
             UnsupportedError: tasks can't open the table's files.
         """
 
@@ -62,7 +63,7 @@ class SnapshotWriter(Protocol):
         """Convert the deletion vectors of another table, whose data files `added` has, to entries.
 
         Raises:
-            ValidationError: the table has deletes of another kind.
+            ValidationError: a deletion vector is older than its data file.
             UnsupportedError: tasks can't open the table's files.
         """
 

@@ -12,7 +12,8 @@ from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.rules import OLDER_DV
 from sparkmeta.plan.filter import is_live
-from sparkmeta.plan.prune import live_files, live_manifests
+from sparkmeta.plan.prune import live_manifests
+from sparkmeta.session import materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Maximum number of deletion vectors without a live data file that a commit to a manifest list leaves out.
 _MOST_DANGLING = 10_000
 DATA_SEQUENCE = "data_sequence"
+_DELETE_TYPES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 _DELETE_COLUMNS = ("content_type", "location", "file_format", "referenced_file", "version_info")
 
 
@@ -36,14 +38,14 @@ def refuse_deletes(source: TableState, target: TableState) -> None:
     manifests = live_deletes(source)
     if not len(manifests):
         return
-    in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
-    root_files = pc.sum(pc.fill_null(live_files(manifests.filter(in_root)), 0)).as_py() or 0
-    leaves = len(manifests) - (pc.sum(in_root).as_py() or 0)
-    what = f"{leaves} delete manifests and {root_files} deletes in its root"
+    leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
+    in_root = [] if source.tree is None else source.tree.root.of(_DELETE_TYPES).column("location").to_pylist()
+    path = [*leaves.column("location").to_pylist(), *in_root][0]
+    what = f"{len(leaves)} delete manifests and {len(in_root)} deletes in its root"
     raise ValidationError(
         f"{target.metadata.location}: {source.metadata.location} has deletes, without which deleted rows would come "
-        f"back: {what}, such as {manifests.column('location')[0]}; row_delta(added=table, deletes=table) adds deletion "
-        "vectors too, and remove_dangling_deletes removes deletes that match no file"
+        f"back: {what}, such as {path}; row_delta(added=table, deletes=table) adds deletion vectors too, and "
+        "remove_dangling_deletes removes deletes that match no file"
     )
 
 
@@ -53,19 +55,12 @@ def refuse_other_deletes(source: TableState, target: TableState) -> None:
     Raises:
         ValidationError: a live delete is no deletion vector, or the other table can't have deletion vectors.
     """
-    refuse_not_movable(_live_deletes(source), source, target)
-
-
-def refuse_not_movable(deletes: DataFrame, source: TableState, target: TableState) -> None:
-    """See `refuse_other_deletes`.
-
-    Args:
-        deletes: the live deletes with `content_type`, `location` and `file_format`.
-    """
+    if not len(live_deletes(source)):
+        return
     version = target.metadata.format_version
     is_vector = F.lit(version >= 3) & (F.col("content_type") == int(ContentType.POSITION_DELETES))
     is_vector = is_vector & (F.lower("file_format") == "puffin")
-    for other in deletes.where(~is_vector).select("content_type", "location").limit(1).collect():
+    for other in _live_deletes(source).where(~is_vector).select("content_type", "location").limit(1).collect():
         if other.content_type == ContentType.EQUALITY_DELETES:
             problem = "an equality delete, which would apply to older files of this table and not to the added ones"
         elif version < 3:
@@ -111,7 +106,7 @@ def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
         ValidationError: a deletion vector is older than its data file.
         UnsupportedError: there are more than the tasks of a commit can leave out.
     """
-    vectors = matched(_live_deletes(source), source)
+    vectors = materialize(matched(_live_deletes(source), source))
     refuse_older(vectors, source, target)
     dangling = vectors.where(F.col(DATA_SEQUENCE).isNull()).select("referenced_file").limit(_MOST_DANGLING + 1)
     paths = [row.referenced_file for row in dangling.collect()]

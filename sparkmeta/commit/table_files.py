@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.table_deletes import DATA_SEQUENCE, matched, refuse_not_movable, refuse_older
+from sparkmeta.commit.table_deletes import DATA_SEQUENCE, matched, refuse_older
 from sparkmeta.commit.table_match import adoption
 from sparkmeta.compact.choose import Scope, choose
 from sparkmeta.compact.groups import Choice, Group, Limits
@@ -96,14 +96,13 @@ class TableFiles:
     def vectors(self, target: TableState) -> DataFrame:
         """Return the deletion vectors of the data files as entries of the other table. Runs jobs.
 
-        Deletion vectors whose data file is no longer live are left out.
+        Deletion vectors whose data file is no longer live are left out. The table has no other deletes.
 
         Raises:
-            ValidationError: there are other kinds of deletes.
+            ValidationError: a deletion vector is older than its data file.
         """
         assert self.job.adoption is not None
         deletes = materialize(self.job.entries(self.deletes))
-        refuse_not_movable(deletes, self.state, target)
         vectors = materialize(matched(deletes, self.state))
         refuse_older(vectors, self.state, target)
         of_live = vectors.where(F.col(DATA_SEQUENCE).isNotNull()).drop(DATA_SEQUENCE)

@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import PrimitiveType
 
 from sparkmeta.columns.bounds import reads_as
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.v4.adopt import Adoption
+from sparkmeta.manifests.v4.adopt import Adoption, TableMatch
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
 
@@ -34,11 +35,11 @@ _NAME_MAPPING = "schema.name-mapping.default"
 T = TypeVar("T")
 
 
-def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) -> Adoption:
-    """Return the converter from entries of one table to those of another.
+def table_match(source: TableState, target: TableState, spec_ids: Collection[int]) -> TableMatch:
+    """Return the ids of one table in another.
 
     Args:
-        source: the table with the entries, including expressions for its partition fields.
+        source: the table with the entries.
         target: the table that adopts them.
         spec_ids: the partition specs of the entries.
 
@@ -50,14 +51,25 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
     _check_schemas(source, target)
     _check_name_mapping(source, target)
     specs = _specs(source, target, spec_ids)
+    sort_orders = _same(_orders(source), _orders(target), None)
+    return TableMatch(source.metadata.location, frozenset(source.types.primitive_fields), specs, sort_orders)
+
+
+def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) -> Adoption:
+    """Return the converter from entries of one table to those of a tree. See `table_match` for errors.
+
+    Args:
+        source: the table with the entries, including expressions for its partition fields.
+        target: the tree that adopts them.
+        spec_ids: the partition specs of the entries.
+    """
+    match = table_match(source, target, spec_ids)
     columns = source.types.primitive_fields.keys() & target.types.primitive_fields.keys()
     stats = {column: column for column in columns}
-    for spec_id, same in specs.items():
+    for spec_id, same in match.specs.items():
         pairs = zip(source.types.tuple_sources[spec_id], target.types.tuple_sources[same], strict=True)
         stats |= {of_target: of_source for (_, of_source), (_, of_target) in pairs}
-    sort_orders = _same(_orders(source), _orders(target), None)
-    all_columns = frozenset(source.types.primitive_fields)
-    return Adoption(source.metadata.location, all_columns, target.types.stats_types, stats, specs, sort_orders)
+    return Adoption(match.table, match.columns, match.specs, match.sort_orders, target.types.stats_types, stats)
 
 
 # -- columns --------------------------------------------------------------------------------------------------------
@@ -159,7 +171,20 @@ def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) ->
             raise ValidationError(
                 f"{where} have partition spec {spec_id}, {fields}: no spec of this table has its fields"
             )
+        _check_values(source, target, spec_id, same[spec_id], where)
     return same
+
+
+def _check_values(source: TableState, target: TableState, spec_id: int, same: int, where: str) -> None:
+    """Refuse partition values whose type differs in the target, as those of a dropped column may."""
+    fields = zip(source.specs[spec_id].fields, source.types.spec_fields[spec_id], target.types.spec_fields[same],
+                 strict=True)  # fmt: skip
+    for field, (_, kind), (_, target_kind) in fields:
+        if kind != target_kind and not isinstance(field.transform, VoidTransform) and not reads_as(kind, target_kind):
+            raise ValidationError(
+                f"{where} have partition spec {spec_id}, whose field {field.name} has values of type {kind}: they are "
+                f"{target_kind} in this table"
+            )
 
 
 def _same(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | None) -> dict[int, int]:

@@ -11,15 +11,16 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.file_rows import checked_table
 from sparkmeta.edit.new_manifests import added_entries
+from sparkmeta.edit.sorted_manifests import manifest_pieces
 from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.avro.write import ManifestFormat, packed_size, write_manifest
+from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import PARTITION, EntryProjection
-from sparkmeta.manifests.v4.adopt import Adoption, added_version
+from sparkmeta.manifests.v4.adopt import TableMatch, added_version
 from sparkmeta.manifests.v4.convert import content_columns
 from sparkmeta.manifests.v4.root import is_live
-from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
+from sparkmeta.manifests.v4.write import put_behind
 
 SIZE = "files_size"
 """A column in addition to those of a manifest list: the bytes of a manifest's files; of deletion vectors, the blobs."""
@@ -28,22 +29,24 @@ WRITTEN_SCHEMA = MANIFEST_FILE_SCHEMA.append(pa.field(SIZE, pa.int64()))
 
 
 @dataclass(frozen=True)
-class AdoptedForm:
-    """The format of manifests with the files of one partition spec of another table.
+class AdoptedSpec:
+    """A partition spec of another table, whose files go to manifests of this table's spec with the same fields.
 
     Attributes:
-        form: the format, with this table's spec.
-        field_ids: the other table's ids of the partition fields, in order.
+        manifest_format: the format of the manifests.
+        field_ids: the other table's ids of the partition fields, in order; None for void ones.
     """
 
-    form: ManifestFormat
-    field_ids: tuple[int, ...]
+    manifest_format: ManifestFormat
+    field_ids: tuple[int | None, ...]
 
     def tuples(self, partition: pa.StructArray) -> pa.StructArray:
         """Return the other table's partition tuples as those of this table's spec."""
-        kinds = [(str(field_id), bound_arrow_type(kind)) for field_id, kind in self.form.partition]
+        kinds = [(str(field_id), bound_arrow_type(kind)) for field_id, kind in self.manifest_format.partition]
         values = [
-            pc.struct_field(partition, [str(field_id)]).cast(kind)
+            pa.nulls(len(partition), kind)
+            if field_id is None
+            else pc.struct_field(partition, [str(field_id)]).cast(kind)
             for field_id, (_, kind) in zip(self.field_ids, kinds, strict=True)
         ]
         return pa.StructArray.from_arrays(values, fields=[pa.field(name, kind) for name, kind in kinds])
@@ -54,17 +57,17 @@ class TableTasks:
     """Reads entries of another table and writes those of live files to manifests. Picklable.
 
     Attributes:
-        projection: all columns of content entries but the first row id, metrics maps and `partition`.
-        adoption: checks the entries, and maps their ids.
-        forms: partition spec of the other table -> format of its files' manifests.
+        projection: all columns of content entries except the first row id, plus metrics maps and `partition`.
+        match: checks the entries, and maps their ids.
+        specs: the other table's partition specs by id.
         snapshot_id: the snapshot that adds the files.
         dangling: data files whose deletion vectors are left out.
     """
 
     decoder: EntryDecoder
     projection: EntryProjection
-    adoption: Adoption
-    forms: Mapping[int, AdoptedForm]
+    match: TableMatch
+    specs: Mapping[int, AdoptedSpec]
     snapshot_id: int
     dangling: frozenset[str]
 
@@ -78,9 +81,9 @@ class TableTasks:
         yield from self._written([entries])
 
     def _written(self, units: Iterable[Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        if not self.forms:
+        if not self.specs:
             return
-        writer = next(iter(self.forms.values())).form.writer
+        writer = next(iter(self.specs.values())).manifest_format.writer
         encoded = (
             (pc.sum(piece.column(SIZE)).as_py(), write_manifest(piece, form))
             for unit in units
@@ -94,10 +97,10 @@ class TableTasks:
         of_spec: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
             for spec_id, files in self._live_files(batch):
-                of_spec.setdefault(spec_id, []).append(self._encoded(files, self.forms[spec_id]))
+                of_spec.setdefault(spec_id, []).append(self._encoded(files, self.specs[spec_id]))
         for spec_id, encoded in sorted(of_spec.items()):
-            form, table = self.forms[spec_id].form, pa.Table.from_batches(encoded).combine_chunks()
-            for piece in pieces(table, leaf_count(len(table), packed_size(table, form), form.target_bytes)):
+            form = self.specs[spec_id].manifest_format
+            for piece in manifest_pieces(pa.Table.from_batches(encoded).combine_chunks(), form):
                 yield form, piece
 
     def _live_files(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -113,23 +116,23 @@ class TableTasks:
         files = batch.filter(live)
         for name, values in content_columns(files).items():
             files = files.set_column(files.schema.get_field_index(name), name, values)
-        self.adoption.check(checked_table({name: files.column(name) for name in files.schema.names}))
+        self.match.check(checked_table({name: files.column(name) for name in files.schema.names}))
         specs = files.column("partition_spec_id")
         for spec_id in specs.unique().to_pylist():
             yield spec_id, files.filter(pc.equal(specs, spec_id))
 
-    def _encoded(self, files: pa.RecordBatch, adopted: AdoptedForm) -> pa.RecordBatch:
+    def _encoded(self, files: pa.RecordBatch, adopted: AdoptedSpec) -> pa.RecordBatch:
         """Return files as ADDED entries with the columns `entry` and `SIZE`."""
-        rows = len(files)
+        rows, form = len(files), adopted.manifest_format
         columns = {name: files.column(name) for name in files.schema.names}
         columns["version_info"] = added_version(rows, files.schema)
         columns["first_row_id"] = pa.nulls(rows, pa.int64())
-        columns["sort_order_id"] = self.adoption.sort_orders_of(columns["sort_order_id"])
-        columns["partition_spec_id"] = pa.repeat(pa.scalar(adopted.form.spec_id, pa.int32()), rows)
-        if adopted.form.partition:
+        columns["sort_order_id"] = self.match.sort_orders_of(columns["sort_order_id"])
+        columns["partition_spec_id"] = pa.repeat(pa.scalar(form.spec_id, pa.int32()), rows)
+        if form.partition:
             columns[PARTITION] = adopted.tuples(whole(columns[PARTITION]))
         else:
             columns.pop(PARTITION, None)
-        entries = added_entries(pa.RecordBatch.from_pydict(columns), adopted.form, self.snapshot_id)
+        entries = added_entries(pa.RecordBatch.from_pydict(columns), form, self.snapshot_id)
         blobs = pc.struct_field(columns["deletion_vector"], "size_in_bytes")
         return entries.append_column(SIZE, pc.coalesce(blobs, columns["file_size_in_bytes"]))

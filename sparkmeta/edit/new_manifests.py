@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.edit.sorted_manifests import manifest_format
+from sparkmeta.edit.sorted_manifests import manifest_format, manifest_pieces
 from sparkmeta.manifests.avro.encode import encode_entries
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, with_version_info, write_manifest
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, with_version_info, write_manifest
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.manifests.v4.write import leaf_count, pieces
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: st
             of_spec = of_kind.filter(pc.equal(of_kind.column("partition_spec_id"), spec_id)).combine_chunks()
             form = manifest_format(state, kind, spec_id, name, target_bytes)
             table = pa.Table.from_batches([added_entries(batch, form, snapshot_id) for batch in of_spec.to_batches()])
-            for piece in pieces(table, leaf_count(len(table), packed_size(table, form), target_bytes)):
+            for piece in manifest_pieces(table, form):
                 data, row = write_manifest(piece, form)
                 state.files.write_new(row.column("manifest_path")[0].as_py(), data)
                 written.append(row)

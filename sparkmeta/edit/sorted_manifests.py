@@ -65,9 +65,12 @@ class SortedManifests:
 
     def _manifests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         for table in range_tables(batches):
-            by_keys = ordered(table, key_table(table, self.keys))
-            size = packed_size(by_keys, self.form)
-            yield from pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes))
+            yield from manifest_pieces(ordered(table, key_table(table, self.keys)), self.form)
+
+
+def manifest_pieces(entries: pa.Table, form: ManifestFormat) -> Iterator[pa.Table]:
+    """Yield entries with the column `entry`, in one chunk, in parts of about the target size of a manifest."""
+    yield from pieces(entries, leaf_count(len(entries), packed_size(entries, form), form.target_bytes))
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -6,13 +6,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.commit import listed_writer
+from sparkmeta.commit.file_tasks import FILES_PER_KEY, KEYS, PLACE, FileTasks
+from sparkmeta.commit.listed_rows import listed_rows
+from sparkmeta.edit.sorted_manifests import manifest_format
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
+from sparkmeta.manifests.v4.write import read_rows_stream
 from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC
 from tests.rows.files import write_position_deletes, write_vector
@@ -106,6 +112,29 @@ def test_many_files_are_written_by_tasks(
     if version == 3:
         row_ids = table.scan().plan_files().select("first_row_id").toArrow().column(0).to_pylist()
         assert len({*row_ids}) == 3000 - len(removed)
+
+
+def test_alternating_partitions_are_sampled(spark_session: SparkSession, tmp_path: Path) -> None:
+    """The keys that bound the ranges are not those of every hundredth file, which might share a partition."""
+    state = new_table(spark_session, tmp_path).state
+    form = manifest_format(state, ContentType.DATA_MANIFEST, 0, "m", 1 << 20)
+    tasks = FileTasks(listed_rows(state), {(0, 0): form}, frozenset({0}), 1)
+    count = 10_000
+    columns = {
+        "file_path": [f"/data/f{number}" for number in range(count)],
+        "file_format": ["parquet"] * count,
+        "partition": pa.array([{"s": f"{number % 100:02}"} for number in range(count)]),
+        "record_count": [10] * count,
+        "file_size_in_bytes": [100] * count,
+        PLACE: range(count),
+    }
+    (row,) = tasks.encode([pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})])
+    keys = read_rows_stream(row.column(KEYS)[0].as_buffer())
+    assert len(keys) == count // FILES_PER_KEY
+    assert len(keys.column("k0").unique()) > 40
+    assert row.column("kinds").to_pylist() == [
+        [{"kind": "data", "files": count, "records": 100_000, "size": 1_000_000}]
+    ]
 
 
 def test_a_retry_writes_only_the_list(spark_session: SparkSession, tmp_path: Path) -> None:

@@ -18,24 +18,49 @@ from sparkmeta.spec.entry import Status
 
 
 @dataclass(frozen=True)
-class Adoption:
-    """Makes live entries of a table those of new files of another one. Picklable.
+class TableMatch:
+    """The ids of a table in another one that adds its files. Picklable.
 
     Attributes:
         table: the location of the table that has the entries, for errors.
         columns: ids of all columns that any schema of this table has had.
-        stats: the ids that may have stats in the other table -> Iceberg type names.
-        sources: id of stats in the other table -> id of the same stats in the entries.
         specs: partition spec of the entries -> the same spec of the other table.
         sort_orders: sort order of the entries -> the same one of the other table. Files of others have none.
     """
 
     table: str
     columns: frozenset[int]
-    stats: Mapping[int, str]
-    sources: Mapping[int, int]
     specs: Mapping[int, int]
     sort_orders: Mapping[int, int]
+
+    def sort_orders_of(self, ids: pa.Array) -> pa.Array:
+        """Return the other table's sort orders; null for those that it lacks."""
+        return _mapped(ids, self.sort_orders)
+
+    def check(self, entries: pa.Table) -> None:
+        """Check live entries with their sequence numbers, rows of a `tree_schema`.
+
+        Raises:
+            ValidationError: an entry breaks a rule of the field matrix.
+        """
+        for broken in entry_problems(entries, self.specs, self.columns):
+            path = entries.column("location")[broken.row].as_py()
+            raise ValidationError(
+                f"{self.table}: {broken.field} of file {path} is {shown(broken.value)}: {broken.problem}"
+            )
+
+
+@dataclass(frozen=True)
+class Adoption(TableMatch):
+    """Makes live entries of a table those of new files of a tree. Picklable.
+
+    Attributes:
+        stats: the ids that may have stats in the other table -> Iceberg type names.
+        sources: id of stats in the other table -> id of the same stats in the entries.
+    """
+
+    stats: Mapping[int, str]
+    sources: Mapping[int, int]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -76,22 +101,6 @@ class Adoption:
         return (
             pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * len(stats), kind)
         )
-
-    def sort_orders_of(self, ids: pa.Array) -> pa.Array:
-        """Return the other table's sort orders; null for those that it lacks."""
-        return _mapped(ids, self.sort_orders)
-
-    def check(self, entries: pa.Table) -> None:
-        """Check live entries with their sequence numbers, rows of a `tree_schema`.
-
-        Raises:
-            ValidationError: an entry breaks a rule of the field matrix.
-        """
-        for broken in entry_problems(entries, self.specs, self.columns):
-            path = entries.column("location")[broken.row].as_py()
-            raise ValidationError(
-                f"{self.table}: {broken.field} of file {path} is {shown(broken.value)}: {broken.problem}"
-            )
 
 
 def added_version(rows: int, schema: pa.Schema, sequence_number: int | None = None) -> pa.StructArray:
