@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
@@ -423,38 +426,57 @@ def test_tables_that_do_not_fit(spark_session: SparkSession, tmp_path: Path) -> 
         committed(target, lambda update: update.append(encrypted))
 
 
-# Corpus table -> why an emptied copy can't have its files.
-REFUSED: dict[str, str] = {}
-# Java's metadata tables refuse manifests without counts.
-JAVA_LISTS_NO_FILES = {"unknown_counts_v1"}
+# Versions 1 to 3: tables of version 4 take only trees.
+NAMES = [name for name in peers.names() if not name.endswith("_v4")]
 CHOSEN = ["unknown_counts_v1", "spec_promoted_source_v2", "sort_orders_v3", "pyiceberg_transforms_v1"]
+# Why emptied copies of some tables can't have their files.
+REFUSED = {
+    "duplicated": "is added twice by the commit",
+    "odd_statistics": "record_count of file",
+    "unknown_transform": "has the unknown transform",
+}
+
+
+# A table with two specs of the same fields; files of the older one get the default one.
+SAME_SPECS = "spec_from_unpartitioned"
+
+
+def java_files(peer: peers.PeerTable, table: sm.Table) -> Counter[str] | None:
+    """The data files that Iceberg's metadata table shows, without the ids of specs; None if it can't show them."""
+    try:
+        rows = peer.java.java.table(table.metadata_location).metadata_table("data_files")
+        shown = collected({"files": rows.drop("first_row_id", "readable_metrics", "spec_id")})
+    except (PySparkException, Py4JJavaError):
+        return None
+    return counted(shown["files"])
 
 
 @pytest.mark.java
-@pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
+@pytest.mark.parametrize("name", NAMES if SOAK else CHOSEN)
 def test_every_table_of_the_corpus(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
     """An emptied copy gets the table's files. It plans as the table does, and Java reads the same files."""
     peer = corpus.table(name)
     source = clone(peer, tmp_path / "source")
     empty = clone(peer, tmp_path / "target", emptied=True)
     has_deletes = any(source.inspect.delete_files().limit(1).collect())
+    reason = REFUSED.get(name.rpartition("_")[0])
     try:
         after = committed(empty, lambda update: update.append(source))
     except ValidationError as error:
         text = str(error)
-        assert ("has deletes" if has_deletes else REFUSED.get(name, "no error")) in text, text
+        assert ("has deletes" if has_deletes else reason or "no error") in text, text
         return
-    assert name not in REFUSED
+    assert reason is None
     assert not has_deletes
+    dropped = ["spec_id", *(["partition"] if name.startswith(SAME_SPECS) else [])]
     frames: dict[Any, Any] = {}
     for which, table in (("source", source), ("target", after)):
-        if name not in JAVA_LISTS_NO_FILES:
-            java = peer.java.java.table(table.metadata_location).metadata_table("data_files")
-            frames[which, "java"] = java.drop("first_row_id", "readable_metrics")
-        frames[which, "files"] = table.inspect.data_files().drop("first_row_id", "spec_id")
+        frames[which, "files"] = table.inspect.data_files().drop("first_row_id", *dropped)
         for each in filters(peer, FILTERS if SOAK else 2):
             scan = table.scan(each.expression, case_sensitive=each.case_sensitive)
-            frames[which, each.name] = scan.plan_files().drop(*NUMBERS, "spec_id")
+            frames[which, each.name] = scan.plan_files().drop(*NUMBERS, *dropped)
     rows = {key: counted(each) for key, each in collected(frames).items()}
     for which, key in frames:
         assert rows[which, key] == rows["source", key], key
+    if "partition" not in dropped and (expected := java_files(peer, source)) is not None:
+        assert java_files(peer, after) == expected
