@@ -19,7 +19,7 @@ from sparkmeta.commit.table_files import table_files
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
 from sparkmeta.edit.leaves import leaf_frame
-from sparkmeta.edit.summary import KindCount, Tally, file_kind, tally_of
+from sparkmeta.edit.summary import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.root import one_of
@@ -216,11 +216,10 @@ def _counts_of_leaves(state: TableState, leaves: pa.Table) -> dict[FileKind, Kin
     read = leaf_frame(state, leaves, state.projection(counted))
     totals = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
     sums = read.groupBy("content_type", "file_format").agg(*totals)
-    tally = Tally()
-    for row in sums.collect():
-        kind = file_kind(row["content_type"], row["file_format"])
-        tally = tally.plus(Tally({kind: KindCount(row["files"], row["records"], row["size"])}))
-    return dict(tally.counts)
+    return sums_by_kind(
+        (file_kind(row["content_type"], row["file_format"]), KindCount(row["files"], row["records"], row["size"]))
+        for row in sums.collect()
+    )
 
 
 def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[int]) -> None:

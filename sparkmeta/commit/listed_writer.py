@@ -32,9 +32,9 @@ from sparkmeta.commit.file_tasks import (
 from sparkmeta.commit.listed_files import ListedFiles
 from sparkmeta.commit.listed_rows import listed_rows
 from sparkmeta.commit.removal import partitions_of
-from sparkmeta.edit.range_sort import range_bounds, sampled, sorted_among_tasks
-from sparkmeta.edit.sorted_manifests import SortedManifests, file_count, key_schema, manifest_format
-from sparkmeta.edit.summary import KindCount, Tally, tally_of
+from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks
+from sparkmeta.edit.sorted_manifests import SortedManifests, file_count, key_schema, manifest_format, range_count
+from sparkmeta.edit.summary import KindCount, Tally, sums_by_kind, tally_of
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import PARTITION
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 MOST_ON_DRIVER = 10_000
 # Maximum number of partitions of new files that the summary counts.
 _MOST_PARTITIONS = 10_000
-# Estimated bytes of a manifest entry: without metrics, and per column with metrics.
-_ENTRY_BYTES, _COLUMN_BYTES = 100, 12
-# Maximum number of ranges into which a task cuts its entries.
-_MOST_RANGES = 16_384
 _MANIFEST_PATH = "manifest_path"
 _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 
@@ -108,13 +104,13 @@ class ListedFileWriter:
         encoded = materialize(map_arrow(placed, tasks.encode, tasks.schema))
         counts = encoded.select(CONTENT, SPEC_ID, F.inline(KINDS)).groupBy(CONTENT, SPEC_ID, "kind")
         sums = counts.agg(*(F.sum(name).alias(name) for name in ("files", "records", "size"))).collect()
-        tally, of_form = Tally(), dict.fromkeys(sorted((row.content, row.spec_id) for row in sums), 0)
+        of_form = dict.fromkeys(sorted((row.content, row.spec_id) for row in sums), 0)
         for row in sums:
-            tally = tally.plus(Tally({FileKind(row.kind): KindCount(row.files, row.records, row["size"])}))
             of_form[row.content, row.spec_id] += row.files
+        by_kind = sums_by_kind((FileKind(row.kind), KindCount(row.files, row.records, row["size"])) for row in sums)
         written = [self._write(encoded, *key, count) for key, count in of_form.items()]
         partitions = self._partitions(encoded, sorted({spec_id for _, spec_id in of_form}))
-        return ListedFiles(leaves=pa.concat_tables(written), tally=Tally(tally.counts, partitions))
+        return ListedFiles(leaves=pa.concat_tables(written), tally=Tally(by_kind, partitions))
 
     @cached_property
     def _forms(self) -> dict[tuple[int, int], ManifestFormat]:
@@ -133,8 +129,7 @@ class ListedFileWriter:
         form = self._forms[content, spec_id]
         of_form = encoded.where((F.col(CONTENT) == content) & (F.col(SPEC_ID) == spec_id))
         keys = tuple(field_id for field_id, _ in form.partition)
-        entry_bytes = _ENTRY_BYTES + _COLUMN_BYTES * len(self.state.types.column_types)
-        ranges = max(1, min(_MOST_RANGES, count * entry_bytes // self.options.target_bytes))
+        ranges = range_count(count, len(self.state.types.column_types), self.options.target_bytes)
         bounds = self._bounds(of_form.select(KEYS), form, count, ranges)
         tasks = SortedManifests(form, keys)
         cut = partial(cut_rows, tasks, bounds)
@@ -151,10 +146,8 @@ class ListedFileWriter:
     def _bounds(self, keys: DataFrame, form: ManifestFormat, count: int, ranges: int) -> pa.Table:
         """Return the last keys of the ranges. If there are several, runs a job that samples the keys."""
         schema = key_schema(dict(form.partition), [field_id for field_id, _ in form.partition])
-        if ranges < 2:
-            return schema.empty_table()
-        sample = sampled(map_arrow(keys, partial(read_keys, schema), schema), -(-count // FILES_PER_KEY), ranges)
-        return range_bounds(sample.toArrow().cast(schema), ranges)
+        sample = map_arrow(keys, partial(read_keys, schema), schema)
+        return sampled_bounds(sample, schema.empty_table(), -(-count // FILES_PER_KEY), ranges)
 
     def _partitions(self, encoded: DataFrame, spec_ids: Collection[int]) -> frozenset[PartitionKey] | None:
         """Return the partitions of the files; None if they are too many."""

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.candidates import root_manifests
 from sparkmeta.commit.search import rows_by_manifest
 from sparkmeta.edit.next_root import FileKey
-from sparkmeta.edit.summary import KindCount, PartitionKey, Tally, partition_keys, tally_of
+from sparkmeta.edit.summary import KindCount, PartitionKey, Tally, partition_keys, sums_by_kind, tally_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.session import local_frame, materialize, spark_schema
@@ -156,14 +156,14 @@ def _grouped(rows: pa.Table) -> pa.Table:
 
 def _removal(groups: pa.Table, in_root: pa.Table, state: TableState) -> Removal:
     masks: dict[str, PositionBitmap] = {}
-    tally = Tally(tally_of(in_root), None)
+    counts = [*tally_of(in_root).items()]
     locations = _locations(state)
     for row in groups.to_pylist():
         if row["ordinals"] is not None:
             location = locations[row[MANIFEST]]
             masks[location] = read_inline_vector(row["ordinals"], location)
-        count = KindCount(row["files"], row["records"], row["size"])
-        tally = tally.plus(Tally({FileKind(row["kind"]): count}, None))
+        counts.append((FileKind(row["kind"]), KindCount(row["files"], row["records"], row["size"])))
+    tally = Tally(sums_by_kind(counts), None)
     return Removal(masks, frozenset(FileKey(*key) for key in _keys(in_root)), tally)
 
 

@@ -12,6 +12,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.file_rows import checked_table
 from sparkmeta.edit.new_manifests import added_entries
 from sparkmeta.edit.sorted_manifests import manifest_pieces
+from sparkmeta.edit.summary import file_sizes
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
 from sparkmeta.manifests.decoder import EntryDecoder
@@ -134,5 +135,4 @@ class TableTasks:
         else:
             columns.pop(PARTITION, None)
         entries = added_entries(pa.RecordBatch.from_pydict(columns), form, self.snapshot_id)
-        blobs = pc.struct_field(columns["deletion_vector"], "size_in_bytes")
-        return entries.append_column(SIZE, pc.coalesce(blobs, columns["file_size_in_bytes"]))
+        return entries.append_column(SIZE, file_sizes(files))

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.edit.entry_tasks import EntryTasks
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks
-from sparkmeta.edit.sorted_manifests import file_count, key_schema
+from sparkmeta.edit.sorted_manifests import file_count, key_schema, range_count
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.manifests.avro.write import ManifestFormat
     from sparkmeta.state import TableState
-
-# Estimated bytes of a manifest entry: without metrics, and per column with metrics.
-_ENTRY_BYTES, _COLUMN_BYTES = 100, 12
-# Maximum number of ranges into which a task cuts its entries.
-_MOST_RANGES = 16_384
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,7 @@ class EntryManifests:
 
     @cached_property
     def _ranges(self) -> int:
-        entry_bytes = _ENTRY_BYTES + _COLUMN_BYTES * self.columns
-        return max(1, min(_MOST_RANGES, self.count * entry_bytes // self.form.target_bytes))
+        return range_count(self.count, self.columns, self.form.target_bytes)
 
     def _bounds(self, keys: DataFrame) -> pa.Table:
         """Return the last keys of the ranges. Runs a job if there are several ranges."""

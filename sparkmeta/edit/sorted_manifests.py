@@ -33,6 +33,10 @@ from sparkmeta.storage.access import executor_writer
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
+# Estimated bytes of a manifest entry: without metrics, and per column with metrics.
+_ENTRY_BYTES, _COLUMN_BYTES = 100, 12
+# Maximum number of ranges into which a task cuts its entries.
+_MOST_RANGES = 16_384
 # Bytes of entries that a task cuts into ranges at once.
 _CUT_BYTES = 64 << 20
 
@@ -71,6 +75,17 @@ class SortedManifests:
 def manifest_pieces(entries: pa.Table, form: ManifestFormat) -> Iterator[pa.Table]:
     """Yield entries with the column `entry`, in one chunk, in parts of about the target size of a manifest."""
     yield from pieces(entries, leaf_count(len(entries), packed_size(entries, form), form.target_bytes))
+
+
+def range_count(entries: int, columns: int, target_bytes: int) -> int:
+    """Return the number of ranges of about the target size of a manifest.
+
+    Args:
+        entries: the number of entries.
+        columns: the approximate number of columns with metrics.
+        target_bytes: the target size of a manifest.
+    """
+    return max(1, min(_MOST_RANGES, entries * (_ENTRY_BYTES + _COLUMN_BYTES * columns) // target_bytes))
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +43,7 @@ class Tally:
 
     def plus(self, other: Tally) -> Tally:
         """Return the sum of both."""
-        counts = dict(self.counts)
-        for kind, count in other.counts.items():
-            counts[kind] = counts.get(kind, KindCount()).plus(count)
+        counts = sums_by_kind([*self.counts.items(), *other.counts.items()])
         unknown = self.partitions is None or other.partitions is None
         return Tally(counts, None if unknown else (self.partitions or frozenset()) | (other.partitions or frozenset()))
 
@@ -81,19 +79,31 @@ def file_kind(content_type: int, file_format: str) -> FileKind:
 
 def tally_of(rows: pa.Table) -> dict[FileKind, KindCount]:
     """Count entries by kind."""
-    counts: dict[FileKind, KindCount] = {}
+    counts = []
     keys = rows.select(["content_type", "file_format"]).group_by(["content_type", "file_format"]).aggregate([])
     for key in keys.to_pylist():
         same = pc.and_(*(pc.equal(rows.column(name), key[name]) for name in ("content_type", "file_format")))
-        kind, count = file_kind(**key), _count(rows.filter(same))
-        counts[kind] = counts.get(kind, KindCount()).plus(count)
-    return counts
+        counts.append((file_kind(**key), _count(rows.filter(same))))
+    return sums_by_kind(counts)
+
+
+def sums_by_kind(counts: Iterable[tuple[FileKind, KindCount]]) -> dict[FileKind, KindCount]:
+    """Return the sums of counts by kind."""
+    sums: dict[FileKind, KindCount] = {}
+    for kind, count in counts:
+        sums[kind] = sums.get(kind, KindCount()).plus(count)
+    return sums
 
 
 def _count(rows: pa.Table) -> KindCount:
-    blobs = pc.struct_field(rows.column("deletion_vector"), "size_in_bytes")
-    sizes = pc.coalesce(blobs, rows.column("file_size_in_bytes"))
-    return KindCount(len(rows), pc.sum(rows.column("record_count")).as_py() or 0, pc.sum(sizes).as_py() or 0)
+    records, size = (pc.sum(values).as_py() or 0 for values in (rows.column("record_count"), file_sizes(rows)))
+    return KindCount(len(rows), records, size)
+
+
+def file_sizes(entries: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
+    """Return the bytes of each file; of a deletion vector, those of its blob."""
+    blobs = pc.struct_field(entries.column("deletion_vector"), "size_in_bytes")
+    return pc.coalesce(blobs, entries.column("file_size_in_bytes"))
 
 
 def partition_keys(
