@@ -77,18 +77,11 @@ def planned(table: sm.Table, **options: Any) -> list[dict[str, Any]]:
     return sorted((row for row in rows if row["file_path"] != "old"), key=lambda row: str(row["file_path"]))
 
 
-@pytest.mark.parametrize("direct_files", [1, 100])
-def test_files_become_new_files(spark_session: SparkSession, tmp_path: Path, direct_files: int) -> None:
-    """In leaves as in the root. They have the metrics that a DataFrame of the same files gives them."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    limits = IN_LEAVES | {"write.tree.direct-files": str(direct_files)}
-    target = target_of(spark_session, tmp_path / "target", limits)
-    after = committed(target, lambda update: update.append(source))
+def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> None:
+    """Assert that a table has the source's files, as `by_frame` has them of a DataFrame, all new in its snapshot."""
     assert [row["file_path"] for row in planned(after)] == ["a0", "a2", "a3", "b0", "b1", "b2", "c0"]
     for row_filter in ("true", "id > 11", "part = 'a'", "id = 55", "part = 'b' and id = 3"):
         assert planned(after, row_filter=row_filter) == planned(source, row_filter=row_filter), row_filter
-    assert after.check().collect() == []
-    by_frame = target_of(spark_session, tmp_path / "frame", limits)
     frame = source.inspect.files().replace({1: 2}, subset=["spec_id"])
     by_frame = committed(by_frame, lambda update: update.append(frame))
     # Row ids follow the order of a DataFrame's rows.
@@ -102,10 +95,22 @@ def test_files_become_new_files(spark_session: SparkSession, tmp_path: Path, dir
     assert head.summary is not None
     counts = head.summary.additional_properties
     assert (head.operation, counts["added-data-files"], counts["added-records"]) == ("append", "7", "70")
+    assert counts["added-files-size"] == "700"
     entries = after.inspect.entries().where("data_file.file_path != 'old'").collect()
     assert {(row["status"], row["snapshot_id"], row["sequence_number"]) for row in entries} == {
         (1, head.snapshot_id, head.sequence_number)
     }
+
+
+@pytest.mark.parametrize("direct_files", [1, 100])
+def test_files_become_new_files(spark_session: SparkSession, tmp_path: Path, direct_files: int) -> None:
+    """In leaves as in the root. They have the metrics that a DataFrame of the same files gives them."""
+    source = loaded(spark_session, source_of(tmp_path / "source"))
+    limits = IN_LEAVES | {"write.tree.direct-files": str(direct_files)}
+    target = target_of(spark_session, tmp_path / "target", limits)
+    after = committed(target, lambda update: update.append(source))
+    assert_appended(after, target_of(spark_session, tmp_path / "frame", limits), source)
+    assert after.check().collect() == []
     row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
     assert len(set(row_ids)) == 7
     assert min(row_ids) >= 1000
@@ -113,14 +118,14 @@ def test_files_become_new_files(spark_session: SparkSession, tmp_path: Path, dir
     assert len(after.state.tree.root.leaves) == 1 + 2 * leaves  # type: ignore[union-attr]
 
 
-def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path) -> None:
-    """Leaves of both layouts, masked entries, and files of the root; at an older snapshot, too."""
-    source = loaded(spark_session, source_of(tmp_path / "source", properties=IN_LEAVES)).maintenance.upgrade(4).commit()
-    gone = local_frame(spark_session, pa.table({"file_path": ["b1"]}))
+def tree_source(spark: SparkSession, tmp_path: Path) -> sm.Table:
+    """A tree with leaves of both layouts, masked entries, and files of the root."""
+    source = loaded(spark, source_of(tmp_path / "source", properties=IN_LEAVES)).maintenance.upgrade(4).commit()
+    gone = local_frame(spark, pa.table({"file_path": ["b1"]}))
     source = committed(source, lambda update: update.delete(gone))
-    more = loaded(spark_session, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"d{i}", **A) for i in range(3))))
+    more = loaded(spark, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"d{i}", **A) for i in range(3))))
     source = committed(source, lambda update: update.append(more))
-    file = local_frame(spark_session, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
+    file = local_frame(spark, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
     source = committed(
         source, lambda update: update.append(file.selectExpr("*", "0 AS spec_id", "'parquet' file_format"))
     )
@@ -128,6 +133,12 @@ def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path) -> None:
     assert tree is not None
     assert tree.root.manifest_dvs
     assert {row["file_format"] for row in tree.root.leaves.to_pylist()} == {"avro", "parquet"}
+    return source
+
+
+def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path) -> None:
+    """All its files; at an older snapshot, too."""
+    source = tree_source(spark_session, tmp_path)
     target = target_of(spark_session, tmp_path / "target")
     after = committed(target, lambda update: update.append(source))
     assert planned(after) == planned(source)

@@ -18,7 +18,18 @@ from pyspark.errors import PySparkException
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, UnsupportedError, ValidationError
 from sparkmeta.session import local_frame
-from tests.commit.test_append_table import NUMBERS, A, B, column, committed, loaded, planned, source_of
+from tests.commit.test_append_table import (
+    NUMBERS,
+    A,
+    B,
+    assert_appended,
+    column,
+    committed,
+    loaded,
+    planned,
+    source_of,
+    tree_source,
+)
 from tests.handmade import (
     BY_DAY_AND_BUCKET,
     BY_PART,
@@ -70,27 +81,7 @@ def test_files_are_those_of_a_data_frame(spark_session: SparkSession, tmp_path: 
     source = loaded(spark_session, source_of(tmp_path / "source"))
     target = target_of(spark_session, tmp_path / "target", version)
     after = committed(target, lambda update: update.append(source))
-    assert [row["file_path"] for row in planned(after)] == ["a0", "a2", "a3", "b0", "b1", "b2", "c0"]
-    for row_filter in ("true", "id > 11", "part = 'a'", "id = 55", "part = 'b' and id = 3"):
-        assert planned(after, row_filter=row_filter) == planned(source, row_filter=row_filter), row_filter
-    by_frame = target_of(spark_session, tmp_path / "frame", version)
-    frame = source.inspect.files().replace({1: 2}, subset=["spec_id"])
-    by_frame = committed(by_frame, lambda update: update.append(frame))
-    rows = [
-        table.inspect.data_files().drop("first_row_id").orderBy("file_path").collect() for table in (after, by_frame)
-    ]
-    assert rows[0] == rows[1]
-    assert {row["spec_id"] for row in rows[0]} == {0, 2}
-    head = after.current_snapshot()
-    assert head is not None
-    assert head.summary is not None
-    counts = head.summary.additional_properties
-    assert (head.operation, counts["added-data-files"], counts["added-records"]) == ("append", "7", "70")
-    assert counts["added-files-size"] == str(sum(row["file_size_in_bytes"] for row in rows[0]) - 100)
-    entries = after.inspect.entries().where("data_file.file_path != 'old'").collect()
-    assert {(row["status"], row["snapshot_id"], row["sequence_number"]) for row in entries} == {
-        (1, head.snapshot_id, head.sequence_number)
-    }
+    assert_appended(after, target_of(spark_session, tmp_path / "frame", version), source)
     row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
     assert len(set(row_ids)) == (7 if version == 3 else 1)
     assert version < 3 or min(row_ids) >= 1000
@@ -120,20 +111,8 @@ def test_manifests_follow_those_of_the_table(spark_session: SparkSession, tmp_pa
 
 
 def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
-    """Leaves of both layouts, masked entries, and files of the root; at an older snapshot, too."""
-    limits = {"write.tree.direct-files": "1"}
-    source = loaded(spark_session, source_of(tmp_path / "source", properties=limits)).maintenance.upgrade(4).commit()
-    gone = local_frame(spark_session, pa.table({"file_path": ["b1"]}))
-    source = committed(source, lambda update: update.delete(gone))
-    more = loaded(spark_session, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"d{i}", **A) for i in range(3))))
-    source = committed(source, lambda update: update.append(more))
-    file = local_frame(spark_session, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
-    source = committed(
-        source, lambda update: update.append(file.selectExpr("*", "0 AS spec_id", "'parquet' file_format"))
-    )
-    tree = source.state.tree
-    assert tree is not None
-    assert tree.root.manifest_dvs
+    """All its files; at an older snapshot, too."""
+    source = tree_source(spark_session, tmp_path)
     after = committed(target_of(spark_session, tmp_path / "target", 3), lambda update: update.append(source))
     assert planned(after) == planned(source)
     assert len(planned(after)) == 10
