@@ -12,7 +12,9 @@ OLDEST := build/oldest
 SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcomponents
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
 WORKERS ?= 2
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Tests of the long form take hours.
+SOAK := -o faulthandler_timeout=0
 # Tests that make plans. `make soak` runs them with each planning strategy.
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
@@ -107,7 +109,7 @@ bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 
 	$(PY) -m tests.benchmarks.growth 1000000000
 
 soak: setup jars ## Run the long form of the random tests: about a day
-	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL)
+	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL) $(SOAK)
 	$(PY) -m pytest $(PARALLEL) --planning join $(PLAN)
 	$(PY) -m pytest $(PARALLEL) --planning colocated $(PLAN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 import nbformat
 import pytest
+import zmq
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from pyiceberg.catalog import load_catalog
@@ -46,11 +48,17 @@ def test_no_outputs_are_committed(path: Path):
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
-    """A kernel that runs one notebook after the other, each with names of its own: they share a Spark."""
+    """A kernel that runs one notebook after the other, each with names of its own: they share a Spark.
+
+    A socket of a client that is not closed reconnects to the kernel's port for as long as the process lives, also after
+    the kernel has ended and another server has got the port, such as one of Spark's.
+    """
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path_factory.mktemp("notebooks")))
     client.stop_channels()
     yield manager
     manager.shutdown_kernel(now=True)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, zmq.Socket) and not each.closed]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,11 @@ def unity(kernel: KernelManager, tmp_path_factory: pytest.TempPathFactory) -> An
 def executed(path: Path, kernel: KernelManager) -> Any:
     notebook = read(path)
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    NotebookClient(notebook, km=kernel, timeout=300).execute(reset_kc=True)
+    client = NotebookClient(notebook, km=kernel, timeout=300)
+    try:
+        client.execute(reset_kc=True)
+    finally:
+        client.kc.stop_channels()
     return notebook
 
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ from pyiceberg.types import LongType, NestedField
 from sparkmeta.catalog import load_catalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.errors import NoSuchTableError, UnsupportedError, ValidationError
+from tests.served import served
 from tests.spec.table_metadata import encoded, v4
 
 if TYPE_CHECKING:
@@ -99,15 +99,10 @@ class _Server(BaseHTTPRequestHandler):
 def rest(tmp_path: Path) -> Iterator[IcebergCatalog]:
     (tmp_path / "v1.metadata.json").write_bytes(encoded(v4()))
     _Server.location = f"file://{tmp_path}/v1.metadata.json"
-    server = HTTPServer(("127.0.0.1", 0), _Server)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    catalog = load_catalog("rest", type="rest", uri=f"http://127.0.0.1:{server.server_port}")
-    assert isinstance(catalog, IcebergCatalog)
-    yield catalog
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(_Server) as uri:
+        catalog = load_catalog("rest", type="rest", uri=uri)
+        assert isinstance(catalog, IcebergCatalog)
+        yield catalog
 
 
 def test_a_rest_catalog_that_shows_a_newer_version(spark: SparkSession, rest: IcebergCatalog) -> None:
