@@ -185,12 +185,14 @@ class _Write:
         keys += [_ordered(_SORT_COLUMN.format(place), field) for place, field in enumerate(order)]
         if self.arrangement is not None:
             return self._as_arranged(frame, partitions, keys, self.arrangement)
-        match WriteOptions.of(self.state.metadata).distribution:
+        distribution = WriteOptions.of(self.state.metadata).distribution
+        match distribution:
             case "hash" if partitions:
                 frame = frame.hint("rebalance", *partitions)
             case "range" if keys:
                 frame = frame.repartitionByRange(*keys)
-        if keys:
+        # Tasks of a few partitions divide their rows themselves, which is faster than Spark's sort.
+        if order if distribution == "hash" else keys:
             frame = frame.sortWithinPartitions(*keys)
         return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
 

@@ -6,7 +6,7 @@ Spark tasks import this module.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -47,8 +47,12 @@ METRICS_MAPS: Final = (
 )
 # Files per batch of results.
 _BATCH_FILES: Final = 256
-# Maximum buffered Arrow bytes, and the initial estimate of their ratio to file bytes.
+# Maximum Arrow bytes that the files of a task have buffered, together.
 _MOST_BUFFERED: Final = 512 << 20
+# Arrow bytes of rows that are divided by partition at a time.
+_POOL: Final = 16 << 20
+# Files that are open at a time. On S3 each has a buffer of some megabytes.
+_MOST_OPEN: Final = 32
 _BATCH_OVERHEAD: Final = 1 << 12
 # Rows between checks of the file size, as in Java.
 _LEAST_ROWS: Final = 1000
@@ -142,9 +146,9 @@ class DataFileTasks:
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write rows to files and yield a row of `result_schema` for each.
 
-        A file ends where the partition changes, so rows of a partition should be adjacent. If the task fails, the files
-        that it wrote are deleted. Rows that don't fit the table do not fail the task, since Spark would retry it:
-        their problem is yielded as the last row.
+        The rows of a partition keep their order. They go to one file at a time, and other partitions have open files
+        meanwhile. If the task fails, the files that it wrote are deleted. Rows that don't fit the table do not fail the
+        task, since Spark would retry it: their problem is yielded as the last row.
 
         Args:
             batches: the rows, with the columns `PARTITION_COLUMN` after the table's.
@@ -161,7 +165,9 @@ class DataFileTasks:
                         task.add(batch)
                     if len(task.closed) >= _BATCH_FILES:
                         yield task.take_closed()
-                task.end_file()
+                for _ in task.end_files():
+                    if len(task.closed) >= _BATCH_FILES:
+                        yield task.take_closed()
             if task.closed:
                 yield task.take_closed()
         except ValidationError as error:
@@ -198,99 +204,154 @@ class _Closed:
 
 
 @dataclass
+class _PartitionFile:
+    """The rows of a partition that are not written yet, and the file to which they go."""
+
+    tasks: DataFileTasks
+    key: tuple[pa.Scalar, ...]
+    location: str = ""
+    output: Output | None = None
+    buffered_bytes: int = 0
+    _metrics: FileMetrics | None = None
+    _buffered: list[pa.Table] = field(default_factory=list)
+    _ratio: float = 1.0
+
+    def room(self) -> float:
+        """Return how many more Arrow bytes fit into the row group or file."""
+        options = self.tasks.options
+        written = self.output.size if self.output is not None else 0
+        left = max(options.target_bytes - written, 1)
+        return min(options.group_bytes / self._ratio, _MOST_BUFFERED, left / self._ratio) - self.buffered_bytes
+
+    def buffer(self, rows: pa.Table) -> pa.Table:
+        """Buffer the first rows, up to the end of the row group or file, and return the others."""
+        # For a slice, `nbytes` counts only the bytes of its rows.
+        size, room = rows.nbytes, max(self.room(), 0.0)
+        count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
+        part = rows.slice(0, count)
+        self._buffered.append(part)
+        self.buffered_bytes += part.nbytes
+        return rows.slice(count)
+
+    def flush(self, new_location: Callable[[tuple[pa.Scalar, ...]], str]) -> None:
+        """Write the buffered rows as a row group, to a new file if none is open.
+
+        Args:
+            new_location: returns the location of a new file of a partition.
+        """
+        if not self._buffered:
+            return
+        table = pa.concat_tables(self._buffered)
+        if self.output is None:
+            self.location = new_location(self.key)
+            self.output = self.tasks.open(self.location)
+            self._metrics = FileMetrics(self.tasks.leaves)
+        assert self._metrics is not None
+        before = self.output.size
+        self.output.write(table)
+        self._metrics.add(table)
+        grown = self.output.size - before
+        if self.buffered_bytes > _BATCH_OVERHEAD and grown:
+            self._ratio = min(max(grown / self.buffered_bytes, 0.01), 4.0)
+        self._buffered, self.buffered_bytes = [], 0
+
+    def close(self) -> _Closed:
+        """Finish the open file."""
+        assert self.output is not None
+        assert self._metrics is not None
+        output, self.output = self.output, None
+        closed = _Closed(self.location, self.key, output.close(), self._metrics)
+        self.tasks.writer.sync(self.location)
+        return closed
+
+    def abort(self) -> None:
+        """Release the file, if it is open."""
+        if self.output is None:
+            return
+        output, self.output = self.output, None
+        try:
+            output.abort()
+        except Exception as error:  # noqa: BLE001  the file is deleted next
+            _log.warning("%s: not closed: %s", self.location, error)
+
+
+@dataclass
 class _Task:
     """The files of one task attempt."""
 
     tasks: DataFileTasks
     closed: list[_Closed] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
-    _key: tuple[pa.Scalar, ...] | None = None
-    _output: Output | None = None
-    _metrics: FileMetrics | None = None
-    _buffered: list[pa.Table] = field(default_factory=list)
-    _buffered_bytes: int = 0
-    _flushed_bytes: int = 0
-    _ratio: float = 1.0
+    _pooled: list[pa.RecordBatch] = field(default_factory=list)
+    _pooled_bytes: int = 0
+    # By partition, the one that was written to least recently first.
+    _files: dict[tuple[pa.Scalar, ...], _PartitionFile] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write rows."""
+        self._pooled.append(batch)
+        self._pooled_bytes += batch.nbytes
+        if self._pooled_bytes >= _POOL:
+            self._distribute()
+
+    def _distribute(self) -> None:
+        """Pass the pooled rows to the files of their partitions."""
+        if not self._pooled:
+            return
+        (batch,) = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
+        self._pooled, self._pooled_bytes = [], 0
         names = batch.schema.names
         values = [
             _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
             for place, field in enumerate(self.tasks.places.fields)
         ]
         table = self.tasks.columns.table_of(batch, self.tasks.schema)
-        starts = run_starts(values, len(batch))
-        for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
-            self._enter(tuple(array[start] for array in values))
-            self._buffer(table.slice(start, end - start))
+        identities = [*map(_identity, values)]
+        for first, rows in _by_partition(identities, table):
+            identity = tuple(array[first] for array in identities)
+            file = self._files.get(identity)
+            if file is None:
+                file = _PartitionFile(self.tasks, tuple(array[first] for array in values))
+                self._files[identity] = file
+            self._write(identity, file, rows)
+        buffered = sum(file.buffered_bytes for file in self._files.values())
+        while buffered > _MOST_BUFFERED:
+            identity, file = max(self._files.items(), key=lambda item: item[1].buffered_bytes)
+            buffered -= file.buffered_bytes
+            self._flush(identity, file)
 
-    def _enter(self, key: tuple[pa.Scalar, ...]) -> None:
-        if self._key is None or not _same(self._key, key):
-            self.end_file()
-            self._key = key
-
-    def _buffer(self, rows: pa.Table) -> None:
-        """Buffer rows in parts that end at the end of a row group or file."""
+    def _write(self, identity: tuple[pa.Scalar, ...], file: _PartitionFile, rows: pa.Table) -> None:
+        """Write rows in parts that end at the end of a row group or file."""
         while len(rows):
-            # For a slice, `nbytes` counts only the bytes of its rows.
-            size, room = rows.nbytes, max(self._room(), 0.0)
-            count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
-            part, rows = rows.slice(0, count), rows.slice(count)
-            self._buffered.append(part)
-            self._buffered_bytes += part.nbytes
-            if self._room() > 0:
+            rows = file.buffer(rows)
+            if file.room() > 0:
                 continue
-            self._flush()
-            if self._output is not None and self._output.size >= self.tasks.options.target_bytes:
-                self.end_file(keep_key=True)
+            self._flush(identity, file)
+            if file.output is not None and file.output.size >= self.tasks.options.target_bytes:
+                self.closed.append(file.close())
 
-    def _room(self) -> float:
-        """Return how many more Arrow bytes fit into the row group or file."""
-        options = self.tasks.options
-        written = self._output.size if self._output is not None else 0
-        left = max(options.target_bytes - written, 1)
-        return min(options.group_bytes / self._ratio, _MOST_BUFFERED, left / self._ratio) - self._buffered_bytes
+    def _flush(self, identity: tuple[pa.Scalar, ...], file: _PartitionFile) -> None:
+        file.flush(self._new_location)
+        self._files[identity] = self._files.pop(identity)
+        still_open = [file for file in self._files.values() if file.output is not None]
+        for oldest in still_open[:-_MOST_OPEN]:
+            self.closed.append(oldest.close())
 
-    def _flush(self) -> None:
-        if not self._buffered:
-            return
-        table = pa.concat_tables(self._buffered)
-        if self._output is None:
-            location = self._new_location()
-            self.locations.append(location)
-            self._output = self.tasks.open(location)
-            self._metrics = FileMetrics(self.tasks.leaves)
-        assert self._metrics is not None
-        before = self._output.size
-        self._output.write(table)
-        self._metrics.add(table)
-        grown = self._output.size - before
-        if self._buffered_bytes > _BATCH_OVERHEAD and grown:
-            self._ratio = min(max(grown / self._buffered_bytes, 0.01), 4.0)
-        self._buffered, self._buffered_bytes = [], 0
-
-    def end_file(self, *, keep_key: bool = False) -> None:
-        """Finish the current file, if there is one."""
-        self._flush()
-        if self._output is not None:
-            assert self._key is not None
-            assert self._metrics is not None
-            output, self._output = self._output, None
-            written = output.close()
-            self.tasks.writer.sync(self.locations[-1])
-            self.closed.append(_Closed(self.locations[-1], self._key, written, self._metrics))
-        if not keep_key:
-            self._key = None
+    def end_files(self) -> Iterator[None]:
+        """Finish all files, one at each step."""
+        self._distribute()
+        while self._files:
+            identity, file = next(iter(self._files.items()))
+            file.flush(self._new_location)
+            if file.output is not None:
+                self.closed.append(file.close())
+            del self._files[identity]
+            yield
 
     def abort(self) -> None:
         """Delete the files of the attempt."""
-        if self._output is not None:
-            output, self._output = self._output, None
-            try:
-                output.abort()
-            except Exception as error:  # noqa: BLE001  the file is deleted next
-                _log.warning("%s: not closed: %s", self.locations[-1], error)
+        for file in self._files.values():
+            file.abort()
         for failure in self.tasks.writer.delete_many(self.locations) if self.locations else ():
             _log.warning("%s: not deleted: %s", *failure)
 
@@ -299,12 +360,13 @@ class _Task:
         closed, self.closed = self.closed, []
         return _result(self.tasks, closed)
 
-    def _new_location(self) -> str:
-        assert self._key is not None
+    def _new_location(self, key: tuple[pa.Scalar, ...]) -> str:
         tasks = self.tasks
         kind = "-deletes" if tasks.equality_ids else ""
         name = f"{_task_name()}-{tasks.name}-{len(self.locations) + 1:05d}{kind}.{tasks.options.file_format}"
-        return tasks.places.location(self._key, name)
+        location = tasks.places.location(key, name)
+        self.locations.append(location)
+        return location
 
 
 def _task_name() -> str:
@@ -339,21 +401,37 @@ def run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
 
 
 def _codes(array: pa.Array) -> Any:
-    """Return integers that are equal for equal values. Floats are compared by their bits, and nulls are equal."""
-    if pa.types.is_floating(array.type):
-        bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(f"i{array.type.bit_width // 8}")
-        array = pc.if_else(array.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
-    return array.dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
+    """Return integers that are equal for equal values."""
+    return _identity(array).dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
 
 
-def _same(left: Sequence[pa.Scalar], right: Sequence[pa.Scalar]) -> bool:
-    for value, other in zip(left, right, strict=True):
-        if pa.types.is_floating(value.type):
-            if not (_codes(pa.concat_arrays([pa.repeat(value, 1), pa.repeat(other, 1)])) == 0).all():
-                return False
-        elif not value.equals(other):
-            return False
-    return True
+def _identity(array: pa.Array) -> pa.Array:
+    """Return values that are equal for equal partition values. Floats are compared by their bits."""
+    if not pa.types.is_floating(array.type):
+        return array
+    bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(f"i{array.type.bit_width // 8}")
+    return pc.if_else(array.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
+
+
+def _by_partition(values: Sequence[pa.Array], rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """Yield for each partition the number of its first row, and its rows.
+
+    Args:
+        values: for each partition field, the values of all rows.
+        rows: at least 1.
+    """
+    groups = np.zeros(len(rows), np.int64)
+    for array in values:
+        codes = _codes(array).astype(np.int64)
+        groups = np.unique(groups * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    if len(starts) == 1:
+        yield 0, rows
+        return
+    for places in np.split(order, starts[1:]):
+        # A slice would keep the rows of all partitions in memory.
+        yield int(places[0]), rows.take(pa.array(places))
 
 
 def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:

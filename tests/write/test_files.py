@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -167,16 +169,50 @@ def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> N
         assert list(row._partition) == expected
 
 
+@pytest.mark.parametrize(("group_bytes", "most_files"), [(128 << 20, 1), (1, 3)])
+def test_rows_of_alternating_partitions(spark: SparkSession, tmp_path: Path, group_bytes: int, most_files: int) -> None:
+    """A task divides rows by partition and keeps their order. It ends files early where too many would be open."""
+    schema = Schema(
+        NestedField(1, "n", LongType()), NestedField(2, "s", StringType()), NestedField(3, "d", DoubleType())
+    )
+    spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "d"))
+    table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes=str(group_bytes))
+    special = [None, 0.0, -0.0, float("nan"), float("inf")]
+    partitions = [*special, *map(float, range(1, 36))]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, 900, 300):
+            numbers = range(first, first + 300)
+            values = pa.array([partitions[number % 40] for number in numbers])
+            columns = [pa.array(numbers), pa.array(["x" * 60_000] * 300), values, values]
+            yield pa.RecordBatch.from_arrays(columns, [*schema.column_names, PARTITION_COLUMN.format(0)])
+
+    files = pa.Table.from_batches(data_file_tasks(table.state, schema).write(batches())).to_pylist()
+    assert sum(file["record_count"] for file in files) == 900
+    assert (len(files) > 40) == (most_files > 1)
+    numbers_by_partition: dict[int, list[list[int]]] = {}
+    for file in sorted(files, key=lambda file: str(file["file_path"])):
+        numbers = pq.read_table(file["file_path"].removeprefix("file://"), partitioning=None)["n"].to_pylist()
+        (partition,) = {number % 40 for number in numbers}
+        assert repr(file["partition"]["d"]) == repr(partitions[partition])
+        numbers_by_partition.setdefault(partition, []).append(numbers)
+    assert max(map(len, numbers_by_partition.values())) <= most_files
+    assert {partition: [*chain(*numbers)] for partition, numbers in numbers_by_partition.items()} == {
+        partition: [*range(partition, 900, 40)] for partition in range(40)
+    }
+
+
 @pytest.mark.parametrize("ending", ["error", "killed"])
 def test_a_task_that_does_not_end_leaves_no_file(spark: SparkSession, tmp_path: Path, ending: str) -> None:
-    schema = Schema(NestedField(1, "n", IntegerType()))
+    schema = Schema(NestedField(1, "n", IntegerType()), NestedField(2, "s", StringType()))
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "n"))
-    table = new_table(spark, tmp_path, schema, spec)
+    table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes="1")
     tasks = data_file_tasks(table.state, table.schema())
 
     def batches() -> Iterator[pa.RecordBatch]:
         values = pa.array(range(300), pa.int32())
-        yield pa.RecordBatch.from_arrays([values, values], ["n", PARTITION_COLUMN.format(0)])
+        texts = pa.array(["x" * 60_000] * 300)
+        yield pa.RecordBatch.from_arrays([values, texts, values], ["n", "s", PARTITION_COLUMN.format(0)])
         if ending == "error":
             raise OSError("the disk is full")
 
