@@ -81,6 +81,10 @@ class CorruptFileError(ValidationError):
         return type(self), (self.location, self.field, self.value, self.problem)
 
 
+class InvalidChangeError(ValidationError, ValueError):
+    """A change of a table's schema, partition spec, sort order, branches or tags is not valid."""
+
+
 class CommitConflictError(ValidationError):
     """Another commit changed data that this one depends on. A retry of the same commit can't succeed."""
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table as PyIcebergTable
     from pyiceberg.table.sorting import SortOrder
-    from pyiceberg.table.update.schema import UpdateSchema
-    from pyiceberg.table.update.sorting import UpdateSortOrder
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
+    from sparkmeta.spec.builders import UpdateSortOrder
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
     from sparkmeta.spec.snapshot import SnapshotLogEntry
+    from sparkmeta.spec.update_schema import UpdateSchema
     from sparkmeta.spec.updates import UpdateSpec
     from sparkmeta.storage.files import Files
 

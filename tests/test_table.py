@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.schema import Schema
@@ -12,6 +12,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 import sparkmeta as sm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -71,10 +72,49 @@ def test_builders_that_commit(table: sm.Table) -> None:
     assert changed.metadata_location.endswith("/v4.metadata.json")
 
 
-def test_a_builder_that_fails_commits_nothing(table: sm.Table) -> None:
-    with pytest.raises(ValueError, match="Cannot add column, name already exists: id"), table.update_schema() as update:
-        update.add_column("id", StringType())
+INVALID_CHANGES: dict[str, Callable[[sm.Transaction], Any]] = {
+    "Cannot add column, name already exists: id": lambda tx: tx.update_schema().add_column("id", StringType()),
+    "Could not find field with name none, case_sensitive=True": lambda tx: tx.update_schema().set_default_value(
+        "none", 1
+    ),
+    "Could not find field with name no, case_sensitive=True": lambda tx: tx.update_spec().add_field("no", "identity"),
+    "No such partition field: none": lambda tx: tx.update_spec().remove_field("none"),
+    "Could not find field with name none, case_sensitive=False": lambda tx: tx.update_sort_order(False).asc(
+        "none", IdentityTransform()
+    ),
+    "Either snapshot_id or ref_name must be provided": lambda tx: tx.manage_snapshots().set_current_snapshot(),
+}
+
+
+@pytest.mark.parametrize("problem", INVALID_CHANGES)
+def test_invalid_changes_name_the_table(table: sm.Table, problem: str) -> None:
+    with pytest.raises(sm.InvalidChangeError) as caught, table.transaction() as tx:
+        INVALID_CHANGES[problem](tx)
+    assert str(caught.value).startswith(f"{table.metadata.location}: {problem}")
     assert table.refresh().metadata_location == table.metadata_location
+
+
+def test_a_builder_that_fails_at_its_end_commits_nothing(table: sm.Table) -> None:
+    with pytest.raises(sm.InvalidChangeError, match=f"^{table.metadata.location}: "), table.update_schema() as update:
+        update.set_identifier_fields("none")
+    assert table.refresh().metadata_location == table.metadata_location
+
+
+LIMITS = {
+    "max_ref_age_ms": (0, (1 << 63) - 1),
+    "max_snapshot_age_ms": (1 << 63, (1 << 63) - 1),
+    "min_snapshots_to_keep": (1 << 31, (1 << 31) - 1),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_that_java_does_not_read(spark: SparkSession, table: sm.Table, name: str) -> None:
+    value, most = LIMITS[name]
+    table = with_files(table, spark, "/data/a")
+    with pytest.raises(sm.ValidationError) as caught:
+        table.manage_snapshots().create_branch(table.snapshots()[0].snapshot_id, "b", **{name: value})
+    problem = f"{name} is {value}: expected a whole number from 1 to {most}"
+    assert str(caught.value) == f"{table.metadata.location}: {problem}"
 
 
 def test_branches_and_tags_in_one_commit(spark: SparkSession, table: sm.Table) -> None:

@@ -16,6 +16,7 @@ from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
+from sparkmeta.spec.builders import names_table
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.updates import update_table_metadata
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 SOURCE_SNAPSHOT = "source-snapshot-id"
 WAP_ID, PUBLISHED_WAP_ID = "wap.id", "published-wap-id"
 _REPLACE_PARTITIONS = "replace-partitions"
+# Java's int and long.
+_MOST_SNAPSHOTS, _MOST_MILLISECONDS = (1 << 31) - 1, (1 << 63) - 1
 
 
 class _Steps(Protocol):
@@ -47,6 +50,7 @@ class _Steps(Protocol):
     def _add_snapshot(self, step: Step) -> None: ...
 
 
+@names_table
 class ManageSnapshots(IcebergManageSnapshots):
     """pyiceberg's builder of branches and tags, extended with the operations of Java's builder.
 
@@ -61,10 +65,10 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: the name is empty or that of another branch or tag, or a limit is below 1.
+            ValidationError: the name is empty or that of another branch or tag, or a limit is out of range.
         """
         self._refuse_existing(tag_name, snapshot_id)
-        _refuse_below_1(max_ref_age_ms=max_ref_age_ms)
+        self._refuse_limits(max_ref_age_ms=max_ref_age_ms)
         super().create_tag(snapshot_id, tag_name, max_ref_age_ms)
         return self
 
@@ -80,10 +84,10 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: the name is empty or that of another branch or tag, or a limit is below 1.
+            ValidationError: the name is empty or that of another branch or tag, or a limit is out of range.
         """
         self._refuse_existing(branch_name, snapshot_id)
-        _refuse_below_1(
+        self._refuse_limits(
             max_ref_age_ms=max_ref_age_ms,
             max_snapshot_age_ms=max_snapshot_age_ms,
             min_snapshots_to_keep=min_snapshots_to_keep,
@@ -137,19 +141,19 @@ class ManageSnapshots(IcebergManageSnapshots):
 
     def set_min_snapshots_to_keep(self, branch_name: str, min_snapshots_to_keep: int) -> Self:
         """Set how many snapshots of a branch expiry keeps. Raises ValidationError for tags and unknown branches."""
-        _refuse_below_1(min_snapshots_to_keep=min_snapshots_to_keep)
+        self._refuse_limits(min_snapshots_to_keep=min_snapshots_to_keep)
         ref = self._ref(branch_name, SnapshotRefType.BRANCH)
         return self._set(branch_name, ref, min_snapshots_to_keep=min_snapshots_to_keep)
 
     def set_max_snapshot_age_ms(self, branch_name: str, max_snapshot_age_ms: int) -> Self:
         """Set how long expiry keeps snapshots of a branch. Raises ValidationError for tags and unknown branches."""
-        _refuse_below_1(max_snapshot_age_ms=max_snapshot_age_ms)
+        self._refuse_limits(max_snapshot_age_ms=max_snapshot_age_ms)
         ref = self._ref(branch_name, SnapshotRefType.BRANCH)
         return self._set(branch_name, ref, max_snapshot_age_ms=max_snapshot_age_ms)
 
     def set_max_ref_age_ms(self, name: str, max_ref_age_ms: int) -> Self:
         """Set how long expiry keeps a branch or tag. Raises ValidationError for unknown ones."""
-        _refuse_below_1(max_ref_age_ms=max_ref_age_ms)
+        self._refuse_limits(max_ref_age_ms=max_ref_age_ms)
         return self._set(name, self._ref(name), max_ref_age_ms=max_ref_age_ms)
 
     def _set(self, name: str, ref: SnapshotRef, snapshot_id: int | None = None, **retention: int) -> Self:
@@ -184,6 +188,14 @@ class ManageSnapshots(IcebergManageSnapshots):
         if kind is not None and ref.snapshot_ref_type is not kind:
             raise ValidationError(f"{metadata.location}: {name!r} is a {ref.snapshot_ref_type}: expected a {what}")
         return ref
+
+    def _refuse_limits(self, **limits: Any) -> None:
+        """Raise ValidationError for a limit below 1, or above what Java's readers can hold."""
+        for name, value in limits.items():
+            most = _MOST_SNAPSHOTS if name == "min_snapshots_to_keep" else _MOST_MILLISECONDS
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                location = self._transaction.table_metadata.location
+                raise ValidationError(f"{location}: {name} is {shown(value)}: expected a whole number from 1 to {most}")
 
     def _branch_but_main(self, name: str, change: str) -> SnapshotRef:
         if name == MAIN_BRANCH:
@@ -221,12 +233,6 @@ class ManageSnapshots(IcebergManageSnapshots):
         snapshot_of(self._transaction.table_metadata, snapshot_id)
         self._transaction._add_snapshot(CherryPick(snapshot_id))
         return self
-
-
-def _refuse_below_1(**limits: Any) -> None:
-    for name, value in limits.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValidationError(f"{name} is {shown(value)}: expected a whole number of 1 or more")
 
 
 @dataclass(frozen=True)

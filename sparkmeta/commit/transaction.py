@@ -16,7 +16,6 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
-from pyiceberg.table.update.sorting import UpdateSortOrder
 
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
@@ -24,6 +23,7 @@ from sparkmeta.edit.attempts import Step, commit_steps
 from sparkmeta.edit.new_snapshot import ref_update, refuse_tag
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.builders import UpdateSortOrder
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.new_table import VERSION_PROPERTY
 from sparkmeta.spec.summary import summary_properties

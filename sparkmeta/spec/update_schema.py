@@ -18,6 +18,7 @@ from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
 from pyiceberg.types import FloatType, IntegerType, LongType
 
 from sparkmeta.errors import ValidationError, first_line, shown
+from sparkmeta.spec.builders import names_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,7 @@ _OF_COLUMNS = (
 )
 
 
+@names_table
 class UpdateSchema(IcebergUpdateSchema):
     """pyiceberg's builder of schema changes, which does what Java's does besides.
 

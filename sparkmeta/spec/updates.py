@@ -13,6 +13,7 @@ from pyiceberg.table.update.spec import UpdateSpec as IcebergUpdateSpec
 from pyiceberg.transforms import parse_transform
 
 from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.spec.builders import names_table
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV4
 from sparkmeta.spec.new_parts import refuse_unreadable
@@ -86,6 +87,7 @@ def update_table_metadata(
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
 
 
+@names_table
 class UpdateSpec(IcebergUpdateSpec):
     """pyiceberg's builder of partition specs, with the ids of partition fields corrected.
 
