@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from pyarrow import orc
 
 from sparkmeta.write.parquet_file import Written
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sparkmeta.write.options import WriteOptions
 
 
@@ -34,7 +34,8 @@ class OrcOutput:
 
     def write(self, table: pa.Table) -> None:
         """Write rows whose schema has the field ids as attributes."""
-        self._writer.write(table)
+        # Arrow's writer ignores the offsets of slices of structs that have nulls: it writes other rows.
+        self._writer.write(table.take(pa.array(np.arange(len(table)))))
 
     def close(self) -> Written:
         """Write the footer."""
