@@ -1,6 +1,6 @@
 """Write the rows of a DataFrame to data files in tasks.
 
-rows -> checked columns -> partition values -> distributed and sorted -> data files -> one row per file
+rows -> checked columns -> partition values -> distributed, sorted if needed -> data files -> one row per file
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _SORT_COLUMN: Final = "_sort_value_{}"
-
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 LINEAGE: Final = (
     NestedField(2147483540, "_row_id", LongType(), required=False),
@@ -177,7 +177,7 @@ class _Write:
     # -- arrangement ------------------------------------------------------------------------------------------------
 
     def arranged(self) -> DataFrame:
-        """Return the rows with their partition values, distributed among tasks and sorted within them."""
+        """Return the rows with their partition values, distributed among tasks, and sorted there where needed."""
         partitions = [PARTITION_COLUMN.format(place) for place in range(len(self.fields))]
         order = self.order.fields
         frame = self._with_values()
@@ -191,8 +191,10 @@ class _Write:
                 frame = frame.hint("rebalance", *partitions)
             case "range" if keys:
                 frame = frame.repartitionByRange(*keys)
-        # Tasks of a few partitions divide their rows themselves, which is faster than Spark's sort.
-        if order if distribution == "hash" else keys:
+        # Tasks can divide rows by partition, which is faster than Spark's sort. Adaptive execution limits their rows,
+        # so that hardly any file ends before its partition does.
+        divided_by_tasks = distribution == "hash" and self.state.spark.conf.get(_ADAPTIVE, "true") == "true"
+        if order or (keys and not divided_by_tasks):
             frame = frame.sortWithinPartitions(*keys)
         return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
 

@@ -51,8 +51,10 @@ _BATCH_FILES: Final = 256
 _MOST_BUFFERED: Final = 512 << 20
 # Arrow bytes of rows that are divided by partition at a time.
 _POOL: Final = 16 << 20
-# Files that are open at a time. On S3 each has a buffer of some megabytes.
-_MOST_OPEN: Final = 32
+# Files that are open at a time. Each may hold a buffer of its store, 50 MB with s3fs, and in ORC an unfinished stripe.
+_MOST_OPEN: Final = 8
+# The bytes of a column of buffered rows besides its values.
+_COLUMN_OVERHEAD: Final = 600
 _BATCH_OVERHEAD: Final = 1 << 12
 # Rows between checks of the file size, as in Java.
 _LEAST_ROWS: Final = 1000
@@ -205,23 +207,36 @@ class _Closed:
 
 @dataclass
 class _PartitionFile:
-    """The rows of a partition that are not written yet, and the file to which they go."""
+    """The rows of a partition that are not written yet, and the file to which they go.
+
+    Attributes:
+        key: the partition values.
+        location: the file.
+        output: the file, if it is open.
+        ratio: the expected ratio of the file's bytes to the Arrow bytes of its rows.
+        value_bytes: the Arrow bytes of the values of the buffered rows.
+    """
 
     tasks: DataFileTasks
     key: tuple[pa.Scalar, ...]
     location: str = ""
     output: Output | None = None
-    buffered_bytes: int = 0
+    ratio: float = 1.0
+    value_bytes: int = 0
     _metrics: FileMetrics | None = None
     _buffered: list[pa.Table] = field(default_factory=list)
-    _ratio: float = 1.0
+
+    @property
+    def memory(self) -> int:
+        """The bytes that the buffered rows take."""
+        return self.value_bytes + len(self._buffered) * len(self.tasks.schema) * _COLUMN_OVERHEAD
 
     def room(self) -> float:
         """Return how many more Arrow bytes fit into the row group or file."""
         options = self.tasks.options
         written = self.output.size if self.output is not None else 0
         left = max(options.target_bytes - written, 1)
-        return min(options.group_bytes / self._ratio, _MOST_BUFFERED, left / self._ratio) - self.buffered_bytes
+        return min(options.group_bytes / self.ratio, _MOST_BUFFERED, left / self.ratio) - self.value_bytes
 
     def buffer(self, rows: pa.Table) -> pa.Table:
         """Buffer the first rows, up to the end of the row group or file, and return the others."""
@@ -230,7 +245,7 @@ class _PartitionFile:
         count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
         part = rows.slice(0, count)
         self._buffered.append(part)
-        self.buffered_bytes += part.nbytes
+        self.value_bytes += part.nbytes
         return rows.slice(count)
 
     def flush(self, new_location: Callable[[tuple[pa.Scalar, ...]], str]) -> None:
@@ -251,9 +266,9 @@ class _PartitionFile:
         self.output.write(table)
         self._metrics.add(table)
         grown = self.output.size - before
-        if self.buffered_bytes > _BATCH_OVERHEAD and grown:
-            self._ratio = min(max(grown / self.buffered_bytes, 0.01), 4.0)
-        self._buffered, self.buffered_bytes = [], 0
+        if self.value_bytes > _BATCH_OVERHEAD and grown:
+            self.ratio = min(max(grown / self.value_bytes, 0.01), 4.0)
+        self._buffered, self.value_bytes = [], 0
 
     def close(self) -> _Closed:
         """Finish the open file."""
@@ -261,6 +276,7 @@ class _PartitionFile:
         assert self._metrics is not None
         output, self.output = self.output, None
         closed = _Closed(self.location, self.key, output.close(), self._metrics)
+        self._metrics = None
         self.tasks.writer.sync(self.location)
         return closed
 
@@ -284,8 +300,11 @@ class _Task:
     locations: list[str] = field(default_factory=list)
     _pooled: list[pa.RecordBatch] = field(default_factory=list)
     _pooled_bytes: int = 0
-    # By partition, the one that was written to least recently first.
+    # By partition.
     _files: dict[tuple[pa.Scalar, ...], _PartitionFile] = field(default_factory=dict)
+    # Those with an open file, the one that was written to least recently first.
+    _open: dict[tuple[pa.Scalar, ...], _PartitionFile] = field(default_factory=dict)
+    _ratio: float = 1.0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write rows."""
@@ -300,6 +319,11 @@ class _Task:
             return
         (batch,) = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
         self._pooled, self._pooled_bytes = [], 0
+        self._divide(batch)
+        while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
+            self._flush(*max(self._files.items(), key=lambda item: item[1].memory))
+
+    def _divide(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
         values = [
             _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
@@ -311,14 +335,9 @@ class _Task:
             identity = tuple(array[first] for array in identities)
             file = self._files.get(identity)
             if file is None:
-                file = _PartitionFile(self.tasks, tuple(array[first] for array in values))
+                file = _PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
                 self._files[identity] = file
             self._write(identity, file, rows)
-        buffered = sum(file.buffered_bytes for file in self._files.values())
-        while buffered > _MOST_BUFFERED:
-            identity, file = max(self._files.items(), key=lambda item: item[1].buffered_bytes)
-            buffered -= file.buffered_bytes
-            self._flush(identity, file)
 
     def _write(self, identity: tuple[pa.Scalar, ...], file: _PartitionFile, rows: pa.Table) -> None:
         """Write rows in parts that end at the end of a row group or file."""
@@ -328,23 +347,31 @@ class _Task:
                 continue
             self._flush(identity, file)
             if file.output is not None and file.output.size >= self.tasks.options.target_bytes:
-                self.closed.append(file.close())
+                self._close(identity)
 
     def _flush(self, identity: tuple[pa.Scalar, ...], file: _PartitionFile) -> None:
+        if file.output is None and len(self._open) >= _MOST_OPEN:
+            oldest = next(iter(self._open))
+            self._open[oldest].flush(self._new_location)
+            self._close(oldest)
         file.flush(self._new_location)
-        self._files[identity] = self._files.pop(identity)
-        still_open = [file for file in self._files.values() if file.output is not None]
-        for oldest in still_open[:-_MOST_OPEN]:
-            self.closed.append(oldest.close())
+        self._ratio = file.ratio
+        if file.output is not None:
+            self._open.pop(identity, None)
+            self._open[identity] = file
+
+    def _close(self, identity: tuple[pa.Scalar, ...]) -> None:
+        self.closed.append(self._open[identity].close())
+        del self._open[identity]
 
     def end_files(self) -> Iterator[None]:
         """Finish all files, one at each step."""
         self._distribute()
         while self._files:
             identity, file = next(iter(self._files.items()))
-            file.flush(self._new_location)
+            self._flush(identity, file)
             if file.output is not None:
-                self.closed.append(file.close())
+                self._close(identity)
             del self._files[identity]
             yield
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
@@ -169,37 +170,86 @@ def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> N
         assert list(row._partition) == expected
 
 
-@pytest.mark.parametrize(("group_bytes", "most_files"), [(128 << 20, 1), (1, 3)])
-def test_rows_of_alternating_partitions(spark: SparkSession, tmp_path: Path, group_bytes: int, most_files: int) -> None:
-    """A task divides rows by partition and keeps their order. It ends files early where too many would be open."""
+def written_files(table: sm.Table, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
+    """The files that a task writes, in the order of their names."""
+    files = pa.Table.from_batches(data_file_tasks(table.state, table.schema()).write(batches)).to_pylist()
+    return sorted(files, key=lambda file: str(file["file_path"].rpartition("/")[2]))
+
+
+SPECIAL = [None, 0.0, -0.0, float("nan"), float("inf")]
+PARTITIONS = [*SPECIAL, *map(float, range(1, 36))]
+
+
+@pytest.mark.parametrize(
+    ("count", "group_bytes", "file_counts"),
+    [
+        pytest.param(3, 128 << 20, range(40, 41), id="whole files"),
+        pytest.param(3, 1, range(120, 121), id="more files than can be open"),
+        pytest.param(48, 128 << 20, range(41, 120), id="more rows than can be buffered"),
+    ],
+)
+def test_rows_of_alternating_partitions(
+    spark: SparkSession, tmp_path: Path, count: int, group_bytes: int, file_counts: range
+) -> None:
+    """A task divides rows by partition and keeps their order. If need be, it ends files early."""
     schema = Schema(
         NestedField(1, "n", LongType()), NestedField(2, "s", StringType()), NestedField(3, "d", DoubleType())
     )
     spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "d"))
     table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes=str(group_bytes))
-    special = [None, 0.0, -0.0, float("nan"), float("inf")]
-    partitions = [*special, *map(float, range(1, 36))]
+    texts = pa.array(["x" * 60_000] * 300)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for first in range(0, 900, 300):
+        for first in range(0, 300 * count, 300):
             numbers = range(first, first + 300)
-            values = pa.array([partitions[number % 40] for number in numbers])
-            columns = [pa.array(numbers), pa.array(["x" * 60_000] * 300), values, values]
+            values = pa.array([PARTITIONS[number % 40] for number in numbers])
+            columns = [pa.array(numbers), texts, values, values]
             yield pa.RecordBatch.from_arrays(columns, [*schema.column_names, PARTITION_COLUMN.format(0)])
 
-    files = pa.Table.from_batches(data_file_tasks(table.state, schema).write(batches())).to_pylist()
-    assert sum(file["record_count"] for file in files) == 900
-    assert (len(files) > 40) == (most_files > 1)
-    numbers_by_partition: dict[int, list[list[int]]] = {}
-    for file in sorted(files, key=lambda file: str(file["file_path"])):
-        numbers = pq.read_table(file["file_path"].removeprefix("file://"), partitioning=None)["n"].to_pylist()
+    files = written_files(table, batches())
+    assert len(files) in file_counts
+    numbers_by_partition: dict[int, list[int]] = {partition: [] for partition in range(40)}
+    for file in files:
+        path = file["file_path"].removeprefix("file://")
+        numbers = pq.read_table(path, columns=["n"], partitioning=None)["n"].to_pylist()
+        assert file["record_count"] == len(numbers)
         (partition,) = {number % 40 for number in numbers}
-        assert repr(file["partition"]["d"]) == repr(partitions[partition])
-        numbers_by_partition.setdefault(partition, []).append(numbers)
-    assert max(map(len, numbers_by_partition.values())) <= most_files
-    assert {partition: [*chain(*numbers)] for partition, numbers in numbers_by_partition.items()} == {
-        partition: [*range(partition, 900, 40)] for partition in range(40)
-    }
+        assert repr(file["partition"]["d"]) == repr(PARTITIONS[partition])
+        numbers_by_partition[partition] += numbers
+    assert numbers_by_partition == {partition: [*range(partition, 300 * count, 40)] for partition in range(40)}
+
+
+def test_sorted_rows_of_many_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    """Each partition gets one file, though more of them than can be open end within a row group."""
+    schema = Schema(NestedField(1, "n", LongType()), NestedField(2, "p", IntegerType()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
+    table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes="20000")
+    numbers = np.arange(20 * 30_000)
+    partitions = pa.array(numbers // 30_000, pa.int32())
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(numbers), partitions, partitions], [*schema.column_names, PARTITION_COLUMN.format(0)]
+    )
+    files = written_files(table, iter([batch]))
+    assert [(file["partition"]["p"], file["record_count"]) for file in files] == [(p, 30_000) for p in range(20)]
+    assert all(len(file["split_offsets"]) > 1 for file in files)
+
+
+def test_orc_stripes_of_null_structs(spark: SparkSession, tmp_path: Path) -> None:
+    struct = StructType(
+        NestedField(3, "x", LongType()), NestedField(4, "y", StructType(NestedField(5, "z", StringType())))
+    )
+    schema = Schema(NestedField(1, "n", LongType()), NestedField(2, "st", struct))
+    properties = {"write__format__default": "orc", "write__orc__stripe_size_bytes": "1"}
+    table = new_table(spark, tmp_path, schema, PartitionSpec(), **properties)
+
+    def value(number: int) -> dict[str, Any] | None:
+        y = {"z": None if number % 5 == 0 else str(number)}
+        return None if number % 3 == 0 else {"x": number, "y": None if number % 7 == 0 else y}
+
+    rows = [{"n": number, "st": value(number)} for number in range(5_000)]
+    batches = pa.RecordBatch.from_pylist(rows, data_file_tasks(table.state, schema).schema)
+    (file,) = written_files(table, iter([batches]))
+    assert orc.read_table(file["file_path"].removeprefix("file://")).to_pylist() == rows
 
 
 @pytest.mark.parametrize("ending", ["error", "killed"])
