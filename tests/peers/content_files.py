@@ -68,13 +68,18 @@ class ContentFiles:
     def partition_names(self) -> dict[int, str]:
         """The fields of the table's common partition type, by field id, in its order.
 
-        Java has no such type for a table with an unknown transform: then the newest spec's names of all fields.
+        Java has no such type for a table with an unknown transform: then the newest spec's names of all fields. Of
+        several fields with one name the newest has it, and the others end in their id, as in our plans.
         """
         iceberg = self.java.iceberg
         if any("Unknown" in each.transform().getClass().getName() for each in self._spec_fields()):
-            return {each.fieldId(): each.name() for each in sorted(self._spec_fields(), key=lambda x: x.fieldId())}
+            fields = sorted(self._spec_fields(), key=lambda each: each.fieldId())
+        else:
+            fields = elements(iceberg.Partitioning.partitionType(self.table).fields())
+        names = {each.fieldId(): each.name() for each in fields}
+        newest = {name: field_id for field_id, name in sorted(names.items())}
         return {
-            each.fieldId(): each.name() for each in elements(iceberg.Partitioning.partitionType(self.table).fields())
+            field_id: name if newest[name] == field_id else f"{name}_{field_id}" for field_id, name in names.items()
         }
 
     def _spec_fields(self) -> list[Any]:
