@@ -19,7 +19,7 @@ SOAK := -o faulthandler_timeout=0
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a demo test connect connect-all newest oldest check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo test connect connect-all newest oldest check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,10 +66,17 @@ build/s3a/.ready: tests/s3a-pom.xml
 		echo "mvn not found: the tests in which Spark reads from a store are skipped." >&2; \
 	fi
 
+protocol: build/protocol/.ready ## Fetch models of the REST protocol from PyPI, with which tests check what the service answers
+
+# Without its dependencies, some of which conflict with those of other packages; the models need none of them.
+build/protocol/.ready: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/protocol apache-polaris==1.8.0
+	@touch $@
+
 demo: setup jars ## Create tables of some thousand files, and plan scans
 	$(PY) jobs/demo.py
 
-test: setup jars rest s3a connect ## Run the tests, some of them also on Spark Connect
+test: setup jars rest s3a protocol connect ## Run the tests, some of them also on Spark Connect
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars rest ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
@@ -108,7 +115,7 @@ bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyicebe
 bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 GB of disk, 20 minutes to create it
 	$(PY) -m tests.benchmarks.growth 1000000000
 
-soak: setup jars ## Run the long form of the random tests: about a day
+soak: setup jars rest s3a protocol ## Run the long form of the random tests: about a day
 	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL) $(SOAK)
 	$(PY) -m pytest $(PARALLEL) --planning join $(PLAN)
 	$(PY) -m pytest $(PARALLEL) --planning colocated $(PLAN)

@@ -299,7 +299,7 @@ class App:
                 if await call.request.is_disconnected():
                     raise ClientDisconnect from None
 
-    async def _completed(self, call: Call, pages: Pages, plan_id: str, served: ServedTable | None) -> Response:
+    async def _completed(self, call: Call, pages: Pages, plan_id: str | None, served: ServedTable | None) -> Response:
         self.metrics.planned(pages.tasks)
         credentials = served.credentials if served is not None and self._vends(call, served) else ()
         answer = partial(self.planning.completed, pages, plan_id, call.table, call.principal, credentials)
@@ -313,13 +313,13 @@ class App:
         ticket = self.planning.ticket(call.plan_id, call.table, call.principal, page=False)
         result = await self._in_thread(self.planning.result, ticket)
         if result is None:
-            return _json({"status": "submitted", "plan-id": call.plan_id})
+            return _json({"status": "submitted"})
         if isinstance(result, ApiError):
             failed = {"status": "failed", **result.document()}
             return _json({"status": "cancelled"} if result.kind == CANCELLED else failed)
         vends = self.options.vend_credentials and call.asks_for_credentials
         served = await self._in_thread(self.tables.load, call.table, call.principal) if vends else None
-        return await self._completed(call, result, call.plan_id, served)
+        return await self._completed(call, result, None, served)
 
     async def _plan_cancel(self, call: Call) -> Response:
         call.principal.check(call.table)

@@ -153,19 +153,25 @@ class Planning:
     def completed(
         self,
         pages: Pages,
-        plan_id: str,
+        plan_id: str | None,
         table: tuple[str, ...],
         principal: Principal,
         credentials: Sequence[dict[str, Any]] = (),
     ) -> bytes:
-        """Return the answer with the first page of a plan, the tokens of all others, and credentials if there are any.
+        """Return the answer with the first page of a plan and the tokens of all others.
 
-        Only the answer has the credentials, neither the plan nor its pages.
+        Args:
+            pages: the pages of the plan.
+            plan_id: the plan's id, for the client that asked for the plan; None for one that asks for its result.
+            table: the table.
+            principal: who may fetch the pages.
+            credentials: the credentials of the answer. Neither the plan nor its pages have them.
         """
         expires = int(time.time() + self.options.keep_seconds)
         tickets = (Ticket(pages.result, name, table, principal.name, expires, "") for name in pages.names)
         tokens = [self._signer.token(ticket) for ticket in tickets]
-        document = {"status": "completed", "plan-id": plan_id, "plan-tasks": tokens}
+        named = {"plan-id": plan_id} if plan_id is not None else {}
+        document = {"status": "completed", **named, "plan-tasks": tokens}
         head = json.dumps(document | ({CREDENTIALS: credentials} if credentials else {}))
         return head[:-1].encode() + (b"," + pages.first if pages.first else b"") + b"}"
 

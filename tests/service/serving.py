@@ -15,6 +15,7 @@ import sparkmeta as sm
 from sparkmeta.catalog import Catalog
 from sparkmeta.service import planning
 from tests.conftest import ICEBERG, configured
+from tests.service.protocol import Checked, models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -74,8 +75,15 @@ def served(catalog: Catalog | Mapping[str, str], spark: SparkSession, **options:
     """Serve a catalog, or tables by their locations as db.<name>."""
     tables = catalog if isinstance(catalog, Catalog) else LocatedTables(catalog)
     # However slow the machine is, plans are answered at once, unless a test wants clients to poll.
-    with sm.serve(tables, spark, port=0, **{"wait_seconds": 300, **options}) as service:
+    service = sm.serve(tables, spark, port=0, **{"wait_seconds": 300, **options})
+    if models() is None:
+        with service:
+            yield service
+        return
+    service._server.config.app = checked = Checked(service._app)
+    with service:
         yield service
+    assert not checked.problems, "\n".join(checked.problems[:10])
 
 
 @contextmanager
