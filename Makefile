@@ -13,8 +13,6 @@ SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcom
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# Tests of the long form take hours.
-SOAK := -o faulthandler_timeout=0
 # Tests that make plans. `make soak` runs them with each planning strategy.
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
 
@@ -115,8 +113,9 @@ bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyicebe
 bench-billion: setup jars ## Run the benchmark of a tree of a billion files: 26 GB of disk, 20 minutes to create it
 	$(PY) -m tests.benchmarks.growth 1000000000
 
+# Tests of the long form may take hours, and have no time limit.
 soak: setup jars rest s3a protocol ## Run the long form of the random tests: about a day
-	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL) $(SOAK)
+	SPARKMETA_SOAK=1 $(PY) -m pytest $(PARALLEL) -o faulthandler_timeout=0
 	$(PY) -m pytest $(PARALLEL) --planning join $(PLAN)
 	$(PY) -m pytest $(PARALLEL) --planning colocated $(PLAN)
 

@@ -82,7 +82,7 @@ class CorruptFileError(ValidationError):
 
 
 class InvalidChangeError(ValidationError, ValueError):
-    """A change of a table's schema, partition spec, sort order, branches or tags is not valid."""
+    """pyiceberg's builders refuse a change of a table's schema, partition spec, sort order, branches or tags."""
 
 
 class CommitConflictError(ValidationError):

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -162,12 +163,7 @@ class DataFileTasks:
         task = _Task(self)
         try:
             for batches in groups:
-                for batch in batches:
-                    if len(batch):
-                        task.add(batch)
-                    if len(task.closed) >= _BATCH_FILES:
-                        yield task.take_closed()
-                for _ in task.end_files():
+                for _ in chain(map(task.add, filter(len, batches)), task.end_files()):
                     if len(task.closed) >= _BATCH_FILES:
                         yield task.take_closed()
             if task.closed:
@@ -205,7 +201,7 @@ class _Closed:
     metrics: FileMetrics
 
 
-@dataclass
+@dataclass(eq=False)
 class _PartitionFile:
     """The rows of a partition that are not written yet, and the file to which they go.
 
@@ -302,8 +298,8 @@ class _Task:
     _pooled_bytes: int = 0
     # By partition.
     _files: dict[tuple[pa.Scalar, ...], _PartitionFile] = field(default_factory=dict)
-    # Those with an open file, the one that was written to least recently first.
-    _open: dict[tuple[pa.Scalar, ...], _PartitionFile] = field(default_factory=dict)
+    # Those that are open, the one that was written to least recently first.
+    _open: dict[_PartitionFile, None] = field(default_factory=dict)
     _ratio: float = 1.0
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -321,7 +317,7 @@ class _Task:
         self._pooled, self._pooled_bytes = [], 0
         self._divide(batch)
         while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
-            self._flush(*max(self._files.items(), key=lambda item: item[1].memory))
+            self._flush(max(self._files.values(), key=lambda file: file.memory))
 
     def _divide(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
@@ -331,47 +327,47 @@ class _Task:
         ]
         table = self.tasks.columns.table_of(batch, self.tasks.schema)
         identities = [*map(_identity, values)]
-        for first, rows in _by_partition(identities, table):
+        for first, rows in _by_partition(values, table):
             identity = tuple(array[first] for array in identities)
             file = self._files.get(identity)
             if file is None:
                 file = _PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
                 self._files[identity] = file
-            self._write(identity, file, rows)
+            self._write(file, rows)
 
-    def _write(self, identity: tuple[pa.Scalar, ...], file: _PartitionFile, rows: pa.Table) -> None:
+    def _write(self, file: _PartitionFile, rows: pa.Table) -> None:
         """Write rows in parts that end at the end of a row group or file."""
         while len(rows):
             rows = file.buffer(rows)
             if file.room() > 0:
                 continue
-            self._flush(identity, file)
+            self._flush(file)
             if file.output is not None and file.output.size >= self.tasks.options.target_bytes:
-                self._close(identity)
+                self._close(file)
 
-    def _flush(self, identity: tuple[pa.Scalar, ...], file: _PartitionFile) -> None:
+    def _flush(self, file: _PartitionFile) -> None:
         if file.output is None and len(self._open) >= _MOST_OPEN:
             oldest = next(iter(self._open))
-            self._open[oldest].flush(self._new_location)
+            oldest.flush(self._new_location)
             self._close(oldest)
         file.flush(self._new_location)
         self._ratio = file.ratio
         if file.output is not None:
-            self._open.pop(identity, None)
-            self._open[identity] = file
+            self._open.pop(file, None)
+            self._open[file] = None
 
-    def _close(self, identity: tuple[pa.Scalar, ...]) -> None:
-        self.closed.append(self._open[identity].close())
-        del self._open[identity]
+    def _close(self, file: _PartitionFile) -> None:
+        self.closed.append(file.close())
+        del self._open[file]
 
     def end_files(self) -> Iterator[None]:
         """Finish all files, one at each step."""
         self._distribute()
         while self._files:
             identity, file = next(iter(self._files.items()))
-            self._flush(identity, file)
+            self._flush(file)
             if file.output is not None:
-                self._close(identity)
+                self._close(file)
             del self._files[identity]
             yield
 
@@ -411,29 +407,13 @@ def _bound(values: pa.Array, type_name: str) -> pa.Array:
     return values.cast(bound_arrow_type(type_name))
 
 
-def run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
-    """Return the first row of each run of equal partition values.
-
-    Args:
-        values: the values of each partition field.
-        rows: the number of rows, at least 1.
-    """
-    changes = np.zeros(rows, np.bool_)
-    changes[0] = True
-    for array in values:
-        codes = _codes(array)
-        changes[1:] |= codes[1:] != codes[:-1]
-    starts: list[int] = np.flatnonzero(changes).tolist()
-    return starts
-
-
-def _codes(array: pa.Array) -> Any:
-    """Return integers that are equal for equal values."""
+def partition_codes(array: pa.Array) -> Any:
+    """Return integers that are equal for equal partition values. Floats are compared by their bits; nulls are equal."""
     return _identity(array).dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
 
 
 def _identity(array: pa.Array) -> pa.Array:
-    """Return values that are equal for equal partition values. Floats are compared by their bits."""
+    """Return the bits of floats, and other values as they are: values whose equality is that of partition values."""
     if not pa.types.is_floating(array.type):
         return array
     bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(f"i{array.type.bit_width // 8}")
@@ -449,7 +429,7 @@ def _by_partition(values: Sequence[pa.Array], rows: pa.Table) -> Iterator[tuple[
     """
     groups = np.zeros(len(rows), np.int64)
     for array in values:
-        codes = _codes(array).astype(np.int64)
+        codes = partition_codes(array).astype(np.int64)
         groups = np.unique(groups * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))

@@ -119,16 +119,16 @@ def _check_model(model: type[BaseModel], value: Any, path: str) -> None:
         if field.is_required() and key not in value:
             raise ValueError(f"{path}.{key} is missing")
     for key, element in value.items():
-        is_known = key in known or "additional_properties" in fields or (model.__name__, key) in _KEYS
-        if not is_known:
-            raise ValueError(f"{path}.{key} is unknown")
-        if key in known:
-            name, field = known[key]
-            kind = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-            _check(kind, element, f"{path}.{key}")
-            if isinstance(element, str) and _may_be_enumeration(field.annotation):
-                # Enumerations are validators of the fields.
-                model.__pydantic_validator__.validate_assignment(model.model_construct(), name, element)
+        if key not in known:
+            if "additional_properties" not in fields and (model.__name__, key) not in _KEYS:
+                raise ValueError(f"{path}.{key} is unknown")
+            continue
+        name, field = known[key]
+        kind = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        _check(kind, element, f"{path}.{key}")
+        if isinstance(element, str) and _may_be_enumeration(field.annotation):
+            # Enumerations are validators of the fields.
+            model.__pydantic_validator__.validate_assignment(model.model_construct(), name, element)
 
 
 def _may_be_enumeration(kind: Any) -> bool:

@@ -76,11 +76,9 @@ def served(catalog: Catalog | Mapping[str, str], spark: SparkSession, **options:
     tables = catalog if isinstance(catalog, Catalog) else LocatedTables(catalog)
     # However slow the machine is, plans are answered at once, unless a test wants clients to poll.
     service = sm.serve(tables, spark, port=0, **{"wait_seconds": 300, **options})
-    if models() is None:
-        with service:
-            yield service
-        return
-    service._server.config.app = checked = Checked(service._app)
+    checked = Checked(service._app)
+    if models() is not None:
+        service._server.config.app = checked
     with service:
         yield service
     assert not checked.problems, "\n".join(checked.problems[:10])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.write.tasks import run_starts
+from sparkmeta.write.tasks import partition_codes
 
 # Groups of one task have numbers from its own number shifted by this.
 _GROUP_BITS = 40
@@ -40,8 +40,8 @@ class Packing:
                 continue
             keys = [batch.column(name) for name in self.keys]
             before = keys if last is None else last
-            runs = run_starts([pa.concat_arrays([old.slice(0, 1), new]) for old, new in zip(before, keys, strict=True)],
-                              len(batch) + 1)  # fmt: skip
+            joined = [pa.concat_arrays([old.slice(0, 1), new]) for old, new in zip(before, keys, strict=True)]
+            runs = _run_starts(joined, len(batch) + 1)
             # The first row is that of the last batch; there is no run before the first batch.
             starts = [start - 1 for start in runs if start > 0]
             if last is None and (not starts or starts[0]):
@@ -49,6 +49,22 @@ class Packing:
             numbers = groups.of(batch.column("file_size_in_bytes").to_numpy(zero_copy_only=False), starts)
             last = [key.slice(len(batch) - 1, 1) for key in keys]
             yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(numbers)], names=[*batch.schema.names, "group"])
+
+
+def _run_starts(values: Sequence[pa.Array], rows: int) -> list[int]:
+    """Return the first row of each run of equal partition values.
+
+    Args:
+        values: the values of each partition field.
+        rows: the number of rows, at least 1.
+    """
+    changes = np.zeros(rows, np.bool_)
+    changes[0] = True
+    for array in values:
+        codes = partition_codes(array)
+        changes[1:] |= codes[1:] != codes[:-1]
+    starts: list[int] = np.flatnonzero(changes).tolist()
+    return starts
 
 
 @dataclass
