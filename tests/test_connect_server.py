@@ -64,16 +64,45 @@ def test_a_local_table_of_the_client_is_refused(spark: SparkSession, hidden_fold
         sm.load_table(location.rpartition("/metadata/")[0], spark)
 
 
-def test_commits_to_a_folder_that_both_see_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Nobody says that the client's folder of the name is the server's."""
+def test_commits_to_a_folder_that_both_see(spark: SparkSession, tmp_path: Path) -> None:
     write_small_table(tmp_path)
     catalog = sm.load_catalog("shop", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
     table = catalog.load_table(IDENTIFIER, spark)
+    table.maintenance.upgrade(4).commit()
+    tree = catalog.load_table(IDENTIFIER, spark)
+    assert tree.format_version == 4
+    assert tree.scan().plan_files().count() == 2 * LOADS
+
+
+def test_commits_to_a_folder_of_the_server_are_refused(spark: SparkSession, hidden_folder: Path) -> None:
+    """The server has a copy of the client's folder, as an image of both has."""
+    warehouse = hidden_folder / "copied"
+    write_small_table(warehouse)
+    copy_to_server(spark, warehouse)
+    uri = f"sqlite:///{warehouse}/catalog.db"
+    catalog = sm.load_catalog("shop", type="sql", uri=uri, warehouse=warehouse.as_uri())
+    table = catalog.load_table(IDENTIFIER, spark)
     assert table.scan().plan_files().count() == 2 * LOADS
-    for commit in (
-        lambda: table.maintenance.rewrite_manifests().commit(),
-        lambda: table.maintenance.upgrade(4).commit(),
-    ):
-        with pytest.raises(sm.UnsupportedError, match="Spark Connect, tables on local disks are read-only") as caught:
-            commit()
+    before = sorted(warehouse.rglob("*"))
+    for plan in (table.maintenance.rewrite_manifests(), table.maintenance.upgrade(4)):
+        with pytest.raises(sm.UnsupportedError, match="disks of the server alone are read-only") as caught:
+            plan.commit()
         assert "\n" not in str(caught.value)
+    assert sorted(warehouse.rglob("*")) == before
+
+
+def copy_to_server(spark: SparkSession, folder: Path) -> None:
+    """Write the files of a folder that the server sees as an empty one there, by a task."""
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pathlib import Path
+
+        for batch in batches:
+            for path, content in zip(batch["path"].to_pylist(), batch["content"].to_pylist(), strict=True):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_bytes(content)
+            yield batch.select(["path"])
+
+    files = [(str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
+    rows = spark.createDataFrame(files, "path string, content binary")
+    assert len(rows.mapInArrow(write, "path string").collect()) == len(files)

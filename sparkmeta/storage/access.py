@@ -15,6 +15,7 @@ from sparkmeta.storage.files import LOCAL_IS_READ_ONLY, Files, IOFiles, LocalFil
 from sparkmeta.storage.location import is_local, scheme
 from sparkmeta.storage.reading import spark_opens
 from sparkmeta.storage.secrets import secrets_in
+from sparkmeta.storage.shared_disk import shares_disk
 from sparkmeta.storage.writing import CONDITIONAL_CLIENTS
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.
 def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None = None) -> Files:
     """Return the driver's access to a location: Python for local files, else ``io`` if given, else Spark.
 
-    With Spark Connect, local files are on the server, so Spark reads them.
+    With Spark Connect, local files are the server's. Python opens those that the client sees too, Spark reads others.
     """
-    if is_local(location) and not is_connect(spark):
+    if is_local(location) and (not is_connect(spark) or shares_disk(spark, location)):
         return LocalFiles()
     return SparkFiles(spark) if io is None or is_local(location) else IOFiles(io)
 
