@@ -148,11 +148,12 @@ LAYOUT = (
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_metadata_is_that_of_java(spark: SparkSession, tmp_path: Path, version: int) -> None:
     """Ids, the keys of each version, and empty lists."""
-    iceberg = Java(spark).iceberg
+    java = Java(spark)
+    iceberg = java.iceberg
     schema = iceberg.SchemaParser.fromJson(NESTED.model_dump_json())
     spec = iceberg.PartitionSpecParser.fromJson(schema, LAYOUT[0].model_dump_json())
     order = iceberg.SortOrderParser.fromJson(schema, LAYOUT[1].model_dump_json())
-    tables = iceberg.hadoop.HadoopTables(spark._jsparkSession.sessionState().newHadoopConf())
+    tables = iceberg.hadoop.HadoopTables(java.session.sessionState().newHadoopConf())
     properties = {"format-version": str(version), "owner": "me"}
     tables.create(schema, spec, order, properties, f"file://{tmp_path}/java")
     catalog = sm.load_catalog("new", type="hadoop", warehouse=f"file://{tmp_path}", spark=spark)

@@ -23,6 +23,7 @@ from sparkmeta.columns.field_stats import FieldStats
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.skipping import might_match, must_match
 from sparkmeta.columns.types import bound_type
+from tests.plans import physical_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -317,15 +318,11 @@ def content_stats(field_id: int) -> FieldStats:
     return FieldStats(*(sql.col(f"content_stats.`{field_id}`.{name}") for name in FieldStats._fields))
 
 
-def plan(frame: DataFrame) -> str:
-    return frame._jdf.queryExecution().executedPlan().toString()
-
-
 def pushed_filters(frame: DataFrame, monkeypatch: pytest.MonkeyPatch) -> str:
     session = frame.sparkSession
     session.conf.set("spark.sql.maxMetadataStringLength", "10000")
     try:
-        match = re.search(r"PushedFilters: \[(.*?)\], ReadSchema", plan(frame), re.DOTALL)
+        match = re.search(r"PushedFilters: \[(.*?)\], ReadSchema", physical_plan(frame), re.DOTALL)
     finally:
         session.conf.unset("spark.sql.maxMetadataStringLength")
     assert match is not None
@@ -368,7 +365,8 @@ def test_floating_point_is_not_pushed(spark: SparkSession, tmp_path: Path, kind:
         for row_filter in ("v > 7.0", "v >= 7.0 or v = 0.0", "v = 0.0", "v >= 0.0", "v in (0.0, 7.0)"):
             bound = bind_filter(parse_filter(row_filter), schema_of(kind))
             matching = leaves.where(might_match(bound, content_stats, sql.col("record_count")).text)
-            assert "bound" not in re.sub(r"DataFilters.*?Format|ReadSchema.*", "", plan(matching).split("FileScan")[1])
+            read = physical_plan(matching).split("FileScan")[1]
+            assert "bound" not in re.sub(r"DataFilters.*?Format|ReadSchema.*", "", read)
             assert matching.count() >= (1 if name == "nan" or "0.0" in row_filter.replace("7.0", "") else 0)
 
 

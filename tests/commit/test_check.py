@@ -10,6 +10,7 @@ from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import Status
 from sparkmeta.table import Table
 from tests.handmade import HandmadeTable
+from tests.plans import optimized_plan
 from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
     assert violations(table) == set()
     assert table.check(2).count() == 0
     assert table.check().columns == ["rule", "location", "value", "problem"]
-    plan: Any = table.check()._jdf.queryExecution().optimizedPlan()  # type: ignore[operator]
-    outer = [line for line in plan.toString().splitlines() if "Join LeftOuter" in line]
+    outer = [line for line in optimized_plan(table.check()).splitlines() if "Join LeftOuter" in line]
     assert outer
     assert not [line for line in outer if "leftHint" in line], "Spark warns of hints that it can't follow"
 

@@ -12,6 +12,7 @@ from tests.peers import corpus as peers
 from tests.peers import slices
 from tests.peers.filters import filters
 from tests.peers.slices import SOAK
+from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,8 +71,7 @@ def _frames(peer: peers.PeerTable, spark: SparkSession, soak: bool) -> list[Data
 
 
 def _decodes(frame: DataFrame) -> bool:
-    plan: str = frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
-    return "MapInArrow" in plan
+    return "MapInArrow" in optimized_plan(frame)
 
 
 def _sorted(rows: list[dict[str, object]]) -> list[str]:

@@ -32,6 +32,7 @@ from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
+from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +76,7 @@ def rows(frame: DataFrame) -> list[str]:
 
 
 def decodes(frame: DataFrame) -> bool:
-    return "MapInArrow" in frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+    return "MapInArrow" in optimized_plan(frame)
 
 
 def leaves(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.manifests.projection import FILE_COLUMNS
 from tests import trees
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
+from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ def test_the_placement_says_who_opens_manifests(
 ) -> None:
     state = make(tmp_path / "t", spark)
     frame = state.entries(state.data_manifests, state.projection(("location",)), placement)
-    plan = frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+    plan = optimized_plan(frame)
     assert {name for name in ("MapInArrow", "binaryFile", "parquet") if name in plan} == nodes
 
 

@@ -13,6 +13,7 @@ from sparkmeta.manifests.avro.container import Windows
 from sparkmeta.manifests.parts import _scattered
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, long_bounds
+from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ def test_planning_brings_no_entries_to_the_driver(tmp_path: Path, spark: SparkSe
         table = HandmadeTable(tmp_path / str(entries), version=2)
         table.add(0, 0, *(data(f"file:///t/{n}", **long_bounds(n, n)) for n in range(entries)))
         frame = sm.load_table(table.write(), spark=spark).scan("id < 7").plan_files()
-        plan = frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+        plan = optimized_plan(frame)
         sizes.append(len(plan.replace(str(tmp_path / str(entries)), "")))
         assert plan.count("LocalRelation") == 1
     assert abs(sizes[0] - sizes[1]) < 50

@@ -1,6 +1,6 @@
 """Iceberg's own Java library as an oracle: what it plans, and the metadata tables that it shows.
 
-Java is called through py4j, so it needs a classic Spark session that has the Iceberg runtime among its jars.
+Java is called through py4j, in the JVM of a classic Spark session that has the Iceberg runtime among its jars.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
 
+from tests.peers.classic import classic_session, moved
 from tests.peers.content_files import ContentFiles, elements, items
 from tests.peers.expressions import filter_json
 
@@ -66,7 +67,8 @@ class Java:
     """Iceberg's Java classes in the JVM of a Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self.spark = spark
+        self.caller = spark
+        self.spark = spark = classic_session(spark)
         self.jvm = cast("Any", spark._jvm)
         self.gateway: Any = spark.sparkContext._gateway
         self.iceberg: Any = self.jvm.org.apache.iceberg
@@ -264,7 +266,8 @@ class JavaTable:
         options = java.jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap({})
         relations = java.jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation
         relation = relations.create(read, none, none, options, none)
-        return DataFrame(java.jvm.org.apache.spark.sql.classic.Dataset.ofRows(java.session, relation), java.spark)
+        rows = DataFrame(java.jvm.org.apache.spark.sql.classic.Dataset.ofRows(java.session, relation), java.spark)
+        return moved(rows, java.caller)
 
     def _travel(self, at: At) -> Any:
         travel = self.java.iceberg.spark.TimeTravel

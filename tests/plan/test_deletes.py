@@ -24,6 +24,7 @@ from tests.handmade import (
     long_bounds,
     position_deletes,
 )
+from tests.plans import physical_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,7 +207,7 @@ def test_both_joins_read_the_delete_manifests_once(
     table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), position_deletes("pos"))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
     planned.collect()
-    plan = planned._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    plan = physical_plan(planned)
     final = plan.split("Initial Plan")[0]
     assert "ReusedExchange" in final
 
@@ -239,7 +240,7 @@ def test_many_vectors_are_joined_ungrouped(table: HandmadeTable, spark: SparkSes
         for row in planned.collect()
     }
     assert vectors == {A: [("file:///t/dvs.puffin", A)], B: []}
-    assert "collect_list" not in planned._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    assert "collect_list" not in physical_plan(planned)
 
 
 @pytest.mark.usefixtures("_many")

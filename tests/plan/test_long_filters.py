@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkmeta.plan.rows import SharedTexts
+from tests.plans import explained
 from tests.trees import BY_PART, TreeTable, data
 
 if TYPE_CHECKING:
@@ -53,5 +54,4 @@ def test_short_texts_are_literals() -> None:
 
 def described(frame: DataFrame) -> str:
     """The logical and physical plans of a query as Spark describes them."""
-    execution: Any = frame._jdf.queryExecution()
-    return str(execution.toString())
+    return explained(frame)

@@ -10,6 +10,7 @@ import sparkmeta as sm
 from sparkmeta import session
 from sparkmeta.manifests import placement
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
+from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def table(tmp_path: Path, spark: SparkSession) -> Iterator[HandmadeTable]:
 
 
 def decoded(frame: DataFrame) -> str:
-    return TASKS if "MapInArrow" in frame._jdf.queryExecution().optimizedPlan().toString() else DRIVER  # type: ignore[operator]
+    return TASKS if "MapInArrow" in optimized_plan(frame) else DRIVER
 
 
 def scanned(table: HandmadeTable, spark: SparkSession, row_filter: str = "true") -> tuple[str, int]:
@@ -104,7 +105,7 @@ def test_tasks_compute_columns_of_many_rows(
 ) -> None:
     def plan() -> tuple[str, list[str]]:
         planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
-        text = planned._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+        text = optimized_plan(planned)
         return text, sorted(row.file_path for row in planned.collect())
 
     few, expected = plan()

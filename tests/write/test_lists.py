@@ -33,14 +33,15 @@ CASES = [(2, "partition"), (3, MERGE), (1, "copy-on-write"), (2, "copy-on-write"
 def test_changes_alternate_with_those_of_spark_sql(
     spark: SparkSession, tmp_path: Path, version: int, mode: str
 ) -> None:
-    iceberg, location = Java(spark).iceberg, f"file://{tmp_path}/t"
+    java, location = Java(spark), f"file://{tmp_path}/t"
+    iceberg = java.iceberg
     granularity, mode = ("file", mode) if "-" in mode else (mode, MERGE)
     properties = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
     properties["format-version"] = str(version)
     properties["write.delete.granularity"] = granularity
     schema = iceberg.SchemaParser.fromJson(SCHEMA.model_dump_json())
     spec = iceberg.PartitionSpecParser.fromJson(schema, BY_PART.model_dump_json())
-    tables = iceberg.hadoop.HadoopTables(spark._jsparkSession.sessionState().newHadoopConf())
+    tables = iceberg.hadoop.HadoopTables(java.session.sessionState().newHadoopConf())
     tables.create(schema, spec, properties, location)
     table = sm.load_table(location, spark=spark)
     model: Rows = []

@@ -1,0 +1,28 @@
+"""The plans of queries as Spark explains them, on classic sessions and those of Spark Connect."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_OPTIMIZED, _PHYSICAL = "== Optimized Logical Plan ==\n", "== Physical Plan ==\n"
+
+
+def explained(frame: DataFrame) -> str:
+    """All logical plans of a query, and the physical one."""
+    with redirect_stdout(StringIO()) as text:
+        frame.explain(extended=True)
+    return text.getvalue()
+
+
+def optimized_plan(frame: DataFrame) -> str:
+    return explained(frame).partition(_OPTIMIZED)[2].partition(_PHYSICAL)[0]
+
+
+def physical_plan(frame: DataFrame) -> str:
+    """The physical plan; of an adaptive query that has run in a classic session, the final one and the initial one."""
+    return explained(frame).partition(_PHYSICAL)[2]
