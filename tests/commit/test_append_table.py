@@ -103,13 +103,13 @@ def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> No
 
 
 @pytest.mark.parametrize("direct_files", [1, 100])
-def test_files_become_new_files(spark_session: SparkSession, tmp_path: Path, direct_files: int) -> None:
+def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_files: int) -> None:
     """In leaves as in the root. They have the metrics that a DataFrame of the same files gives them."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
+    source = loaded(spark, source_of(tmp_path / "source"))
     limits = IN_LEAVES | {"write.tree.direct-files": str(direct_files)}
-    target = target_of(spark_session, tmp_path / "target", limits)
+    target = target_of(spark, tmp_path / "target", limits)
     after = committed(target, lambda update: update.append(source))
-    assert_appended(after, target_of(spark_session, tmp_path / "frame", limits), source)
+    assert_appended(after, target_of(spark, tmp_path / "frame", limits), source)
     assert after.check().collect() == []
     row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
     assert len(set(row_ids)) == 7
@@ -136,20 +136,20 @@ def tree_source(spark: SparkSession, tmp_path: Path) -> sm.Table:
     return source
 
 
-def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_a_tree_as_source(spark: SparkSession, tmp_path: Path) -> None:
     """All its files; at an older snapshot, too."""
-    source = tree_source(spark_session, tmp_path)
-    target = target_of(spark_session, tmp_path / "target")
+    source = tree_source(spark, tmp_path)
+    target = target_of(spark, tmp_path / "target")
     after = committed(target, lambda update: update.append(source))
     assert planned(after) == planned(source)
     assert len(planned(after)) == 10
     assert after.check().collect() == []
     first = source.state.at(source.snapshots()[0])
-    before = committed(target_of(spark_session, tmp_path / "before"), lambda update: update.append(first))
+    before = committed(target_of(spark, tmp_path / "before"), lambda update: update.append(first))
     assert planned(before) == planned(source, snapshot_id=source.snapshots()[0].snapshot_id)
 
 
-def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path) -> None:
     """They are affiliated with the new leaves, without one whose data file is gone. Alone, the files are refused."""
     handmade = source_of(tmp_path / "source")
     places = {"file_size_in_bytes": 999, "content_size_in_bytes": 40}
@@ -159,9 +159,9 @@ def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path) ->
         1,
         *(deletion_vector(of, 2, content_offset=4 + 40 * i, **places, **part) for i, (of, part) in enumerate(vectors)),
     )
-    source = loaded(spark_session, handmade)
+    source = loaded(spark, handmade)
     for limit in ("1", "100"):
-        target = target_of(spark_session, tmp_path / limit, IN_LEAVES | {"write.tree.direct-files": limit})
+        target = target_of(spark, tmp_path / limit, IN_LEAVES | {"write.tree.direct-files": limit})
         with pytest.raises(
             ValidationError, match=r"deleted rows would come back: 1 delete manifests.*m3\.avro; row_delta"
         ):
@@ -193,11 +193,9 @@ def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path) ->
         ),
     ],
 )
-def test_deletes_that_can_not_follow(
-    spark_session: SparkSession, tmp_path: Path, entry: dict[str, Any], message: str
-) -> None:
-    source = loaded(spark_session, source_of(tmp_path / "source").add(1, 1, entry))
-    target = target_of(spark_session, tmp_path / "target")
+def test_deletes_that_can_not_follow(spark: SparkSession, tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    source = loaded(spark, source_of(tmp_path / "source").add(1, 1, entry))
+    target = target_of(spark, tmp_path / "target")
     with pytest.raises(ValidationError, match=message):
         committed(target, lambda update: update.row_delta(added=source, deletes=source))
     assert target.refresh().metadata_location == target.metadata_location
@@ -244,16 +242,16 @@ NESTED = (*COLUMNS, column(8, "s", STRUCT))
         ),
     ],
 )
-def test_columns_that_differ(spark_session: SparkSession, tmp_path: Path, theirs: Any, ours: Any, message: str) -> None:
-    source = loaded(spark_session, HandmadeTable(tmp_path / "source", schemas=tuple(theirs)).add(0, 0, data("f")))
+def test_columns_that_differ(spark: SparkSession, tmp_path: Path, theirs: Any, ours: Any, message: str) -> None:
+    source = loaded(spark, HandmadeTable(tmp_path / "source", schemas=tuple(theirs)).add(0, 0, data("f")))
     empty = HandmadeTable(tmp_path / "target", schemas=tuple(ours), specs=((), BY_PART))
-    target = loaded(spark_session, empty).maintenance.upgrade(4).commit()
+    target = loaded(spark, empty).maintenance.upgrade(4).commit()
     with pytest.raises(ValidationError, match=message) as error:
         committed(target, lambda update: update.append(source))
     assert f"{target.location()}: files of {source.location()} " in str(error.value)
 
 
-def test_columns_that_may_differ(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_columns_that_may_differ(spark: SparkSession, tmp_path: Path) -> None:
     """Names, types that can be read as wider ones, and columns that only the other table has."""
     narrow = (column(1, "id", "int"), PART, column(3, "ratio", "float"))
     bounds = {
@@ -261,49 +259,49 @@ def test_columns_that_may_differ(spark_session: SparkSession, tmp_path: Path) ->
         "upper_bounds": [{"key": 1, "value": (9).to_bytes(4, "little")}],
     }
     handmade = HandmadeTable(tmp_path / "source", schemas=(narrow,), specs=((), BY_PART))
-    source = loaded(spark_session, handmade.add(0, 0, data("f", **bounds)).add(0, 1, data("g", **bounds, **A)))
+    source = loaded(spark, handmade.add(0, 0, data("f", **bounds)).add(0, 1, data("g", **bounds, **A)))
     wide = (column(1, "number", "long"), PART, RATIO, column(4, "more", "int"))
-    target = target_of(spark_session, tmp_path / "target", schemas=(wide,))
+    target = target_of(spark, tmp_path / "target", schemas=(wide,))
     after = committed(target, lambda update: update.append(source))
     assert [row["file_path"] for row in planned(after, row_filter="number = 7 and more is null")] == ["f", "g"]
     assert planned(after, row_filter="number = 4") == []
     assert after.check().collect() == []
 
 
-def test_partition_specs_and_properties_that_differ(spark_session: SparkSession, tmp_path: Path) -> None:
-    source = loaded(spark_session, source_of(tmp_path / "source"))
+def test_partition_specs_and_properties_that_differ(spark: SparkSession, tmp_path: Path) -> None:
+    source = loaded(spark, source_of(tmp_path / "source"))
     empty = HandmadeTable(tmp_path / "target", specs=((), BY_RATIO))
-    target = loaded(spark_session, empty).maintenance.upgrade(4).commit()
+    target = loaded(spark, empty).maintenance.upgrade(4).commit()
     with pytest.raises(ValidationError, match="partition spec 1, identity of column 2: no spec of this table has its"):
         committed(target, lambda update: update.append(source))
     unknown = ({"source-id": 2, "field-id": 1000, "name": "part", "transform": "zorder"},)
     handmade = source_of(tmp_path / "unknown")
-    source = loaded(spark_session, replace(handmade, specs=((), unknown)))
+    source = loaded(spark, replace(handmade, specs=((), unknown)))
     with pytest.raises(ValidationError, match="whose field part has the unknown transform zorder: its values"):
         committed(target, lambda update: update.append(source))
     mapping = {"schema.name-mapping.default": json.dumps([{"field-id": 1, "names": ["id"]}])}
-    source = loaded(spark_session, replace(source_of(tmp_path / "mapped"), properties=mapping))
+    source = loaded(spark, replace(source_of(tmp_path / "mapped"), properties=mapping))
     with pytest.raises(ValidationError, match=r"has the property schema\.name-mapping\.default, by which its files"):
-        committed(target_of(spark_session, tmp_path / "other"), lambda update: update.append(source))
-    same = target_of(spark_session, tmp_path / "same", IN_LEAVES | mapping)
+        committed(target_of(spark, tmp_path / "other"), lambda update: update.append(source))
+    same = target_of(spark, tmp_path / "same", IN_LEAVES | mapping)
     assert len(planned(committed(same, lambda update: update.append(source)))) == 7
     wrong: Any = "db.t"
     with pytest.raises(ValidationError, match="files is of type str: expected a DataFrame of files, or a table"):
         committed(same, lambda update: update.append(wrong))
 
 
-def test_an_entry_that_readers_would_refuse(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_an_entry_that_readers_would_refuse(spark: SparkSession, tmp_path: Path) -> None:
     handmade = source_of(tmp_path / "source").add(0, 0, data("bad", record_count=-1))
-    source, target = loaded(spark_session, handmade), target_of(spark_session, tmp_path / "target")
+    source, target = loaded(spark, handmade), target_of(spark, tmp_path / "target")
     with pytest.raises(Exception, match="record_count of file bad is -1: it is negative"):
         committed(target, lambda update: update.append(source))
     assert target.refresh().metadata_location == target.metadata_location
 
 
-def test_duplicates_and_retries(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_duplicates_and_retries(spark: SparkSession, tmp_path: Path) -> None:
     """A second attempt uses the leaves of the first; a file that is in the table already is a conflict."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    target = target_of(spark_session, tmp_path / "target", IN_LEAVES | {"commit.retry.min-wait-ms": "1"})
+    source = loaded(spark, source_of(tmp_path / "source"))
+    target = target_of(spark, tmp_path / "target", IN_LEAVES | {"commit.retry.min-wait-ms": "1"})
     transaction = target.transaction()
     transaction.update_snapshot().append(source)
     target.transaction().set_properties(a="b").commit()
@@ -317,9 +315,9 @@ def test_duplicates_and_retries(spark_session: SparkSession, tmp_path: Path) -> 
     }
     with pytest.raises(CommitConflictError, match="is in the table already"):
         committed(after, lambda update: update.append(source))
-    empty = loaded(spark_session, HandmadeTable(tmp_path / "empty"))
+    empty = loaded(spark, HandmadeTable(tmp_path / "empty"))
     assert planned(committed(after, lambda update: update.append(empty))) == planned(after)
-    twice = target_of(spark_session, tmp_path / "twice")
+    twice = target_of(spark, tmp_path / "twice")
     with pytest.raises(ValidationError, match="is added twice by the commit"):
         committed(twice, lambda update: update.append(source).append(source))
 

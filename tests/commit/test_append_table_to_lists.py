@@ -58,12 +58,12 @@ DRIVER_BYTES = "spark.sparkmeta.driver-manifest-bytes"
 
 
 @pytest.fixture(params=["driver", "tasks"])
-def place(request: pytest.FixtureRequest, spark_session: SparkSession) -> Iterator[str]:
+def place(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
     """Where manifests are read and written."""
     if request.param == "tasks":
-        spark_session.conf.set(DRIVER_BYTES, "0")
+        spark.conf.set(DRIVER_BYTES, "0")
     yield request.param
-    spark_session.conf.unset(DRIVER_BYTES)
+    spark.conf.unset(DRIVER_BYTES)
 
 
 def target_of(
@@ -76,12 +76,12 @@ def target_of(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_files_are_those_of_a_data_frame(spark_session: SparkSession, tmp_path: Path, version: int, place: str) -> None:
+def test_files_are_those_of_a_data_frame(spark: SparkSession, tmp_path: Path, version: int, place: str) -> None:
     """The files have all metrics, and what they inherit. Other readers find them."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    target = target_of(spark_session, tmp_path / "target", version)
+    source = loaded(spark, source_of(tmp_path / "source"))
+    target = target_of(spark, tmp_path / "target", version)
     after = committed(target, lambda update: update.append(source))
-    assert_appended(after, target_of(spark_session, tmp_path / "frame", version), source)
+    assert_appended(after, target_of(spark, tmp_path / "frame", version), source)
     row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
     assert len(set(row_ids)) == (7 if version == 3 else 1)
     assert version < 3 or min(row_ids) >= 1000
@@ -90,16 +90,16 @@ def test_files_are_those_of_a_data_frame(spark_session: SparkSession, tmp_path: 
         assert sorted(task.file.file_path for task in tasks) == ["a0", "a2", "a3", "c0", "old"]
 
 
-def test_manifests_follow_those_of_the_table(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_manifests_follow_those_of_the_table(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """Neighbours are packed up to the target size. Each new manifest has the partitions of its sources only."""
     table = HandmadeTable(tmp_path / "source", summaries=True)
     for number in range(12):
         part = {"partition": {"part": f"p{number:02}"}}
         table.add(0, 1, *(data(f"f{number}-{place}", **part) for place in range(20)))
-    source = loaded(spark_session, table)
+    source = loaded(spark, table)
     size = source.inspect.manifests().agg({"length": "max"}).collect()[0][0]
     limits = {"commit.manifest.target-size-bytes": str(3 * size), "commit.manifest-merge.enabled": "false"}
-    after = committed(target_of(spark_session, tmp_path / "target", 2, limits), lambda update: update.append(source))
+    after = committed(target_of(spark, tmp_path / "target", 2, limits), lambda update: update.append(source))
     manifests = after.inspect.manifests().where("partition_spec_id = 2").orderBy("path").collect()
     bounds = sorted(
         (row["partition_summaries"][0]["lower_bound"], row["partition_summaries"][0]["upper_bound"])
@@ -110,15 +110,15 @@ def test_manifests_follow_those_of_the_table(spark_session: SparkSession, tmp_pa
     assert len(planned(after)) == 240
 
 
-def test_a_tree_as_source(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_a_tree_as_source(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """All its files; at an older snapshot, too."""
-    source = tree_source(spark_session, tmp_path)
-    after = committed(target_of(spark_session, tmp_path / "target", 3), lambda update: update.append(source))
+    source = tree_source(spark, tmp_path)
+    after = committed(target_of(spark, tmp_path / "target", 3), lambda update: update.append(source))
     assert planned(after) == planned(source)
     assert len(planned(after)) == 10
     assert planned(after, row_filter="id > 51") == planned(source, row_filter="id > 51")
     first = source.state.at(source.snapshots()[0])
-    before = committed(target_of(spark_session, tmp_path / "before", 3), lambda update: update.append(first))
+    before = committed(target_of(spark, tmp_path / "before", 3), lambda update: update.append(first))
     assert planned(before) == planned(source, snapshot_id=source.snapshots()[0].snapshot_id)
 
 
@@ -134,10 +134,10 @@ def with_vectors(folder: Path) -> HandmadeTable:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
+def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
     """Without those of files that are gone. Alone, the files are refused."""
-    source = loaded(spark_session, with_vectors(tmp_path / "source"))
-    target = target_of(spark_session, tmp_path / "target", 3)
+    source = loaded(spark, with_vectors(tmp_path / "source"))
+    target = target_of(spark, tmp_path / "target", 3)
     if tree:
         target = target.maintenance.upgrade(4).commit()
     with pytest.raises(ValidationError, match=r"deleted rows would come back: 1 delete manifests.*m3\.avro; row_delta"):
@@ -155,11 +155,11 @@ def test_deletion_vectors_follow(spark_session: SparkSession, tmp_path: Path, tr
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_a_vector_that_is_older_than_its_file(spark_session: SparkSession, tmp_path: Path, tree: bool) -> None:
+def test_a_vector_that_is_older_than_its_file(spark: SparkSession, tmp_path: Path, tree: bool) -> None:
     """Readers refuse such a table."""
     vector = deletion_vector("again", 2, content_size_in_bytes=40, **A)
-    source = loaded(spark_session, source_of(tmp_path / "source").add(0, 1, data("again", 4, **A)).add(1, 1, vector))
-    target = target_of(spark_session, tmp_path / "target", 3)
+    source = loaded(spark, source_of(tmp_path / "source").add(0, 1, data("again", 4, **A)).add(1, 1, vector))
+    target = target_of(spark, tmp_path / "target", 3)
     if tree:
         target = target.maintenance.upgrade(4).commit()
     with pytest.raises(ValidationError, match=r"vector is older than its data file: again file:///t/dvs\.puffin"):
@@ -180,10 +180,10 @@ def test_a_vector_that_is_older_than_its_file(spark_session: SparkSession, tmp_p
     ],
 )
 def test_deletes_that_can_not_follow(
-    spark_session: SparkSession, tmp_path: Path, version: int, entry: dict[str, Any], message: str
+    spark: SparkSession, tmp_path: Path, version: int, entry: dict[str, Any], message: str
 ) -> None:
-    source = loaded(spark_session, source_of(tmp_path / "source").add(1, 1, entry))
-    target = target_of(spark_session, tmp_path / "target", version)
+    source = loaded(spark, source_of(tmp_path / "source").add(1, 1, entry))
+    target = target_of(spark, tmp_path / "target", version)
     with pytest.raises(ValidationError, match=message):
         committed(target, lambda update: update.row_delta(added=source, deletes=source))
     assert target.refresh().metadata_location == target.metadata_location
@@ -207,10 +207,10 @@ def created(spark: SparkSession, folder: Path, version: int, kind: Any, *orders:
 
 @pytest.mark.parametrize("versions", [(2, 2), (1, 2), (3, 1), (1, 3)])
 def test_values_of_other_types_and_orders(
-    spark_session: SparkSession, tmp_path: Path, versions: tuple[int, int], place: str
+    spark: SparkSession, tmp_path: Path, versions: tuple[int, int], place: str
 ) -> None:
     """Partition values get the wider type; sort orders become those with the same fields, or none."""
-    source = created(spark_session, tmp_path / "ints", versions[0], IntegerType(), "n", "s")
+    source = created(spark, tmp_path / "ints", versions[0], IntegerType(), "n", "s")
     rows = pa.table(
         {
             "file_path": ["a", "b", "c"],
@@ -220,11 +220,11 @@ def test_values_of_other_types_and_orders(
             "column_sizes": pa.array([[(1, 9)]] * 3, pa.map_(pa.int32(), pa.int64())),
         }
     )
-    frame = local_frame(spark_session, rows).selectExpr(
+    frame = local_frame(spark, rows).selectExpr(
         "*", "5L AS record_count", "9L AS file_size_in_bytes", "'parquet' AS file_format"
     )
     source = committed(source, lambda update: update.append(frame))
-    target = created(spark_session, tmp_path / "longs", versions[1], LongType(), "s")
+    target = created(spark, tmp_path / "longs", versions[1], LongType(), "s")
     after = committed(target, lambda update: update.append(source))
     files = after.inspect.data_files().orderBy("file_path").collect()
     assert [(row["partition"]["longs_n"], row["sort_order_id"]) for row in files] == [(1, None), (7, 1), (None, 0)]
@@ -239,7 +239,7 @@ TIMES = (*COLUMNS, {"id": 4, "name": "ts", "required": False, "type": "timestamp
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_transforms(spark_session: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
+def test_transforms(spark: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
     """Values of days and buckets, and of specs with other ids; the target has specs that the files do not use."""
     source_table = HandmadeTable(
         tmp_path / "source", specs=((), BY_PART, BY_RATIO, BY_DAY_AND_BUCKET), schemas=(TIMES,)
@@ -247,11 +247,11 @@ def test_transforms(spark_session: SparkSession, tmp_path: Path, tree: bool, pla
     places = [{"ts_day": 19_000 + number // 2, "id_bucket": number % 4} for number in range(6)]
     source_table.add(0, 3, *(data(f"d{number}", partition=values) for number, values in enumerate(places)))
     source_table.add(0, 2, data("nan", partition={"ratio": float("nan")}), data("null", partition={"ratio": None}))
-    source = loaded(spark_session, source_table)
+    source = loaded(spark, source_table)
     if tree:
         source = source.maintenance.upgrade(4).commit()
     target = target_of(
-        spark_session, tmp_path / "target", 3, specs=((), BY_DAY_AND_BUCKET, BY_PART, BY_RATIO), schemas=(TIMES,)
+        spark, tmp_path / "target", 3, specs=((), BY_DAY_AND_BUCKET, BY_PART, BY_RATIO), schemas=(TIMES,)
     )
     after = committed(target, lambda update: update.append(source))
     assert len(planned(after)) == 8
@@ -261,27 +261,25 @@ def test_transforms(spark_session: SparkSession, tmp_path: Path, tree: bool, pla
         assert str(planned(after, row_filter=row_filter)) == str(planned(source, row_filter=row_filter)), row_filter
 
 
-def test_void_fields(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_void_fields(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """They have no values, whatever type the values of other specs' fields with their id have."""
     void = {"source-id": 4, "field-id": 1002, "name": "v", "transform": "void"}
     source_specs = ((), BY_PART, BY_RATIO, (void,), (void | {"name": "ts", "transform": "identity"},))
     table = HandmadeTable(tmp_path / "source", specs=source_specs, schemas=(TIMES,))
-    source = loaded(spark_session, table.add(0, 0, data("a")))
+    source = loaded(spark, table.add(0, 0, data("a")))
     frame = local_frame(
-        spark_session, pa.table({"file_path": ["x"], "record_count": [1], "file_size_in_bytes": [9], "spec_id": [3]})
+        spark, pa.table({"file_path": ["x"], "record_count": [1], "file_size_in_bytes": [9], "spec_id": [3]})
     ).selectExpr("*", "'parquet' AS file_format")
-    source = committed(
-        sm.load_table(f"file://{table.folder}", spark=spark_session), lambda update: update.append(frame)
-    )
+    source = committed(sm.load_table(f"file://{table.folder}", spark=spark), lambda update: update.append(frame))
     hour = void | {"name": "ts_hour", "transform": "hour"}
-    target = target_of(spark_session, tmp_path / "target", 3, specs=((), (void,), (hour,)), schemas=(TIMES,))
+    target = target_of(spark, tmp_path / "target", 3, specs=((), (void,), (hour,)), schemas=(TIMES,))
     after = committed(target, lambda update: update.append(source))
     assert [row["file_path"] for row in planned(after)] == ["a", "x"]
     files = after.inspect.data_files().where("file_path = 'x'").select("spec_id", "partition").collect()
     assert [(row["spec_id"], set(row["partition"].asDict().values())) for row in files] == [(1, {None})]
 
 
-def test_values_of_dropped_columns(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_values_of_dropped_columns(spark: SparkSession, tmp_path: Path) -> None:
     """Both tables have dropped the column of a partition field, which had other types."""
     by_dropped = ({"source-id": 9, "field-id": 1000, "name": "x", "transform": "identity"},)
     kinds = {"source": "string", "target": "int"}
@@ -290,58 +288,58 @@ def test_values_of_dropped_columns(spark_session: SparkSession, tmp_path: Path) 
         for name, kind in kinds.items()
     }
     table = HandmadeTable(tmp_path / "source", **options["source"])
-    source = loaded(spark_session, table.add(0, 1, data("f", partition={"part": "12"})))
-    target = target_of(spark_session, tmp_path / "target", 3, **options["target"])
+    source = loaded(spark, table.add(0, 1, data("f", partition={"part": "12"})))
+    target = target_of(spark, tmp_path / "target", 3, **options["target"])
     problem = "partition spec 1, whose field x has values of type string: they are int in this table"
     with pytest.raises(ValidationError, match=problem):
         committed(target, lambda update: update.append(source))
 
 
-def test_unknown_file_sequence_numbers(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_unknown_file_sequence_numbers(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """Old writers left them out of entries that are not new."""
     table = HandmadeTable(tmp_path / "source", 2)
-    source = loaded(spark_session, table.add(0, 0, data("f", 3, status=0, file_sequence_number=None)))
-    after = committed(target_of(spark_session, tmp_path / "target", 2), lambda update: update.append(source))
+    source = loaded(spark, table.add(0, 0, data("f", 3, status=0, file_sequence_number=None)))
+    after = committed(target_of(spark, tmp_path / "target", 2), lambda update: update.append(source))
     assert [row["file_path"] for row in planned(after)] == ["f"]
 
 
-def test_sessions_whose_tasks_open_no_files(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_sessions_whose_tasks_open_no_files(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """What Spark's own sources are to read, the driver or tasks read all the same, as other writes do."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    target = target_of(spark_session, tmp_path / "target", 2)
-    spark_session.conf.set("spark.sparkmeta.executor-reads", "spark")
+    source = loaded(spark, source_of(tmp_path / "source"))
+    target = target_of(spark, tmp_path / "target", 2)
+    spark.conf.set("spark.sparkmeta.executor-reads", "spark")
     try:
         after = committed(target, lambda update: update.append(source))
     finally:
-        spark_session.conf.unset("spark.sparkmeta.executor-reads")
+        spark.conf.unset("spark.sparkmeta.executor-reads")
     assert len(planned(after)) == 7
 
 
-def test_the_manifest_cache(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_the_manifest_cache(spark: SparkSession, tmp_path: Path) -> None:
     """Entries are those of the manifests, whether the cache has them or not."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    spark_session.conf.set("spark.sparkmeta.manifest-cache", f"file://{tmp_path}/cache")
-    spark_session.conf.set(DRIVER_BYTES, "0")
+    source = loaded(spark, source_of(tmp_path / "source"))
+    spark.conf.set("spark.sparkmeta.manifest-cache", f"file://{tmp_path}/cache")
+    spark.conf.set(DRIVER_BYTES, "0")
     try:
         for number in range(2):
-            target = target_of(spark_session, tmp_path / f"target{number}", 2)
+            target = target_of(spark, tmp_path / f"target{number}", 2)
             after = committed(target, lambda update: update.append(source))
             assert planned(after) == planned(source)
             assert planned(after, row_filter="id > 11") == planned(source, row_filter="id > 11")
     finally:
-        spark_session.conf.unset("spark.sparkmeta.manifest-cache")
-        spark_session.conf.unset(DRIVER_BYTES)
+        spark.conf.unset("spark.sparkmeta.manifest-cache")
+        spark.conf.unset(DRIVER_BYTES)
 
 
-def test_a_root_with_vectors(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_a_root_with_vectors(spark: SparkSession, tmp_path: Path) -> None:
     """A tree with files of several specs and deletion vectors in its root."""
-    source = loaded(spark_session, with_vectors(tmp_path / "source")).maintenance.upgrade(4).commit()
+    source = loaded(spark, with_vectors(tmp_path / "source")).maintenance.upgrade(4).commit()
     compact = {"write.tree.direct-files": "100"}
-    tree = target_of(spark_session, tmp_path / "tree", 3, compact).maintenance.upgrade(4).commit()
+    tree = target_of(spark, tmp_path / "tree", 3, compact).maintenance.upgrade(4).commit()
     tree = committed(tree, lambda update: update.row_delta(added=source, deletes=source))
     assert tree.state.tree is not None
     assert {row["content_type"] for row in tree.state.tree.root.table.to_pylist()} >= {0, 1}
-    target = loaded(spark_session, HandmadeTable(tmp_path / "target", specs=((), BY_PART, BY_RATIO)))
+    target = loaded(spark, HandmadeTable(tmp_path / "target", specs=((), BY_PART, BY_RATIO)))
     with pytest.raises(ValidationError, match=r"0 delete manifests and 3 deletes in its root, such as .*dvs\.puffin"):
         committed(target, lambda update: update.append(tree))
     after = committed(target, lambda update: update.row_delta(added=tree, deletes=tree))
@@ -349,32 +347,32 @@ def test_a_root_with_vectors(spark_session: SparkSession, tmp_path: Path) -> Non
     assert sum(len(row["deletes"]) for row in planned(after)) == 3
 
 
-def test_an_entry_that_readers_would_refuse(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_an_entry_that_readers_would_refuse(spark: SparkSession, tmp_path: Path, place: str) -> None:
     handmade = source_of(tmp_path / "source").add(0, 0, data("bad", record_count=-1))
-    source, target = loaded(spark_session, handmade), target_of(spark_session, tmp_path / "target", 2)
+    source, target = loaded(spark, handmade), target_of(spark, tmp_path / "target", 2)
     with pytest.raises(ValidationError, match="record_count of file bad is -1: it is negative"):
         committed(target, lambda update: update.append(source))
     assert target.refresh().metadata_location == target.metadata_location
 
 
-def test_counts_that_differ(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_counts_that_differ(spark: SparkSession, tmp_path: Path) -> None:
     """The manifest list counts more files than a manifest has."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
+    source = loaded(spark, source_of(tmp_path / "source"))
     short = HandmadeTable(tmp_path / "short", summaries=True).add(0, 0, data("c0", 1))
     short.write()
     (tmp_path / "source" / "metadata" / "m0.avro").write_bytes(
         (tmp_path / "short" / "metadata" / "m0.avro").read_bytes()
     )
-    target = target_of(spark_session, tmp_path / "target", 2)
+    target = target_of(spark, tmp_path / "target", 2)
     with pytest.raises(ValidationError, match=r"source: the snapshot counts 7 live data files: its manifests have 5"):
         committed(target, lambda update: update.append(source))
     assert target.refresh().metadata_location == target.metadata_location
 
 
-def test_duplicates_and_retries(spark_session: SparkSession, tmp_path: Path, place: str) -> None:
+def test_duplicates_and_retries(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """A second attempt uses the manifests of the first; a file that is in the table already is a conflict."""
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    target = target_of(spark_session, tmp_path / "target", 2, {"commit.retry.min-wait-ms": "1"})
+    source = loaded(spark, source_of(tmp_path / "source"))
+    target = target_of(spark, tmp_path / "target", 2, {"commit.retry.min-wait-ms": "1"})
     transaction = target.transaction()
     transaction.update_snapshot().append(source)
     target.transaction().set_properties(a="b").commit()
@@ -387,20 +385,20 @@ def test_duplicates_and_retries(spark_session: SparkSession, tmp_path: Path, pla
     assert len(written) == 2
     with pytest.raises(CommitConflictError, match="is in the table already"):
         committed(after, lambda update: update.append(source))
-    empty = loaded(spark_session, HandmadeTable(tmp_path / "empty"))
+    empty = loaded(spark, HandmadeTable(tmp_path / "empty"))
     assert planned(committed(after, lambda update: update.append(empty))) == planned(after)
-    twice = target_of(spark_session, tmp_path / "twice", 2)
+    twice = target_of(spark, tmp_path / "twice", 2)
     with pytest.raises(ValidationError, match="is added twice by the commit"):
         committed(twice, lambda update: update.append(source).append(source))
     assert not [*(tmp_path / "twice" / "metadata").glob("*-m-*.avro")]
 
 
-def test_tables_that_do_not_fit(spark_session: SparkSession, tmp_path: Path) -> None:
-    source = loaded(spark_session, source_of(tmp_path / "source"))
-    target = target_of(spark_session, tmp_path / "target", 2, specs=((), BY_RATIO))
+def test_tables_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
+    source = loaded(spark, source_of(tmp_path / "source"))
+    target = target_of(spark, tmp_path / "target", 2, specs=((), BY_RATIO))
     with pytest.raises(ValidationError, match="partition spec 1, identity of column 2: no spec of this table has its"):
         committed(target, lambda update: update.append(source))
-    encrypted = loaded(spark_session, source_of(tmp_path / "keys", properties={"encryption.key-id": "k"}))
+    encrypted = loaded(spark, source_of(tmp_path / "keys", properties={"encryption.key-id": "k"}))
     with pytest.raises(UnsupportedError, match="keys: the table is encrypted, and its files can't be added to another"):
         committed(target, lambda update: update.append(encrypted))
 

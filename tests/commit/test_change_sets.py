@@ -412,7 +412,7 @@ INVALID: list[Operation] = [
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
-def test_change_sets(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_change_sets(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     folder = tmp_path_factory.mktemp("world")
     swap = open_operations("", folder)
     swap.commit(None, new_metadata(f"file://{folder}/table", SCHEMA, SPEC, UNSORTED_SORT_ORDER, {}, 4))
@@ -422,7 +422,7 @@ def test_change_sets(spark_session: SparkSession, tmp_path_factory: pytest.TempP
             world.into_leaves()
         else:
             world.commit()
-    table = opened(swap, spark_session)
+    table = opened(swap, spark)
     assert [row.asDict() for row in table.check().collect()] == []
     rows = table.scan().plan_files().collect()
     planned = {row.file_path: (row.record_count, vector_of(row)) for row in rows}

@@ -85,12 +85,12 @@ def left_over(table: sm.Table, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_many_files_are_written_by_tasks(
-    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """Several manifests of the target size, sorted by partition; then a file of each is removed."""
     monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", 2_000)
-    table = new_table(spark_session, tmp_path, version, commit__manifest__target_size_bytes="20000")
-    table = change(table, data_files(spark_session, 0, 3000))
+    table = new_table(spark, tmp_path, version, commit__manifest__target_size_bytes="20000")
+    table = change(table, data_files(spark, 0, 3000))
     assert live(table) == {*range(3000)}
     manifests = table.inspect.manifests().collect()
     assert len(manifests) > 3
@@ -105,7 +105,7 @@ def test_many_files_are_written_by_tasks(
         row_ids = table.scan().plan_files().select("first_row_id").toArrow().column(0).to_pylist()
         assert sorted(row_ids) == [*range(0, 30_000, 10)]
     removed = [*range(0, 3000, 300)]
-    table = change(table, removed=named(spark_session, *removed))
+    table = change(table, removed=named(spark, *removed))
     assert live(table) == {*range(3000)}.difference(removed)
     statuses = {row["status"]: row["count"] for row in table.inspect.entries().groupBy("status").count().collect()}
     assert statuses[2] == len(removed)
@@ -114,9 +114,9 @@ def test_many_files_are_written_by_tasks(
         assert len({*row_ids}) == 3000 - len(removed)
 
 
-def test_alternating_partitions_are_sampled(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path) -> None:
     """The keys that bound the ranges are not those of every hundredth file, which might share a partition."""
-    state = new_table(spark_session, tmp_path).state
+    state = new_table(spark, tmp_path).state
     form = manifest_format(state, ContentType.DATA_MANIFEST, 0, "m", 1 << 20)
     tasks = FileTasks(listed_rows(state), {(0, 0): form}, frozenset({0}), 1)
     count = 10_000
@@ -137,12 +137,12 @@ def test_alternating_partitions_are_sampled(spark_session: SparkSession, tmp_pat
     ]
 
 
-def test_a_retry_writes_only_the_list(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_a_retry_writes_only_the_list(spark: SparkSession, tmp_path: Path) -> None:
     """Another commit comes first: manifests are used again, unless that commit changed what they were made of."""
-    table = change(new_table(spark_session, tmp_path), data_files(spark_session, 0, 20))
+    table = change(new_table(spark, tmp_path), data_files(spark, 0, 20))
     with table.transaction() as tx:
-        tx.update_snapshot().append(data_files(spark_session, 20, 30)).delete(named(spark_session, 3))
-        change(table, data_files(spark_session, 30, 40), named(spark_session, 4))
+        tx.update_snapshot().append(data_files(spark, 20, 30)).delete(named(spark, 3))
+        change(table, data_files(spark, 30, 40), named(spark, 4))
     after = table.refresh()
     assert live(after) == {*range(40)} - {3, 4}
     assert left_over(after, tmp_path) == set()
@@ -157,11 +157,9 @@ def live_at(table: sm.Table, snapshot_id: int) -> set[int]:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_commit_that_fails(
-    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
-) -> None:
+def test_a_commit_that_fails(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """Its files are deleted if it is known not to have been committed; after an unknown outcome all stay."""
-    table = change(new_table(spark_session, tmp_path, commit__retry__num_retries="0"), data_files(spark_session, 0, 5))
+    table = change(new_table(spark, tmp_path, commit__retry__num_retries="0"), data_files(spark, 0, 5))
     before = {path.name for path in (tmp_path / "db" / "t" / "metadata").iterdir()}
 
     def publish(files: LocalFiles, location: str, data: bytes) -> None:
@@ -179,7 +177,7 @@ def test_a_commit_that_fails(
         if not known:
             patch.setattr(LocalFiles, "read", unreadable)
         with pytest.raises(CommitFailedError if known else CommitStateUnknownError):
-            change(table, data_files(spark_session, 5, 9))
+            change(table, data_files(spark, 5, 9))
     written = {path.name for path in (tmp_path / "db" / "t" / "metadata").iterdir()} - before
     assert live(table.refresh()) == {*range(5)}
     assert bool([name for name in written if name.endswith(".avro")]) == (not known)
@@ -201,12 +199,12 @@ def change_file(table: sm.Table, **fields: object) -> None:
     ],
 )
 def test_a_table_that_can_not_be_committed_to_any_more(
-    spark_session: SparkSession, tmp_path: Path, fields: dict[str, object], problem: str
+    spark: SparkSession, tmp_path: Path, fields: dict[str, object], problem: str
 ) -> None:
     """The first attempt meets the table's new version, which is no longer one of ours."""
-    table = change(new_table(spark_session, tmp_path, 3), data_files(spark_session, 0, 2))
+    table = change(new_table(spark, tmp_path, 3), data_files(spark, 0, 2))
     transaction = table.transaction()
-    transaction.update_snapshot().append(data_files(spark_session, 2, 4))
+    transaction.update_snapshot().append(data_files(spark, 2, 4))
     change_file(table, **fields)
     with pytest.raises(UnsupportedError, match=problem):
         transaction.commit()
@@ -214,13 +212,13 @@ def test_a_table_that_can_not_be_committed_to_any_more(
 
 
 def test_a_table_that_is_gone_when_a_commit_is_tried_again(
-    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = change(new_table(spark_session, tmp_path), data_files(spark_session, 0, 2))
+    table = change(new_table(spark, tmp_path), data_files(spark, 0, 2))
     stale = table
-    table = change(table, data_files(spark_session, 2, 4))
+    table = change(table, data_files(spark, 2, 4))
     transaction = stale.transaction()
-    transaction.update_snapshot().append(data_files(spark_session, 4, 6))
+    transaction.update_snapshot().append(data_files(spark, 4, 6))
 
     def refresh(_: object) -> TableVersion:
         raise FileAccessError("the store does not respond")
@@ -246,9 +244,8 @@ def deletes_by_file(table: sm.Table) -> dict[str, list[str]]:
 @pytest.mark.parametrize("version", [1, 2, 4])
 @pytest.mark.parametrize("number", [-1, 3, 10**6, 1 << 70, "1", 1.0, True])
 def test_data_sequence_numbers_that_no_snapshot_read_has(
-    spark_session: SparkSession, tmp_path: Path, version: int, number: Any
+    spark: SparkSession, tmp_path: Path, version: int, number: Any
 ) -> None:
-    spark = spark_session
     table = change(change(new_table(spark, tmp_path, version), data_files(spark, 0, 1)), data_files(spark, 5, 6))
     update = table.transaction().update_snapshot()
     most = 0 if version == 1 else 2
@@ -259,9 +256,8 @@ def test_data_sequence_numbers_that_no_snapshot_read_has(
 
 
 @pytest.mark.parametrize("version", [2, 4])
-def test_a_rewrite_is_no_older_than_what_it_replaces(spark_session: SparkSession, tmp_path: Path, version: int) -> None:
+def test_a_rewrite_is_no_older_than_what_it_replaces(spark: SparkSession, tmp_path: Path, version: int) -> None:
     """An equality delete that is older than a file would apply to the one that replaces it."""
-    spark = spark_session
     table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
     with table.transaction() as tx:
         tx.update_snapshot().row_delta(deletes=equality_deletes(spark, "e"))
@@ -278,9 +274,8 @@ def test_a_rewrite_is_no_older_than_what_it_replaces(spark_session: SparkSession
 
 @pytest.mark.parametrize("version", [2, 4])
 def test_equality_deletes_that_come_meanwhile_apply_to_the_rewritten_file(
-    spark_session: SparkSession, tmp_path: Path, version: int
+    spark: SparkSession, tmp_path: Path, version: int
 ) -> None:
-    spark = spark_session
     table = change(new_table(spark, tmp_path, version), data_files(spark, 0, 1))
     tx = table.transaction()
     tx.update_snapshot().rewrite(named(spark, 0), data_files(spark, 5, 6), data_sequence_number=1)
@@ -289,9 +284,8 @@ def test_equality_deletes_that_come_meanwhile_apply_to_the_rewritten_file(
     assert deletes_by_file(tx.commit()) == {"/data/f5": ["/data/e"]}
 
 
-def test_row_ids_that_another_commit_assigned_stay(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_row_ids_that_another_commit_assigned_stay(spark: SparkSession, tmp_path: Path) -> None:
     """Manifests without row ids are merged; meanwhile, another commit lists the same ones with row ids."""
-    spark = spark_session
     limits = {"commit__manifest__min_count_to_merge": "3", "commit__manifest_merge__enabled": "false"}
     table = new_table(spark, tmp_path, **limits)
     for number in (0, 1):
@@ -336,10 +330,9 @@ def vector(spark: SparkSession, path: Path, data_path: str, *positions: int) -> 
     [(3, True, 20_000), (3, False, 20_000), (4, False, 20_000), (3, False, 0), (4, True, 0)],
 )
 def test_a_vector_has_the_positions_of_older_position_deletes(
-    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: bool, few: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: bool, few: int
 ) -> None:
     """Readers of the vector pass over the position delete files of an upgraded table, so their rows would come back."""
-    spark = spark_session
     monkeypatch.setattr("sparkmeta.commit.vector_targets.FEW_FILES", few)
     table = change(new_table(spark, tmp_path), data_files(spark, 0, 1))
     with table.transaction() as tx:
@@ -361,12 +354,12 @@ MISSING = ("record_count", "file_format", "file_size_in_bytes", "file_path", "pa
 
 @pytest.mark.parametrize("most", [0, 100], ids=["many", "few"])
 def test_bad_rows_are_refused_however_many_there_are(
-    spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """The same errors by tasks and on the driver, and nothing stays."""
     monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", most)
-    table = new_table(spark_session, tmp_path)
-    new = data_files(spark_session, 0, 5)
+    table = new_table(spark, tmp_path)
+    new = data_files(spark, 0, 5)
     metadata = tmp_path / "db" / "t" / "metadata"
     before = {path.name for path in metadata.iterdir()}
     last = F.col("file_path") == "/data/f4"

@@ -96,45 +96,45 @@ def delete(spark: SparkSession, table: sm.Table, path: str) -> sm.Table:
 
 @pytest.mark.parametrize("case", CASES)
 def test_only_the_leaf_of_the_folders_is_opened(
-    spark_session: SparkSession, tmp_path: Path, opened: list[str], case: str
+    spark: SparkSession, tmp_path: Path, opened: list[str], case: str
 ) -> None:
-    table, folders = two_leaves(spark_session, tmp_path, case)
+    table, folders = two_leaves(spark, tmp_path, case)
     for folder in folders:
         opened.clear()
-        table = delete(spark_session, table, f"file:/data/{folder}/33.parquet")
+        table = delete(spark, table, f"file:/data/{folder}/33.parquet")
         assert len(opened) == 1
     assert table.scan().count_files() == 98
 
 
 def test_a_file_whose_folders_name_another_partition_is_found(
-    spark_session: SparkSession, tmp_path: Path, opened: list[str]
+    spark: SparkSession, tmp_path: Path, opened: list[str]
 ) -> None:
-    table, _ = two_leaves(spark_session, tmp_path, "bucket")
+    table, _ = two_leaves(spark, tmp_path, "bucket")
     odd = table.scan().plan_files().limit(1).selectExpr(
         "'file:/data/p=11/moved.parquet' AS file_path", "file_format", "spec_id", "named_struct('p', 5) AS partition",
         "record_count", "file_size_in_bytes",
     )  # fmt: skip
     table = commit(table, lambda tx: tx.update_snapshot().append(odd))
     opened.clear()
-    table = delete(spark_session, table, "file:/data/p=11/moved.parquet")
+    table = delete(spark, table, "file:/data/p=11/moved.parquet")
     assert len(opened) > 1
     assert table.scan().count_files() == 100
 
 
 @pytest.mark.parametrize("folder", ["", "p=", "p=eleven", "p=99999999999", "q=11", "p=11=12", "P=11"])
-def test_folders_that_name_no_partition(spark_session: SparkSession, tmp_path: Path, folder: str) -> None:
-    table, _ = two_leaves(spark_session, tmp_path, "bucket")
+def test_folders_that_name_no_partition(spark: SparkSession, tmp_path: Path, folder: str) -> None:
+    table, _ = two_leaves(spark, tmp_path, "bucket")
     with pytest.raises(sm.errors.ValidationError, match=r"gone\.parquet is not a live file of the table"):
-        delete(spark_session, table, f"file:/data/{folder}/gone.parquet")
+        delete(spark, table, f"file:/data/{folder}/gone.parquet")
 
 
-def test_a_table_without_partitions(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_a_table_without_partitions(spark: SparkSession, tmp_path: Path) -> None:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    table = catalog.create_table("db.t", SCHEMA, properties=FEW, format_version=4, spark=spark_session)
-    files = spark_session.range(9).selectExpr(
+    table = catalog.create_table("db.t", SCHEMA, properties=FEW, format_version=4, spark=spark)
+    files = spark.range(9).selectExpr(
         "concat('file:/data/p=1/', id, '.parquet') AS file_path", "'parquet' AS file_format",
         "1L AS record_count", "100L AS file_size_in_bytes",
     )  # fmt: skip
     table = commit(table, lambda tx: tx.update_snapshot().append(files))
-    table = delete(spark_session, table, "file:/data/p=1/3.parquet")
+    table = delete(spark, table, "file:/data/p=1/3.parquet")
     assert table.scan().count_files() == 8

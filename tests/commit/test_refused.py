@@ -26,21 +26,21 @@ PLACES = {"root": (100, 20_000), "leaves": (0, 20_000), "many": (0, 1)}
 
 @pytest.fixture(params=PLACES)
 def table(
-    request: pytest.FixtureRequest, spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> sm.Table:
     direct, few = PLACES[request.param]
     for module in ("search", "named", "file_writer", "vector_targets", "duplicates", "filtered"):
         monkeypatch.setattr(f"sparkmeta.commit.{module}.FEW_FILES", few)
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     limits = {"write.tree.direct-files": str(direct)}
-    empty = catalog.create_table("db.t", SCHEMA, SPEC, properties=limits, format_version=4, spark=spark_session)
-    return commit(empty, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 5)))
+    empty = catalog.create_table("db.t", SCHEMA, SPEC, properties=limits, format_version=4, spark=spark)
+    return commit(empty, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 5)))
 
 
 @pytest.fixture
-def empty(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+def empty(spark: SparkSession, tmp_path: Path) -> sm.Table:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    return catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark_session)
+    return catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)
 
 
 def refused(table: sm.Table, change: Callable[[Any], Any], problem: str) -> ValidationError:
@@ -67,40 +67,40 @@ def equality_deletes(spark: SparkSession, *ids: int) -> DataFrame:
     return local_frame(spark, pa.Table.from_pylist([row], schema=schema))
 
 
-def test_a_file_that_is_added_twice(table: sm.Table, spark_session: SparkSession) -> None:
-    twice = files(spark_session, 7, 8).unionByName(files(spark_session, 7, part="z"))
+def test_a_file_that_is_added_twice(table: sm.Table, spark: SparkSession) -> None:
+    twice = files(spark, 7, 8).unionByName(files(spark, 7, part="z"))
     refused(table, lambda tx: tx.update_snapshot().append(twice), "/data/f7 is added twice by the commit")
 
 
-def test_a_file_that_is_added_by_two_appends(table: sm.Table, spark_session: SparkSession) -> None:
+def test_a_file_that_is_added_by_two_appends(table: sm.Table, spark: SparkSession) -> None:
     def change(tx: Any) -> None:
-        tx.update_snapshot().append(files(spark_session, 7)).append(files(spark_session, 7, 8))
+        tx.update_snapshot().append(files(spark, 7)).append(files(spark, 7, 8))
 
     refused(table, change, "/data/f7 is added twice by the commit")
 
 
-def test_a_file_that_is_there_already(table: sm.Table, spark_session: SparkSession) -> None:
-    again = files(spark_session, 7, 2)
+def test_a_file_that_is_there_already(table: sm.Table, spark: SparkSession) -> None:
+    again = files(spark, 7, 2)
     error = refused(table, lambda tx: tx.update_snapshot().append(again), "/data/f2 is in the table already")
     assert isinstance(error, CommitConflictError)
 
 
-def test_a_file_may_replace_itself(table: sm.Table, spark_session: SparkSession) -> None:
-    old, new = spark_session.sql("SELECT '/data/f2' AS file_path"), files(spark_session, 2, records=4)
+def test_a_file_may_replace_itself(table: sm.Table, spark: SparkSession) -> None:
+    old, new = spark.sql("SELECT '/data/f2' AS file_path"), files(spark, 2, records=4)
     table = commit(table, lambda tx: tx.update_snapshot().overwrite(new, old))
     assert live(table) == ["f1", "f2", "f5"]
     assert [row.asDict() for row in table.check().collect()] == []
 
 
-def test_two_vectors_for_a_file(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    both = vectors(spark_session, tmp_path, "a.puffin", f1=[1]).unionByName(
-        vectors(spark_session, tmp_path, "b.puffin", f1=[2], f2=[0])
+def test_two_vectors_for_a_file(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    both = vectors(spark, tmp_path, "a.puffin", f1=[1]).unionByName(
+        vectors(spark, tmp_path, "b.puffin", f1=[2], f2=[0])
     )
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=both), "/data/f1 gets two deletion vectors")
 
 
-def test_two_vectors_for_a_file_by_two_deltas(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    first, second = (vectors(spark_session, tmp_path, f"{name}.puffin", f1=[1]) for name in "ab")
+def test_two_vectors_for_a_file_by_two_deltas(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    first, second = (vectors(spark, tmp_path, f"{name}.puffin", f1=[1]) for name in "ab")
 
     def change(tx: Any) -> None:
         tx.update_snapshot().row_delta(deletes=first).row_delta(deletes=second)
@@ -109,36 +109,34 @@ def test_two_vectors_for_a_file_by_two_deltas(table: sm.Table, spark_session: Sp
 
 
 @pytest.mark.parametrize("part", ["b", None])
-def test_a_vector_of_another_partition(
-    table: sm.Table, spark_session: SparkSession, tmp_path: Path, part: str | None
-) -> None:
-    vector = vectors(spark_session, tmp_path, "a.puffin", f1=[1])
+def test_a_vector_of_another_partition(table: sm.Table, spark: SparkSession, tmp_path: Path, part: str | None) -> None:
+    vector = vectors(spark, tmp_path, "a.puffin", f1=[1])
     foreign = vector.withColumn("partition", F.struct(F.lit(part).cast("string").alias("s"), "partition.id_bucket"))
     problem = f"partition of the deletion vector of /data/f1 is .*{part or 'None|null'}.*: the file is in .*a"
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=foreign), problem)
 
 
-def test_a_vector_of_more_rows_than_its_file(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    longer = vectors(spark_session, tmp_path, "a.puffin", f1=list(range(11)))
+def test_a_vector_of_more_rows_than_its_file(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    longer = vectors(spark, tmp_path, "a.puffin", f1=list(range(11)))
     problem = "record_count of the deletion vector of /data/f1 is 11: the file has 10 rows"
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=longer), problem)
 
 
-def test_a_vector_of_no_live_file(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    lost = vectors(spark_session, tmp_path, "a.puffin", f1=[1], f77=[2])
+def test_a_vector_of_no_live_file(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    lost = vectors(spark, tmp_path, "a.puffin", f1=[1], f77=[2])
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=lost), "/data/f77.* is not a live file")
 
 
-def test_a_vector_of_a_file_that_goes(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    vector = vectors(spark_session, tmp_path, "a.puffin", f1=[1])
-    gone = spark_session.sql("SELECT '/data/f1' file_path")
+def test_a_vector_of_a_file_that_goes(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    vector = vectors(spark, tmp_path, "a.puffin", f1=[1])
+    gone = spark.sql("SELECT '/data/f1' file_path")
     problem = "/data/f1"
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=vector, removed=gone), problem)
 
 
-def test_a_vector_of_a_file_that_comes_with_it(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    vector = vectors(spark_session, tmp_path, "a.puffin", f9=[1, 2])
-    new = files(spark_session, 9)
+def test_a_vector_of_a_file_that_comes_with_it(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    vector = vectors(spark, tmp_path, "a.puffin", f9=[1, 2])
+    new = files(spark, 9)
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(new, deletes=vector))
     rows = table.scan().plan_files().collect()
     planned = {row.file_path: [delete.record_count for delete in row.deletes] for row in rows}
@@ -155,16 +153,16 @@ def test_a_vector_of_a_file_that_comes_with_it(table: sm.Table, spark_session: S
     ],
 )
 def test_a_vector_that_forgets_positions(
-    table: sm.Table, spark_session: SparkSession, tmp_path: Path, positions: list[int], problem: str
+    table: sm.Table, spark: SparkSession, tmp_path: Path, positions: list[int], problem: str
 ) -> None:
-    first = vectors(spark_session, tmp_path, "a.puffin", f1=[0, 5, 6], f2=[1])
+    first = vectors(spark, tmp_path, "a.puffin", f1=[0, 5, 6], f2=[1])
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=first))
-    second = vectors(spark_session, tmp_path, "b.puffin", f2=[1, 3], f1=positions)
+    second = vectors(spark, tmp_path, "b.puffin", f2=[1, 3], f1=positions)
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=second), problem)
 
 
-def test_equality_deletes_of_an_unknown_column(table: sm.Table, spark_session: SparkSession) -> None:
-    deletes = equality_deletes(spark_session, 1, 99)
+def test_equality_deletes_of_an_unknown_column(table: sm.Table, spark: SparkSession) -> None:
+    deletes = equality_deletes(spark, 1, 99)
     problem = r"equality_ids of file /data/e1 is \[1, 99\]: no schema"
     with pytest.raises(Exception, match=problem) as caught:
         commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=deletes))
@@ -172,46 +170,46 @@ def test_equality_deletes_of_an_unknown_column(table: sm.Table, spark_session: S
     assert live(table.refresh()) == ["f1", "f2", "f5"]
 
 
-def test_a_path_that_is_null(table: sm.Table, spark_session: SparkSession) -> None:
-    gone = spark_session.sql("SELECT '/data/f1' AS file_path UNION ALL SELECT NULL")
+def test_a_path_that_is_null(table: sm.Table, spark: SparkSession) -> None:
+    gone = spark.sql("SELECT '/data/f1' AS file_path UNION ALL SELECT NULL")
     refused(table, lambda tx: tx.update_snapshot().delete(gone), "None|null|is not a live file")
 
 
-def test_a_file_that_is_removed_twice(table: sm.Table, spark_session: SparkSession) -> None:
-    gone = spark_session.sql("SELECT '/data/f1' AS file_path UNION ALL SELECT '/data/f1'")
+def test_a_file_that_is_removed_twice(table: sm.Table, spark: SparkSession) -> None:
+    gone = spark.sql("SELECT '/data/f1' AS file_path UNION ALL SELECT '/data/f1'")
     refused(table, lambda tx: tx.update_snapshot().delete(gone), "/data/f1 is to be removed twice")
 
 
-def test_a_hint_that_is_wrong_costs_time_alone(table: sm.Table, spark_session: SparkSession) -> None:
+def test_a_hint_that_is_wrong_costs_time_alone(table: sm.Table, spark: SparkSession) -> None:
     """What rows say of where their files stand is where a commit looks first, and no more."""
-    gone = files(spark_session, 2).withColumn("partition", F.struct(F.lit("z").alias("s"), F.lit(3).alias("id_bucket")))
+    gone = files(spark, 2).withColumn("partition", F.struct(F.lit("z").alias("s"), F.lit(3).alias("id_bucket")))
     gone = gone.withColumns({"spec_id": F.lit(0), "manifest_path": F.lit("/nowhere")})
     table = commit(table, lambda tx: tx.update_snapshot().delete(gone))
     assert live(table) == ["f1", "f5"]
 
 
-def test_a_rewrite_of_other_kinds_of_files(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
+def test_a_rewrite_of_other_kinds_of_files(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
     data, vector = (
-        spark_session.sql("SELECT '/data/f2' file_path"),
-        vectors(spark_session, tmp_path, "a.puffin", f1=[1]),
+        spark.sql("SELECT '/data/f2' file_path"),
+        vectors(spark, tmp_path, "a.puffin", f1=[1]),
     )
     refused(
         table, lambda tx: tx.update_snapshot().rewrite(data, None, vector), "a rewrite adds deletes and removes none"
     )
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=vector))
-    removed, new = vector.select("file_path", "content_offset"), files(spark_session, 9, records=0)
+    removed, new = vector.select("file_path", "content_offset"), files(spark, 9, records=0)
     refused(table, lambda tx: tx.update_snapshot().rewrite(removed, new), "a rewrite adds data files and removes none")
 
 
-def test_a_vector_of_no_rows(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    empty = changed(vectors(spark_session, tmp_path, "a.puffin", f1=[1]), record_count=0)
+def test_a_vector_of_no_rows(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
+    empty = changed(vectors(spark, tmp_path, "a.puffin", f1=[1]), record_count=0)
     problem = "record_count of file .*a.puffin is 0: a deletion vector deletes at least one row"
     refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=empty), problem)
 
 
 @pytest.mark.parametrize("bad", ["/data/f1", ["/data/f1"], 5])
-def test_files_that_are_no_frame(empty: sm.Table, spark_session: SparkSession, bad: Any) -> None:
-    update, good = empty.transaction().update_snapshot(), files(spark_session, 1)
+def test_files_that_are_no_frame(empty: sm.Table, spark: SparkSession, bad: Any) -> None:
+    update, good = empty.transaction().update_snapshot(), files(spark, 1)
     for change in (
         lambda: update.delete(bad),
         lambda: update.overwrite(good, bad),

@@ -25,10 +25,10 @@ ROOT_LIMITS = {"write.tree.direct-files": "100", "write.tree.flush-data-files": 
 
 
 @pytest.fixture
-def empty(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+def empty(spark: SparkSession, tmp_path: Path) -> sm.Table:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
     quick = {"commit.retry.min-wait-ms": "1"}
-    return catalog.create_table("db.t", SCHEMA, SPEC, properties=quick, format_version=4, spark=spark_session)
+    return catalog.create_table("db.t", SCHEMA, SPEC, properties=quick, format_version=4, spark=spark)
 
 
 def orphans(table: sm.Table) -> set[str]:
@@ -56,13 +56,13 @@ def leaves(table: sm.Table) -> set[str]:
 
 
 def test_a_search_opens_only_what_others_wrote(
-    empty: sm.Table, spark_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+    empty: sm.Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
     for number in range(6):
-        table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, number)))  # noqa: B023
+        table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, number)))  # noqa: B023
     stale, known = table, leaves(table)
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 7)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 7)))
     opened: list[str] = []
     read_range = LocalFiles.read_range
 
@@ -71,7 +71,7 @@ def test_a_search_opens_only_what_others_wrote(
         return read_range(self, location, offset, size)
 
     monkeypatch.setattr(LocalFiles, "read_range", counted)
-    table = commit(stale, lambda tx: tx.update_snapshot().delete(named(spark_session, 2, 4)))
+    table = commit(stale, lambda tx: tx.update_snapshot().delete(named(spark, 2, 4)))
     assert live(table) == ["f0", "f1", "f3", "f5", "f7"]
     # Of each leaf its footer and some columns are read, once; of the other commit's leaf nothing, as all were found.
     first = [location for location in opened if location in known]
@@ -82,9 +82,8 @@ def test_a_search_opens_only_what_others_wrote(
 @pytest.mark.parametrize("limits", [LEAF_LIMITS, ROOT_LIMITS], ids=["leaves", "root"])
 @pytest.mark.parametrize("change", ["append", "delete", "filter", "vectors", "partitions"])
 def test_nothing_stays_of_an_attempt_that_lost(
-    empty: sm.Table, spark_session: SparkSession, tmp_path: Path, limits: dict[str, str], change: str
+    empty: sm.Table, spark: SparkSession, tmp_path: Path, limits: dict[str, str], change: str
 ) -> None:
-    spark = spark_session
     table = commit(empty, lambda tx: tx.set_properties(limits))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1, 2)))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3, part="b")))
@@ -113,9 +112,8 @@ def test_nothing_stays_of_an_attempt_that_lost(
     assert [row.asDict() for row in table.check().collect()] == []
 
 
-def test_a_flush_that_no_longer_fits_is_deleted(empty: sm.Table, spark_session: SparkSession) -> None:
+def test_a_flush_that_no_longer_fits_is_deleted(empty: sm.Table, spark: SparkSession) -> None:
     """The other commit removed a file that the first attempt had moved into a leaf."""
-    spark = spark_session
     table = commit(empty, lambda tx: tx.set_properties(ROOT_LIMITS))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1, 2)))
     stale = table
@@ -127,9 +125,8 @@ def test_a_flush_that_no_longer_fits_is_deleted(empty: sm.Table, spark_session: 
 
 
 @pytest.mark.parametrize("direct", ["0", "100"])
-def test_nothing_stays_of_a_commit_that_failed(empty: sm.Table, spark_session: SparkSession, direct: str) -> None:
+def test_nothing_stays_of_a_commit_that_failed(empty: sm.Table, spark: SparkSession, direct: str) -> None:
     """Leaves, Puffin files and roots of all attempts are deleted, since none was committed."""
-    spark = spark_session
     limits = {**LEAF_LIMITS, "write.tree.direct-files": direct, "commit.retry.num-retries": "0"}
     table = commit(empty, lambda tx: tx.set_properties(limits))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1, 2)))
@@ -142,9 +139,8 @@ def test_nothing_stays_of_a_commit_that_failed(empty: sm.Table, spark_session: S
     assert live(table.refresh()) == ["f0", "f2"]
 
 
-def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark_session: SparkSession) -> None:
+def test_a_failed_transaction_can_be_committed_again(empty: sm.Table, spark: SparkSession) -> None:
     """What it had written is gone: it writes it anew."""
-    spark = spark_session
     table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0)))
     tx = table.transaction()
@@ -166,7 +162,7 @@ def with_property(table: sm.Table, name: str, value: str) -> sm.Table:
 
 
 def test_a_success_that_can_not_be_checked_at_first_keeps_its_files(
-    empty: sm.Table, spark_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+    empty: sm.Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to the publication is lost, and a property of the check is invalid."""
     table = with_property(empty, "commit.status-check.num-retries", "x")
@@ -177,7 +173,7 @@ def test_a_success_that_can_not_be_checked_at_first_keeps_its_files(
         raise OSError("timeout")
 
     monkeypatch.setattr(LocalFiles, "publish", lost)
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 0)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0)))
     assert live(table.refresh()) == ["f0"]
 
 
@@ -194,15 +190,14 @@ def test_invalid_retries_are_refused_when_they_are_set(empty: sm.Table, name: st
     assert key not in commit(table, lambda tx: tx.remove_properties(key)).properties
 
 
-def test_a_negative_number_of_retries_is_none(empty: sm.Table, spark_session: SparkSession) -> None:
+def test_a_negative_number_of_retries_is_none(empty: sm.Table, spark: SparkSession) -> None:
     table = commit(empty, lambda tx: tx.set_properties({"commit.retry.num-retries": "-1"}))
-    commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 0)))
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0)))
     with pytest.raises(CommitFailedError):
-        commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+        commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
 
 
-def test_a_file_that_another_commit_removed(empty: sm.Table, spark_session: SparkSession) -> None:
-    spark = spark_session
+def test_a_file_that_another_commit_removed(empty: sm.Table, spark: SparkSession) -> None:
     table = commit(empty, lambda tx: tx.set_properties(LEAF_LIMITS))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 0, 1)))
     stale = table
@@ -212,9 +207,8 @@ def test_a_file_that_another_commit_removed(empty: sm.Table, spark_session: Spar
     assert live(table.refresh()) == ["f0"]
 
 
-def test_a_root_that_loses_what_it_gains_stays_flat(empty: sm.Table, spark_session: SparkSession) -> None:
+def test_a_root_that_loses_what_it_gains_stays_flat(empty: sm.Table, spark: SparkSession) -> None:
     """A day is appended, another is dropped: leaves of which nothing is live leave the root without a compaction."""
-    spark = spark_session
     table = commit(empty, lambda tx: tx.set_properties({"write.tree.direct-files": "0"}))
     sizes = []
     for day in range(1000 if SOAK else 8):

@@ -28,9 +28,9 @@ SPEC = PartitionSpec(
 
 
 @pytest.fixture
-def table(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
+def table(spark: SparkSession, tmp_path: Path) -> sm.Table:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    return catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark_session)
+    return catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)
 
 
 def files(spark: SparkSession, *ids: int, part: str | None = "a", records: int = 10) -> DataFrame:
@@ -122,9 +122,9 @@ def written(table: sm.Table) -> set[str]:
     return {path.name for path in (Path(table.location()) / "metadata").iterdir()}
 
 
-def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark_session: SparkSession) -> None:
+def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark: SparkSession) -> None:
     before = written(table)
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
     new = written(table) - before
     assert len([name for name in new if "root" in name]) == 1
     assert {name for name in new if "root" not in name} - {"version-hint.text"} == {"v2.metadata.json"}
@@ -137,24 +137,24 @@ def test_small_append_writes_a_root_and_a_metadata_file(table: sm.Table, spark_s
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "9" * 5000])
-def test_limits_that_can_not_be(table: sm.Table, spark_session: SparkSession, value: str) -> None:
+def test_limits_that_can_not_be(table: sm.Table, spark: SparkSession, value: str) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": value}))
     before = written(table)
     with pytest.raises(sm.ValidationError, match=r"write.tree.direct-files is '.* expected a whole number"):
-        commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+        commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     assert written(table) == before
 
 
-def test_the_largest_limit(table: sm.Table, spark_session: SparkSession) -> None:
+def test_the_largest_limit(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "9" * 18}))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     assert live(table) == ["f1"]
 
 
-def test_filters_prune_by_partition_and_stats(table: sm.Table, spark_session: SparkSession) -> None:
+def test_filters_prune_by_partition_and_stats(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 9, part=None)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 9, part=None)))
     assert live(table, "s = 'a'") == ["f1", "f2", "f3"]
     assert live(table, "s is null") == ["f9"]
     assert live(table, "id >= 30 and id < 95") == ["f3", "f9"]
@@ -163,11 +163,11 @@ def test_filters_prune_by_partition_and_stats(table: sm.Table, spark_session: Sp
     assert live(table, "id < 25 and s in ('a', 'c')") == ["f1", "f2"]
 
 
-def test_leaves_are_masked_and_roots_keep_tombstones_once(table: sm.Table, spark_session: SparkSession) -> None:
+def test_leaves_are_masked_and_roots_keep_tombstones_once(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "2"}))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 4)))
-    gone = spark_session.sql("SELECT '/data/f2' file_path UNION ALL SELECT '/data/f4'")
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 4)))
+    gone = spark.sql("SELECT '/data/f2' file_path UNION ALL SELECT '/data/f4'")
     before = written(table)
     table = commit(table, lambda tx: tx.update_snapshot().delete(gone))
     assert len(written(table) - before - {"version-hint.text"}) == 2
@@ -180,22 +180,21 @@ def test_leaves_are_masked_and_roots_keep_tombstones_once(table: sm.Table, spark
     assert table.current_snapshot().summary.additional_properties["deleted-data-files"] == "1"  # type: ignore[union-attr]
 
 
-def test_row_ids_go_on_from_commit_to_commit(table: sm.Table, spark_session: SparkSession) -> None:
+def test_row_ids_go_on_from_commit_to_commit(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3)))
     ids = {row.file_path: row.first_row_id for row in table.scan().plan_files().collect()}
     assert sorted(ids.values()) == [0, 10, 20]
     assert ids["/data/f3"] == 20
     assert table.metadata.next_row_id == 30  # type: ignore[union-attr]
     flushed = commit(table, lambda tx: tx.set_properties({"write.tree.flush-data-files": "0"}))
-    flushed = commit(flushed, lambda tx: tx.update_snapshot().append(files(spark_session, 4)))
+    flushed = commit(flushed, lambda tx: tx.update_snapshot().append(files(spark, 4)))
     assert [(kind, status) for kind, _, status in root(flushed)] == [(3, 0), (3, 0), (0, 1)]
     assert {row.file_path: row.first_row_id for row in flushed.scan().plan_files().collect()} == {**ids, "/data/f4": 30}
 
 
-def test_deletion_vectors_replace_each_other(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    spark = spark_session
+def test_deletion_vectors_replace_each_other(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
     first = vectors(spark, tmp_path, "one.puffin", f1=[0, 5], f2=[1])
     table = commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=first))
@@ -214,50 +213,46 @@ def test_deletion_vectors_replace_each_other(table: sm.Table, spark_session: Spa
         commit(table, lambda tx: tx.update_snapshot().row_delta(deletes=missing))
 
 
-def test_delete_by_filter_takes_whole_files_only(table: sm.Table, spark_session: SparkSession) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3, part="b")))
+def test_delete_by_filter_takes_whole_files_only(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3, part="b")))
     with pytest.raises(ValidationError, match="some of its rows may not match id < 15"):
         commit(table, lambda tx: tx.update_snapshot().delete(row_filter="id < 15"))
     table = commit(table, lambda tx: tx.update_snapshot().delete(row_filter="s = 'a' and id < 20"))
     assert live(table) == ["f2", "f3"]
-    table = commit(table, lambda tx: tx.update_snapshot().overwrite(files(spark_session, 7), row_filter="s = 'b'"))
+    table = commit(table, lambda tx: tx.update_snapshot().overwrite(files(spark, 7), row_filter="s = 'b'"))
     assert live(table) == ["f2", "f7"]
     assert table.current_snapshot().operation == "overwrite"  # type: ignore[union-attr]
 
 
-def test_replace_partitions(table: sm.Table, spark_session: SparkSession) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 5)))
-    table = commit(table, lambda tx: tx.update_snapshot().replace_partitions(files(spark_session, 9)))
+def test_replace_partitions(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 5)))
+    table = commit(table, lambda tx: tx.update_snapshot().replace_partitions(files(spark, 9)))
     assert live(table) == ["f2", "f9"]
     assert table.current_snapshot().summary.additional_properties["replace-partitions"] == "true"  # type: ignore[union-attr]
 
 
-def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(
-    table: sm.Table, spark_session: SparkSession
-) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, part="b")))
+def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, part="b")))
     table = commit(table, lambda tx: tx.update_spec().remove_field("s").remove_field("id_bucket").commit())
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3).drop("partition")))
-    replaced = commit(
-        table, lambda tx: tx.update_snapshot().replace_partitions(files(spark_session, 9).drop("partition"))
-    )
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3).drop("partition")))
+    replaced = commit(table, lambda tx: tx.update_snapshot().replace_partitions(files(spark, 9).drop("partition")))
     assert live(table) == ["f1", "f2", "f3"]
     assert live(replaced) == ["f9"]
 
 
-def test_a_delete_of_nothing_from_an_empty_table(table: sm.Table, spark_session: SparkSession) -> None:
-    nothing = files(spark_session, 1).select("file_path").where("false")
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)).delete(nothing))
+def test_a_delete_of_nothing_from_an_empty_table(table: sm.Table, spark: SparkSession) -> None:
+    nothing = files(spark, 1).select("file_path").where("false")
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)).delete(nothing))
     assert live(table) == ["f1"]
 
 
-def test_one_transaction_holds_several_changes(table: sm.Table, spark_session: SparkSession) -> None:
+def test_one_transaction_holds_several_changes(table: sm.Table, spark: SparkSession) -> None:
     with table.transaction() as tx:
         tx.set_properties({"owner": "me"})
-        tx.update_snapshot().append(files(spark_session, 1))
+        tx.update_snapshot().append(files(spark, 1))
         tx.update_schema().add_column("n", IntegerType()).commit()
-        tx.update_snapshot(snapshot_properties={"note": "second"}).append(files(spark_session, 2))
+        tx.update_snapshot(snapshot_properties={"note": "second"}).append(files(spark, 2))
     table = table.refresh()
     assert table.metadata_location.endswith("v2.metadata.json")
     assert table.properties["owner"] == "me"
@@ -294,14 +289,14 @@ LATE_FILES: dict[str, Callable[[Any, DataFrame], Any]] = {
 }
 
 
-def test_changes_after_the_commit_are_refused(table: sm.Table, spark_session: SparkSession) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+def test_changes_after_the_commit_are_refused(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     with table.transaction() as tx:
         schema = tx.update_schema().add_column("late", LongType())
-        update = tx.update_snapshot().append(files(spark_session, 2))
+        update = tx.update_snapshot().append(files(spark, 2))
         table = tx.commit()
     assert tx.commit() is table
-    late = files(spark_session, 3)
+    late = files(spark, 3)
     for name, change in LATE.items():
         with pytest.raises(ValidationError, match="the transaction is committed"):
             pytest.fail(f"{name} is lost: {change(tx, late)}")
@@ -313,8 +308,8 @@ def test_changes_after_the_commit_are_refused(table: sm.Table, spark_session: Sp
     assert table.refresh().metadata_location == table.metadata_location
 
 
-def test_a_builder_that_has_committed_takes_no_more_changes(table: sm.Table, spark_session: SparkSession) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+def test_a_builder_that_has_committed_takes_no_more_changes(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     snapshot = table.current_snapshot()
     assert snapshot is not None
     manage = table.manage_snapshots().create_tag(snapshot.snapshot_id, "first")
@@ -324,24 +319,24 @@ def test_a_builder_that_has_committed_takes_no_more_changes(table: sm.Table, spa
     assert sorted(table.refresh().refs()) == ["first", "main"]
 
 
-def test_branches_have_trees_of_their_own(table: sm.Table, spark_session: SparkSession) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
+def test_branches_have_trees_of_their_own(table: sm.Table, spark: SparkSession) -> None:
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     first = table.current_snapshot().snapshot_id  # type: ignore[union-attr]
     table = commit(table, lambda tx: tx.manage_snapshots().create_branch(first, "audit").commit())
-    table = commit(table, lambda tx: tx.update_snapshot("audit").append(files(spark_session, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot("audit").append(files(spark, 2)))
     assert live(table) == ["f1"]
     branch = table.scan().use_ref("audit").plan_files().select("file_path").collect()
     assert sorted(row.file_path for row in branch) == ["/data/f1", "/data/f2"]
     with pytest.raises(ValidationError, match="has no branch 'nope'"):
-        commit(table, lambda tx: tx.update_snapshot("nope").append(files(spark_session, 3)))
+        commit(table, lambda tx: tx.update_snapshot("nope").append(files(spark, 3)))
 
 
-def test_large_vectors_leave_the_root(table: sm.Table, spark_session: SparkSession) -> None:
+def test_large_vectors_leave_the_root(table: sm.Table, spark: SparkSession) -> None:
     limits = {"write.tree.direct-files": "1", "write.tree.inline-vector-bytes": "10"}
     table = commit(table, lambda tx: tx.set_properties(limits))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3, 4)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 3, 4)))
     for number in (2, 3):
-        gone = spark_session.sql(f"SELECT '/data/f{number}' file_path")
+        gone = spark.sql(f"SELECT '/data/f{number}' file_path")
         table = commit(table, lambda tx, gone=gone: tx.update_snapshot().delete(gone))
     assert table.state.tree is not None
     vector = table.state.tree.manifest_dvs.to_pylist()[0]
@@ -350,28 +345,28 @@ def test_large_vectors_leave_the_root(table: sm.Table, spark_session: SparkSessi
     assert live(table) == ["f1", "f4"]
 
 
-def test_writers_that_meet_both_win(table: sm.Table, spark_session: SparkSession) -> None:
+def test_writers_that_meet_both_win(table: sm.Table, spark: SparkSession) -> None:
     stale = table
-    commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
-    merged = commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
+    merged = commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 2)))
     assert live(merged) == ["f1", "f2"]
     sequences = [snapshot.sequence_number for snapshot in merged.snapshots()]
     assert sequences == [1, 2]
     stale = merged
-    gone = spark_session.sql("SELECT '/data/f1' file_path")
+    gone = spark.sql("SELECT '/data/f1' file_path")
     commit(merged, lambda tx: tx.update_snapshot().delete(gone))
     with pytest.raises(ValidationError, match="/data/f1 is not a live file of the table"):
         commit(stale, lambda tx: tx.update_snapshot().delete(gone))
-    nameless = spark_session.sql("SELECT CAST(NULL AS STRING) file_path")
+    nameless = spark.sql("SELECT CAST(NULL AS STRING) file_path")
     for bad, problem in ((gone.union(gone), "is to be removed twice"), (nameless, "file to remove is None")):
         with pytest.raises(ValidationError, match=f"{problem}$") as caught:
             commit(stale, lambda tx, bad=bad: tx.update_snapshot().delete(bad))
         assert not isinstance(caught.value, CommitConflictError)
 
 
-def test_threads_commit_one_after_the_other(table: sm.Table, spark_session: SparkSession) -> None:
+def test_threads_commit_one_after_the_other(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"commit.retry.num-retries": "20"}))
-    frames = {number: files(spark_session, number) for number in range(4)}
+    frames = {number: files(spark, number) for number in range(4)}
     failures: list[BaseException] = []
 
     def append(number: int) -> None:
@@ -389,11 +384,8 @@ def test_threads_commit_one_after_the_other(table: sm.Table, spark_session: Spar
     assert live(table.refresh()) == ["f0", "f1", "f2", "f3"]
 
 
-def test_rows_that_others_deleted_do_not_come_back(
-    table: sm.Table, spark_session: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_that_others_deleted_do_not_come_back(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
     """A rewrite began before a deletion vector came: its new file holds the deleted rows."""
-    spark = spark_session
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5)))
     stale = table
     table = commit(
@@ -411,9 +403,8 @@ def test_rows_that_others_deleted_do_not_come_back(
 
 @pytest.mark.parametrize("place", ["root", "leaf"])
 def test_a_vector_that_is_removed_and_replaced_by_one_commit_counts_once(
-    table: sm.Table, spark_session: SparkSession, tmp_path: Path, place: str
+    table: sm.Table, spark: SparkSession, tmp_path: Path, place: str
 ) -> None:
-    spark = spark_session
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "0" if place == "leaf" else "9"}))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5, 9)))
     old = vectors(spark, tmp_path, "old.puffin", f1=[3, 4], f5=[1], f9=[7])
@@ -434,10 +425,9 @@ def test_a_vector_that_is_removed_and_replaced_by_one_commit_counts_once(
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_vector_of_a_file_that_came_back_elsewhere_is_found(
-    table: sm.Table, spark_session: SparkSession, tmp_path: Path, at_once: bool
+    table: sm.Table, spark: SparkSession, tmp_path: Path, at_once: bool
 ) -> None:
     """The file left its leaf, by the same commit or another: a delete leaf of that leaf would hide the vector."""
-    spark = spark_session
     limits = {"write.tree.direct-files": "0", "write.tree.affiliated-deletes": "1"}
     table = commit(table, lambda tx: tx.set_properties(limits))
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 5, 9)))
@@ -457,8 +447,7 @@ def test_a_vector_of_a_file_that_came_back_elsewhere_is_found(
 
 
 @pytest.mark.parametrize(("filters", "conflicts"), [("s = 'a'", True), ("s = 'z'", False), ("id > 1000", False)])
-def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, filters: str, conflicts: bool) -> None:
-    spark = spark_session
+def test_serializable_isolation(table: sm.Table, spark: SparkSession, filters: str, conflicts: bool) -> None:
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
     stale = table
     other = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2))).current_snapshot()
@@ -474,8 +463,7 @@ def test_serializable_isolation(table: sm.Table, spark_session: SparkSession, fi
         assert live(commit(stale, overwrite)) == ["f1", "f2", "f7"]
 
 
-def test_snapshot_isolation(table: sm.Table, spark_session: SparkSession, tmp_path: Path) -> None:
-    spark = spark_session
+def test_snapshot_isolation(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
     stale = table
     table = commit(
@@ -504,30 +492,28 @@ def test_snapshot_isolation(table: sm.Table, spark_session: SparkSession, tmp_pa
         ({"partition": None}, "partition of file /data/f1 has no field s"),
     ],
 )
-def test_bad_files_are_refused(
-    table: sm.Table, spark_session: SparkSession, change: dict[str, Any], problem: str
-) -> None:
-    good = files(spark_session, 1).toArrow()
+def test_bad_files_are_refused(table: sm.Table, spark: SparkSession, change: dict[str, Any], problem: str) -> None:
+    good = files(spark, 1).toArrow()
     name, value = next(iter(change.items()))
     index = good.column_names.index(name)
     bad = good.set_column(index, name, pa.array([value], good.schema.field(name).type))
     before = written(table)
     with pytest.raises(ValidationError, match=problem):
-        commit(table, lambda tx: tx.update_snapshot().append(spark_session.createDataFrame(bad)))
+        commit(table, lambda tx: tx.update_snapshot().append(spark.createDataFrame(bad)))
     assert written(table) == before
 
 
 @pytest.mark.parametrize("format_version", [2, 3])
-def test_tables_with_lists(spark_session: SparkSession, tmp_path: Path, format_version: int) -> None:
+def test_tables_with_lists(spark: SparkSession, tmp_path: Path, format_version: int) -> None:
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    stale = catalog.create_table("db.old", SCHEMA, SPEC, format_version=format_version, spark=spark_session)
-    commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
-    commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 3)))
-    table = commit(stale.refresh(), lambda tx: tx.update_snapshot().delete(named(spark_session, "/data/f1")))
+    stale = catalog.create_table("db.old", SCHEMA, SPEC, format_version=format_version, spark=spark)
+    commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
+    commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 3)))
+    table = commit(stale.refresh(), lambda tx: tx.update_snapshot().delete(named(spark, "/data/f1")))
     assert live(table) == ["f2", "f3"]
     before = written(table)
     with pytest.raises(ValidationError, match="/data/f2 is in the table already"):
-        commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
+        commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2)))
     assert written(table) == before
 
 
@@ -535,22 +521,22 @@ def named(spark: SparkSession, path: str) -> DataFrame:
     return spark.sql(f"SELECT '{path}' AS file_path")
 
 
-def test_tables_of_sql_catalogs(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_tables_of_sql_catalogs(spark: SparkSession, tmp_path: Path) -> None:
     catalog = sm.load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
     catalog.pyiceberg.create_namespace("db")  # type: ignore[attr-defined]
-    table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark_session)  # type: ignore[attr-defined]
+    table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=4, spark=spark)  # type: ignore[attr-defined]
     stale = table
-    commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1)))
-    commit(stale, lambda tx: tx.update_snapshot().append(files(spark_session, 2)))
-    assert live(catalog.load_table("db.t", spark_session)) == ["f1", "f2"]
+    commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1)))
+    commit(stale, lambda tx: tx.update_snapshot().append(files(spark, 2)))
+    assert live(catalog.load_table("db.t", spark)) == ["f1", "f2"]
     assert live(stale.refresh()) == ["f1", "f2"]
 
 
-def test_metadata_tables_of_all_snapshots(table: sm.Table, spark_session: SparkSession) -> None:
+def test_metadata_tables_of_all_snapshots(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.set_properties({"write.tree.direct-files": "1"}))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2)))
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 3)))
-    table = commit(table, lambda tx: tx.update_snapshot().delete(spark_session.sql("SELECT '/data/f1' file_path")))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().delete(spark.sql("SELECT '/data/f1' file_path")))
     inspect = table.inspect
     assert {row.file_path for row in inspect.all_files().collect()} == {"/data/f1", "/data/f2", "/data/f3"}
     assert [row.file_path for row in inspect.files().orderBy("file_path").collect()] == ["/data/f2", "/data/f3"]
@@ -572,11 +558,11 @@ def test_metadata_tables_of_all_snapshots(table: sm.Table, spark_session: SparkS
 
 
 def test_files_of_one_table_are_appended_to_another_as_they_are(
-    table: sm.Table, spark_session: SparkSession, tmp_path: Path
+    table: sm.Table, spark: SparkSession, tmp_path: Path
 ) -> None:
-    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark_session, 1, 2, 3)))
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, 3)))
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    other = catalog.create_table("db.other", SCHEMA, SPEC, format_version=4, spark=spark_session)  # type: ignore[attr-defined]
+    other = catalog.create_table("db.other", SCHEMA, SPEC, format_version=4, spark=spark)  # type: ignore[attr-defined]
     other = commit(other, lambda tx: tx.update_snapshot().append(table.inspect.files()))
     left, right = (
         sorted(either.inspect.files().drop("first_row_id").collect(), key=lambda row: row.file_path)
@@ -587,15 +573,15 @@ def test_files_of_one_table_are_appended_to_another_as_they_are(
 
 @pytest.mark.parametrize("format_version", [2, 4])
 def test_a_new_column_gets_no_id_that_another_commit_has_assigned(
-    spark_session: SparkSession, tmp_path: Path, format_version: int
+    spark: SparkSession, tmp_path: Path, format_version: int
 ) -> None:
     """The schema is the same again, but data files hold the dropped column under the id that the new one would get."""
     catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    table = catalog.create_table("db.ids", SCHEMA, format_version=format_version, spark=spark_session)
+    table = catalog.create_table("db.ids", SCHEMA, format_version=format_version, spark=spark)
     transaction = table.transaction()
     transaction.update_schema().add_column("n", IntegerType()).commit()
     table.update_schema().add_column("n", IntegerType()).commit()
-    table.refresh().append(spark_session.sql("SELECT 1L id, 'a' s, 4444 n"))
+    table.refresh().append(spark.sql("SELECT 1L id, 'a' s, 4444 n"))
     table.refresh().update_schema().delete_column("n").commit()
     assert table.refresh().schema() == table.schema()
     with pytest.raises(CommitConflictError, match="last assigned field id has changed"):

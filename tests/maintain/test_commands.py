@@ -21,9 +21,9 @@ JOB = Path(__file__).parents[2] / "jobs" / "compact_manifests.py"
 
 
 @pytest.fixture(scope="module")
-def table(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
+def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
     """Three small leaves, which nobody rewrites for good: each test looks at the plan, or at a table of its own."""
-    return filled_table(spark_session, tmp_path_factory.mktemp("commands"))
+    return filled_table(spark, tmp_path_factory.mktemp("commands"))
 
 
 def filled_table(spark: SparkSession, folder: Path) -> sm.Table:
@@ -57,8 +57,8 @@ def test_a_plan_changes_nothing(table: sm.Table, capsys: pytest.CaptureFixture[s
     assert table.refresh().metadata_location == table.metadata_location
 
 
-def test_commit(spark_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = filled_table(spark_session, tmp_path)
+def test_commit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = filled_table(spark, tmp_path)
     result = json.loads(command(table.location(), "--max-entries", "4", "--commit", "-o", "json"))
     counts = {key: value for key, value in result["committed"].items() if key != "snapshot_id"}
     assert counts == {"manifests_created": 1, "manifests_replaced": 2, "manifests_kept": 1, "entries_processed": 4}
@@ -71,8 +71,8 @@ def test_commit(spark_session: SparkSession, tmp_path: Path, capsys: pytest.Capt
     assert "need no compaction" in command(table.location(), "--commit")
 
 
-def test_files_and_result_are_lines_of_json(spark_session: SparkSession, tmp_path: Path) -> None:
-    table = filled_table(spark_session, tmp_path)
+def test_files_and_result_are_lines_of_json(spark: SparkSession, tmp_path: Path) -> None:
+    table = filled_table(spark, tmp_path)
     printed = command(table.location(), "--files", "--commit", "--output", "json")
     *rows, result = map(json.loads, printed.splitlines())
     assert [row["reasons"] for row in rows] == [["small"]] * 3
@@ -103,10 +103,10 @@ def test_an_empty_list_of_columns_is_an_error(table: sm.Table) -> None:
     assert "cluster_by names ''" in command(table.location(), "--cluster-by", "", code=1)
 
 
-def test_an_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_an_upgrade(spark: SparkSession, tmp_path: Path) -> None:
     upgrade = partial(command, name="upgrade")
     catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
-    version_2: sm.Table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=2, spark=spark_session)
+    version_2: sm.Table = catalog.create_table("db.t", SCHEMA, SPEC, format_version=2, spark=spark)
     location = version_2.location()
     text = upgrade(location)
     assert "format version 2 becomes 4, with a metadata tree\n2 new expressions for 1 partition specs" in text

@@ -16,8 +16,8 @@ EAGER = {"write.tree.direct-files": "1", "write.tree.affiliated-deletes": "2"}
 
 
 @pytest.fixture
-def table(spark_session: SparkSession, tmp_path: Path) -> sm.Table:
-    return new_table(spark_session, tmp_path)
+def table(spark: SparkSession, tmp_path: Path) -> sm.Table:
+    return new_table(spark, tmp_path)
 
 
 def new_table(spark: SparkSession, folder: Path) -> sm.Table:
@@ -167,8 +167,8 @@ def changes(table: sm.Table) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def untouched(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
-    return append(new_table(spark_session, tmp_path_factory.mktemp("untouched")), 1, 2)
+def untouched(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> sm.Table:
+    return append(new_table(spark, tmp_path_factory.mktemp("untouched")), 1, 2)
 
 
 @pytest.mark.parametrize(

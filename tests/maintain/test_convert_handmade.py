@@ -69,11 +69,11 @@ def deleted(table: sm.Table, *paths: str) -> sm.Table:
     return table.refresh()
 
 
-def test_an_upgrade_that_compacts(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
     """One commit: data and deletes get the tree's layout, affiliated; position delete files stay, and are named."""
-    expected = loaded(spark_session, with_deletes(tmp_path / "expected")).maintenance.upgrade(4).commit()
+    expected = loaded(spark, with_deletes(tmp_path / "expected")).maintenance.upgrade(4).commit()
     expected = deleted(expected, "b1")
-    table = loaded(spark_session, with_deletes(tmp_path / "t"))
+    table = loaded(spark, with_deletes(tmp_path / "t"))
     before = seen(table)
     plan = table.maintenance.upgrade(4, compact=True)
     compaction = plan.summary().compaction
@@ -107,15 +107,15 @@ def test_an_upgrade_that_compacts(spark_session: SparkSession, tmp_path: Path) -
     assert table.check().collect() == []
 
 
-def test_commits_that_come_first(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_commits_that_come_first(spark: SparkSession, tmp_path: Path) -> None:
     """What they remove from manifests is masked in the new leaves. If manifests get other row ids, it is a conflict."""
-    table = loaded(spark_session, with_deletes(tmp_path / "t")).maintenance.upgrade(4).commit()
+    table = loaded(spark, with_deletes(tmp_path / "t")).maintenance.upgrade(4).commit()
     plan = table.maintenance.compact_manifests()
     other = deleted(table, "a3", "b1")
     after = plan.commit()
     assert seen(after) == seen(other)
     assert after.check().collect() == []
-    table = loaded(spark_session, with_deletes(tmp_path / "branched")).maintenance.upgrade(4).commit()
+    table = loaded(spark, with_deletes(tmp_path / "branched")).maintenance.upgrade(4).commit()
     table.manage_snapshots().create_branch(10, "other").commit()
     plan = table.refresh().maintenance.compact_manifests()
     with table.refresh().transaction() as tx:
@@ -134,11 +134,11 @@ def row_id(row: str) -> int:
     return int(json.loads(row)["first_row_id"])
 
 
-def test_columns_that_are_added_before_the_upgrade(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_columns_that_are_added_before_the_upgrade(spark: SparkSession, tmp_path: Path) -> None:
     """The upgrade then gives expressions other ids than the leaves have that are written already."""
     handmade = with_deletes(tmp_path / "t")
     handmade.specs = ((), ({"source-id": 2, "field-id": 1000, "name": "short", "transform": "truncate[10]"},))
-    table = loaded(spark_session, handmade)
+    table = loaded(spark, handmade)
     plan = table.maintenance.upgrade(4, compact=True)
     assert plan.summary().compaction is not None
     table.operations.commit(table.version, table.metadata.model_copy(update={"last_column_id": 200}))
@@ -147,12 +147,12 @@ def test_columns_that_are_added_before_the_upgrade(spark_session: SparkSession, 
     assert table.refresh().maintenance.upgrade(4, compact=True).commit().check().collect() == []
 
 
-def test_large_manifests_are_sorted_among_tasks(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_large_manifests_are_sorted_among_tasks(spark: SparkSession, tmp_path: Path) -> None:
     """By a column whose bounds only the manifests know: each new leaf has a range of it."""
     table = HandmadeTable(tmp_path, summaries=True)
     for start in (0, 1):
         table.add(0, 0, *(data(f"f{i}", 1, **long_bounds(7 * i % 1009, 7 * i % 1009)) for i in range(start, 900, 2)))
-    upgraded = loaded(spark_session, table).maintenance.upgrade(4).commit()
+    upgraded = loaded(spark, table).maintenance.upgrade(4).commit()
     plan = upgraded.maintenance.compact_manifests(cluster_by=["id"], target_leaf_bytes=200)
     assert {tuple(row.reasons) for row in plan.files().collect()} == {("layout",)}
     before, after = seen(upgraded), plan.commit()
@@ -164,10 +164,10 @@ def test_large_manifests_are_sorted_among_tasks(spark_session: SparkSession, tmp
     assert all(left[1] <= right[0] for left, right in pairwise(ranges))
 
 
-def test_entries_that_a_tree_cannot_hold(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_entries_that_a_tree_cannot_hold(spark: SparkSession, tmp_path: Path) -> None:
     table = HandmadeTable(tmp_path, summaries=True)
     table.add(0, 0, data("f0", 1), data("f1", None, status=0))
-    upgraded = loaded(spark_session, table).maintenance.upgrade(4).commit()
+    upgraded = loaded(spark, table).maintenance.upgrade(4).commit()
     problem = r"m0\.avro: version_info.sequence_number is None: the entry of f1 has none"
     with pytest.raises(ValidationError, match=problem):
         upgraded.maintenance.compact_manifests().commit()

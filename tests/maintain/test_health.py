@@ -73,8 +73,8 @@ def test_a_healthy_table(spark: SparkSession, tmp_path: Path, version: int) -> N
     assert report.entries.sizes == ((29, 6, 6 * LARGE),)
 
 
-def test_an_empty_table(spark_session: SparkSession, tmp_path: Path) -> None:
-    table = new_table(spark_session, tmp_path)
+def test_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path)
     report = table.maintenance.health()
     assert report.is_healthy
     assert "</html>" in report.html
@@ -234,8 +234,8 @@ def test_overlaps_by_column(spark: SparkSession, tmp_path: Path) -> None:
         report_of(table, spark, columns=["nothing"])
 
 
-def test_leaves_of_a_tree(spark_session: SparkSession, tmp_path: Path) -> None:
-    table = new_table(spark_session, tmp_path)
+def test_leaves_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path)
     for number in range(3):
         table = append(table, 10 * number, 10 * number + 1)
     report = table.maintenance.health()
@@ -250,13 +250,13 @@ def test_leaves_of_a_tree(spark_session: SparkSession, tmp_path: Path) -> None:
     assert (report.layout.masked, report.entries.files) == (3, 3)
 
 
-def test_files_in_the_root_and_in_leaves(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_files_in_the_root_and_in_leaves(spark: SparkSession, tmp_path: Path) -> None:
     table = TreeTable(tmp_path, BY_PART)
     leaf = table.leaf("m1", tree_data("d1"), tree_data("d2", "b"))
     vector = table.vector("d1", {1, 2})
     gone = table.vector("gone", {1})
     table.snapshot(added=[leaf, vector, gone, *(tree_data(f"r{number}") for number in range(101))])
-    report = table.load(spark_session).maintenance.health(min_small_files=1000)
+    report = table.load(spark).maintenance.health(min_small_files=1000)
     assert kinds(report) == ["files_in_root", "dangling_deletes"]
     assert (report.entries.files, report.entries.deletes.vectors, report.layout.root_files) == (103, 2, 103)
 

@@ -102,13 +102,13 @@ def test_what_is_not_opened(spark: SparkSession) -> None:
     assert any(path.endswith("again.parquet") for path in files_below(shop.folder))
 
 
-def test_a_file_that_was_added_again_under_another_spec(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_a_file_that_was_added_again_under_another_spec(spark: SparkSession, tmp_path: Path) -> None:
     """It stays, though the manifest that lists it overlaps with no expired one of its spec."""
-    table = new_table(spark_session, tmp_path)
+    table = new_table(spark, tmp_path)
 
     def files(name: str, spec_id: int, part: str) -> DataFrame:
         bucket = ", CAST(0 AS INT) AS id_bucket" if spec_id else ""
-        return spark_session.sql(
+        return spark.sql(
             f"SELECT '{tmp_path}/{name}' file_path, 'parquet' file_format, {spec_id} spec_id, 10L record_count, "
             f"100L file_size_in_bytes, struct('{part}' AS s{bucket}) partition"
         )

@@ -64,15 +64,15 @@ NOW = At()
 
 
 class Java:
-    """Iceberg's Java classes in the JVM of a Spark session."""
+    """Iceberg's Java classes in the JVM of a Spark session, or of a classic one beside it if it is of Spark Connect."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self.caller = spark
-        self.spark = spark = classic_session(spark)
-        self.jvm = cast("Any", spark._jvm)
-        self.gateway: Any = spark.sparkContext._gateway
+        self.spark = spark
+        self.classic = classic_session(spark)
+        self.jvm = cast("Any", self.classic._jvm)
+        self.gateway: Any = self.classic.sparkContext._gateway
         self.iceberg: Any = self.jvm.org.apache.iceberg
-        self.session: Any = spark._jsparkSession
+        self.session: Any = self.classic._jsparkSession
 
     @cached_property
     def io(self) -> Any:
@@ -266,8 +266,8 @@ class JavaTable:
         options = java.jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap({})
         relations = java.jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation
         relation = relations.create(read, none, none, options, none)
-        rows = DataFrame(java.jvm.org.apache.spark.sql.classic.Dataset.ofRows(java.session, relation), java.spark)
-        return moved(rows, java.caller)
+        rows = DataFrame(java.jvm.org.apache.spark.sql.classic.Dataset.ofRows(java.session, relation), java.classic)
+        return moved(rows, java.spark)
 
     def _travel(self, at: At) -> Any:
         travel = self.java.iceberg.spark.TimeTravel

@@ -71,10 +71,10 @@ def statuses(results: list[dict[str, Any]]) -> dict[tuple[str, str], str]:
     return {(result["table"].rpartition("/")[2], result["job"]): result["status"] for result in results}
 
 
-def test_several_tables(spark_session: SparkSession, tmp_path: Path) -> None:
-    catalog = warehouse(spark_session, tmp_path / "tables")
+def test_several_tables(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = warehouse(spark, tmp_path / "tables")
     config = str(written(tmp_path / "c.toml", CONFIG.format(folder=tmp_path)))
-    before = {name: catalog.load_table(f"db.{name}", spark_session) for name in "ab"}
+    before = {name: catalog.load_table(f"db.{name}", spark) for name in "ab"}
     rows = seen(before["a"])
     failed = {("db.broken", "health"): "failed", ("nowhere", "health"): "failed"}
     unsuitable = {(f"db.{name}", "rewrite_manifests"): "not applicable" for name in "ab"}
@@ -91,7 +91,7 @@ def test_several_tables(spark_session: SparkSession, tmp_path: Path) -> None:
     assert results[0]["plan"]["data_leaves"] == 3
     assert "db.a: compact_manifests: planned" in log
     for name, table in before.items():
-        assert catalog.load_table(f"db.{name}", spark_session).metadata_location == table.metadata_location
+        assert catalog.load_table(f"db.{name}", spark).metadata_location == table.metadata_location
     dry = str(written(tmp_path / "dry.toml", "dry_run = true\n" + CONFIG.format(folder=tmp_path)))
     assert statuses(command("--config", dry, "--commit")[1]) == statuses(results)
 
@@ -99,7 +99,7 @@ def test_several_tables(spark_session: SparkSession, tmp_path: Path) -> None:
     assert code == 1
     done = statuses(results)
     assert (done["db.a", "compact_manifests"], done["db.a", "expire_snapshots"]) == ("committed", "committed")
-    after = catalog.load_table("db.a", spark_session)
+    after = catalog.load_table("db.a", spark)
     assert seen(after) == rows
     assert len(after.snapshots()) == 1
 
@@ -141,9 +141,9 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
         assert {f"{table}: health: failed: {error}" for table, error in expected.items()} <= set(logged)
 
 
-def test_two_maintenance_runs_at_once(spark_session: SparkSession, tmp_path: Path) -> None:
-    catalog = warehouse(spark_session, tmp_path / "tables")
-    table = delete(catalog.load_table("db.a", spark_session), 10)
+def test_two_maintenance_runs_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = warehouse(spark, tmp_path / "tables")
+    table = delete(catalog.load_table("db.a", spark), 10)
     rows, logged = seen(table), list[str]()
     text = (
         CONFIG.format(folder=tmp_path).replace("db.*", "db.a").replace("0m", "1h").partition("[[tables]]\nlocations")[0]
@@ -151,23 +151,23 @@ def test_two_maintenance_runs_at_once(spark_session: SparkSession, tmp_path: Pat
     config = read_config(written(tmp_path / "c.toml", text))
 
     def run(_: int) -> list[Any]:
-        return list(run_maintenance(config, spark_session, commit=True, log=logged.append))
+        return list(run_maintenance(config, spark, commit=True, log=logged.append))
 
     with ThreadPoolExecutor(2) as threads:
         results = [result for results in threads.map(run, range(2)) for result in results]
     harmless = {"committed", "nothing to do", "not applicable", "conflict"}
     assert {result.status for result in results} <= harmless, logged
     assert "committed" in {result.status for result in results if result.job == "compact_manifests"}
-    after = catalog.load_table("db.a", spark_session)
+    after = catalog.load_table("db.a", spark)
     assert seen(after) == rows
     assert after.check().collect() == []
 
 
-def test_the_example_runs(spark_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a table in a catalog of folders. It names another that does not exist."""
     example = (ROOT / "conf" / "maintenance.toml").read_text()
     catalog: Any = sm.load_catalog("w", type="hadoop", warehouse=str(tmp_path / "warehouse"))
-    table = catalog.create_table("shop.orders", SCHEMA, SPEC, format_version=4, properties=EAGER, spark=spark_session)
+    table = catalog.create_table("shop.orders", SCHEMA, SPEC, format_version=4, properties=EAGER, spark=spark)
     append(append(table, 1, 2), 3, 4)
     config = written(tmp_path / "m.toml", example.replace("/warehouse", str(tmp_path / "warehouse")))
     job = runpy.run_path(str(JOBS_FOLDER / "maintain.py"))["main"]
@@ -328,11 +328,11 @@ def test_every_job_of_the_example_exists_and_every_operation_is_a_job() -> None:
     assert public - set(names) == {"health", "leaf_map", "undo_upgrade"}
 
 
-def test_upgrades_to_a_version(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_upgrades_to_a_version(spark: SparkSession, tmp_path: Path) -> None:
     """Tables of the version, of a later one, and trees are passed over."""
     catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path / "tables"))
     for version in (1, 2, 3, 4):
-        catalog.create_table(f"db.v{version}", SCHEMA, SPEC, format_version=version, spark=spark_session)
+        catalog.create_table(f"db.v{version}", SCHEMA, SPEC, format_version=version, spark=spark)
     config = f"""
 [catalogs.lake]
 type = "hadoop"
@@ -347,7 +347,7 @@ format_version = 2
     assert code == 0
     done = {name: status for (name, job), status in statuses(results).items() if job == "upgrade"}
     assert done == {"db.v1": "committed"} | dict.fromkeys(("db.v2", "db.v3", "db.v4"), "not applicable")
-    assert [catalog.load_table(f"db.v{version}", spark_session).format_version for version in (1, 2, 3, 4)] == [
+    assert [catalog.load_table(f"db.v{version}", spark).format_version for version in (1, 2, 3, 4)] == [
         2,
         2,
         3,
