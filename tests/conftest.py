@@ -86,6 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
         del options["spark.master"]
         # The client's local server takes a free port, not the fixed one that another may have.
         os.environ.setdefault("SPARK_TESTING", "1")
+        # gRPC's handlers of forks break some children, such as the JVM of tests/peers/classic.py.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     SparkConfigBuilder.initialize(
         [f"{key}: {value}" for key, value in options.items()], spark_connect_url=config.option.spark_connect_url
     )
@@ -151,14 +153,17 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
     }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
-    if iceberg_jar() is not None:
-        return
-    skip = pytest.mark.skip(reason="no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS")
-    for item in items:
-        if item.get_closest_marker("java"):
-            item.add_marker(skip)
+    reasons = {}
+    if iceberg_jar() is None:
+        reasons["java"] = "no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS"
+    if config.option.spark_connect_url:
+        reasons["classic"] = "Spark Connect has no such thing"
+    for marker, reason in reasons.items():
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
@@ -175,8 +180,10 @@ def _separate_server(pytestconfig: pytest.Config, hidden_folder: Path, server_lo
         yield
         return
     server_log.parent.mkdir()
-    with connect_server(server_log.parent, options, [hidden_folder]) as url:
+    with connect_server(server_log.parent, options, [hidden_folder]) as url, pytest.MonkeyPatch.context() as patch:
         SparkConfigBuilder.spark_connect_url = url
+        # Commands and jobs use the server too.
+        patch.setenv("SPARK_REMOTE", url)
         yield
 
 

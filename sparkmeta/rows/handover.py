@@ -24,7 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sparkmeta.columns.sql import quoted
+from sparkmeta.errors import SettingError
 from sparkmeta.session import is_connect, local_frame
+from sparkmeta.settings import PREFIX
 from sparkmeta.storage.location import is_local, spark_path_key, spark_uri
 from sparkmeta.storage.reading import STRICT_PARQUET, passed_over, read_parquet, spelled
 
@@ -88,9 +90,12 @@ def read_files(
         filtered: whether a filter uses all of `extra`, regardless of what is selected. This makes positions cheaper.
 
     Raises:
-        NotFoundError: a file is missing. For files in a log, Spark raises its own error when the DataFrame runs.
+        NotFoundError: a file is missing. With a log, or Spark Connect, Spark raises its own when the DataFrame runs.
+        SettingError: the setting asks for a log with Spark Connect.
     """
     way = settings.file_handover
+    if way == "log" and is_connect(spark):
+        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server does not read a log of its client")
     by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
     if not by_log:
         return _by_paths(spark, files, schema, extra)

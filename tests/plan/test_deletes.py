@@ -200,6 +200,7 @@ def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTabl
         scan.plan_files().count()
 
 
+@pytest.mark.classic  # a plan that has run, by which adaptive execution has changed it
 def test_both_joins_read_the_delete_manifests_once(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ import sparkmeta as sm
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.scan import Scan, table_scan
-from sparkmeta.session import is_connect
 from sparkmeta.storage import access
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.classic
 PLANNING, BYTES = "spark.sparkmeta.planning", "spark.sparkmeta.driver-manifest-bytes"
 LIST = "snap.avro"
 DATA, DELETES = {"m0.avro", "m1.avro"}, {"m2.avro"}
@@ -52,8 +52,6 @@ class Watched:
     def during(self, action: Callable[[], Any]) -> tuple[set[str], int]:
         """The names of the files that are opened by an action, and how many jobs it runs."""
         known, group = len(self.reader.requests), f"watched {next(_groups)}"
-        if is_connect(self.spark):
-            pytest.skip("Spark Connect does not tell which jobs it runs")
         context = self.spark.sparkContext
         context.setJobGroup(group, "")
         try:

@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import sparkmeta as sm
 from sparkmeta.errors import from_spark
 from sparkmeta.rows.handover import FILES, NUMBER, POSITION, read_files, understands_logs
+from sparkmeta.session import is_connect
 from sparkmeta.settings import Settings
 from tests.conftest import configured
 
@@ -33,7 +34,7 @@ NAMES = (
     "\x01\t",
     "=_x",
 )
-WAYS = ("log", "paths")
+WAYS = (pytest.param("log", marks=pytest.mark.classic), "paths")
 EXTRA = (NUMBER, POSITION)
 
 
@@ -51,6 +52,16 @@ def write(folder: Path, *names: str) -> pa.Table:
 
 def schema(*names: str) -> StructType:
     return StructType([StructField(name, LongType()) for name in names])
+
+
+@pytest.mark.connect
+def test_connect_refuses_logs(spark: SparkSession, tmp_path: Path) -> None:
+    if not is_connect(spark):
+        pytest.skip("a classic session")
+    files = write(tmp_path, "a")
+    assert read_files(spark, files, schema("id"), Settings()).count() == 3
+    with pytest.raises(sm.SettingError, match="file-handover is log"):
+        read_files(spark, files, schema("id"), Settings(file_handover="log"))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -74,6 +85,7 @@ def test_columns_named_like_spark_s_own(way: str, vectorized: str, spark: SparkS
         assert [tuple(row) for row in frame.collect()] == [(0, 1, 2, 3, 4, 5, 5, 0)]
 
 
+@pytest.mark.classic
 def test_a_log_lists_no_file_and_leaves_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +96,7 @@ def test_a_log_lists_no_file_and_leaves_nothing(
     assert frame.count() == 3
 
 
+@pytest.mark.classic
 def test_a_session_that_ignores_logs_fails_in_place_of_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     files = write(tmp_path, "a")
     with configured(spark, {"spark.sql.streaming.fileStreamSink.ignoreMetadata": "true"}):
@@ -92,6 +105,7 @@ def test_a_session_that_ignores_logs_fails_in_place_of_no_rows(spark: SparkSessi
             frame.collect()
 
 
+@pytest.mark.classic
 def test_the_check_of_the_session(spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()
     files = write(tmp_path, "a", "b")
@@ -109,11 +123,13 @@ def test_a_missing_file(way: str, spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "b" / "x.parquet").unlink()
     with configured(spark, {"spark.sql.files.ignoreMissingFiles": "true"}), pytest.raises(Exception) as raised:  # noqa: PT011
         read_files(spark, files, schema("id"), Settings(file_handover=way)).collect()  # type: ignore[arg-type]
-    error = raised.value if way == "paths" else from_spark(raised.value)
+    lazily = way == "log" or is_connect(spark)
+    error = from_spark(raised.value) if lazily else raised.value
     assert isinstance(error, sm.NotFoundError)
     assert "/b/x.parquet" in str(error)
 
 
+@pytest.mark.classic
 def test_a_truncated_file(spark: SparkSession, tmp_path: Path) -> None:
     files = write(tmp_path, "a")
     path = tmp_path / "a" / "x.parquet"

@@ -142,7 +142,13 @@ def test_masks_of_any_size(name: str, corpus: Corpus, spark: SparkSession) -> No
 
 
 @pytest.mark.parametrize(
-    "setting", ["driver-manifest-bytes=0", "executor-reads=spark", "file-handover=paths", "file-handover=log"]
+    "setting",
+    [
+        "driver-manifest-bytes=0",
+        "executor-reads=spark",
+        "file-handover=paths",
+        pytest.param("file-handover=log", marks=pytest.mark.classic),
+    ],
 )
 @pytest.mark.parametrize("name", ["deletes_by_file_v3", "deletes_by_partition_v2", "equality_by_java_v2"])
 def test_whoever_reads(name: str, setting: str, corpus: Corpus, spark: SparkSession) -> None:
@@ -349,7 +355,10 @@ def test_filters_are_pushed_into_parquet(
     assert "IsNotNull(x)" in pushed
 
 
-@pytest.mark.parametrize(("way", "index"), [("log", "MetadataLogFileIndex"), ("paths", "InMemoryFileIndex")])
+@pytest.mark.parametrize(
+    ("way", "index"),
+    [pytest.param("log", "MetadataLogFileIndex", marks=pytest.mark.classic), ("paths", "InMemoryFileIndex")],
+)
 def test_the_setting_of_the_handover(
     way: str, index: str, corpus: Corpus, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
