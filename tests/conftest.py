@@ -128,6 +128,8 @@ def spark_options(scratch: Path) -> dict[str, str]:
             "spark.sql.catalogImplementation": "in-memory",
             "spark.sql.warehouse.dir": f"{scratch}/spark-warehouse",
             "spark.ui.showConsoleProgress": "false",
+            # No name in a query of the package may be a reserved one.
+            "spark.sql.ansi.enforceReservedKeywords": "true",
         }
     )
 
@@ -266,9 +268,9 @@ def s3a(spark: SparkSession, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> I
 def configured(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
     """Set configuration of the session for the length of a block."""
     before = {name: spark.conf.get(name, None) for name in values}
-    for name, value in values.items():
-        spark.conf.set(name, value)
     try:
+        for name, value in values.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name, value in before.items():

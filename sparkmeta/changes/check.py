@@ -289,7 +289,7 @@ def _files_listed_twice(tree: CheckedTree) -> Iterator[DataFrame]:
 def _files_with_several_dvs(tree: CheckedTree) -> Iterator[DataFrame]:
     if not len(tree.root.of([ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST])):
         return
-    dvs = tree.live.where(F.col("content_type") == _POSITION).where("deletion_vector.offset IS NOT NULL")
+    dvs = tree.live.where(F.col("content_type") == _POSITION).where(F.col("deletion_vector.offset").isNotNull())
     several = dvs.groupBy("referenced_file").count().where("count > 1")
     yield _broken_rows(several, "referenced_file", "count", "the data file has several live deletion vectors")
 

@@ -21,7 +21,7 @@ from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.plan.rows import DELETES, public_partition_type
 from sparkmeta.rows.arrays import Leaf
-from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS, END, SELECTED_BY, START, FileRows
+from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS, SELECTED_BY, START, STOP, FileRows
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
 from sparkmeta.session import map_arrow, read_tasks
@@ -175,8 +175,8 @@ def parts(planned: DataFrame, *others: str) -> DataFrame:
     """
     last = f"IF(upper(file_format) = 'PARQUET', greatest(file_size_in_bytes - 1, 0) div {PART_BYTES}, 0L)"
     numbered = planned.selectExpr(*PLANNED, *others, f"{last} AS last", f"explode(sequence(0L, {last})) AS part")
-    end = f"IF(part = last, NULL, (part + 1) * {PART_BYTES}) AS {END}"
-    return numbered.selectExpr(*PLANNED, *others, f"part * {PART_BYTES} AS {START}", end)
+    stop = f"IF(part = last, NULL, (part + 1) * {PART_BYTES}) AS {STOP}"
+    return numbered.selectExpr(*PLANNED, *others, f"part * {PART_BYTES} AS {START}", stop)
 
 
 def _leaf_name(field_id: int) -> str:

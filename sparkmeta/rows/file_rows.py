@@ -55,7 +55,7 @@ _VIRTUAL = tuple(column for column in ALL_METADATA_COLUMNS.values() if column no
 # Virtual columns -> the differently named columns of planned files that they show.
 _PLANNED_NAMES = {"_file": "file_path", "_spec_id": "spec_id"}
 
-START, END = "start", "end"
+START, STOP = "start", "stop"
 SELECTED_BY = "selected_by"
 """A second array of deletes: only rows that these delete, and `deletes` do not, are read of the file."""
 
@@ -114,7 +114,7 @@ class FileRows:
         selecting = open_deletes(part[SELECTED_BY]) if SELECTED_BY in part else None
         read = _FileRead(self, part, file, open_deletes(part["deletes"]), selecting)
         rows = 0
-        for first, batch in file.batches(read.sources, part[START], part[END]):
+        for first, batch in file.batches(read.sources, part[START], part[STOP]):
             yield read.output(first, batch)
             rows += len(batch)
         if file.rows is None and part[START] == 0:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError
 from sparkmeta.rows.data_file import open_data_file, translated
-from sparkmeta.rows.file_rows import END, START, FileRows
+from sparkmeta.rows.file_rows import START, STOP, FileRows
 from sparkmeta.rows.resolve import Column, FromFile, has_ids
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorReader
@@ -177,7 +177,7 @@ class ExistingFiles:
             "spec_id": pa.array([self.spec_id], pa.int32()), "record_count": pa.array([-1], pa.int64()),
             "first_row_id": pa.nulls(1, pa.int64()), "data_sequence_number": pa.array([0], pa.int64()),
             "deletes": pa.array([[]], pa.list_(pa.struct([("content", pa.int32())]))),
-            START: pa.array([0], pa.int64()), END: pa.nulls(1, pa.int64()),
+            START: pa.array([0], pa.int64()), STOP: pa.nulls(1, pa.int64()),
         }  # fmt: skip
         if self.partition is not None:
             columns["partition"] = pa.nulls(1, self.partition)

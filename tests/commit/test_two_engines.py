@@ -101,7 +101,7 @@ def by_java(spark: SparkSession, table: str) -> Callable[[str, Any], None]:
         else:
             catalog, _, rest = table.partition(".")
             spark.sql(
-                f"CALL {catalog}.system.rewrite_data_files(table => '{rest}', options => map('rewrite-all', 'true'))"
+                f"CALL {catalog}.system.rewrite_data_files(`table` => '{rest}', options => map('rewrite-all', 'true'))"
             ).collect()
 
     return run

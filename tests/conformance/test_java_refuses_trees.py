@@ -69,8 +69,8 @@ OPERATIONS = {
     "column": "ALTER TABLE {t} ADD COLUMN more INT",
     "append": "INSERT INTO {t} VALUES (1, 'a')",
     "delete": "DELETE FROM {t}",
-    "expire": "CALL java.system.expire_snapshots(table => '{n}', older_than => TIMESTAMP '2999-01-01')",
-    "rewrite": "CALL java.system.rewrite_manifests(table => '{n}')",
+    "expire": "CALL java.system.expire_snapshots(`table` => '{n}', older_than => TIMESTAMP '2999-01-01')",
+    "rewrite": "CALL java.system.rewrite_manifests(`table` => '{n}')",
 }
 TABLES: dict[str, tuple[PartitionSpec, int, Callable[[sm.Table], sm.Table]]] = {
     "full": (PARTITIONED, 4, full),

@@ -85,7 +85,7 @@ class Workshop(FileMaker):
         """Calls one of Iceberg's Spark procedures on the table."""
         table = f"{NAMESPACE}.`{self.name}`".replace("'", "\\'")
         more = f", {arguments}" if arguments else ""
-        return self.spark.sql(f"CALL {self.catalog_name}.system.{procedure}(table => '{table}'{more})").collect()
+        return self.spark.sql(f"CALL {self.catalog_name}.system.{procedure}(`table` => '{table}'{more})").collect()
 
     # --- with Java's API
 

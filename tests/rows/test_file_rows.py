@@ -55,7 +55,7 @@ PLANNED = pa.schema(
         pa.field("data_sequence_number", pa.int64()),
         pa.field("deletes", pa.list_(DELETE)),
         pa.field("start", pa.int64()),
-        pa.field("end", pa.int64()),
+        pa.field("stop", pa.int64()),
     ]
 )
 ID = Column("id", 1, "long")
@@ -373,7 +373,7 @@ def test_positions_of_parts(tmp_path: Path) -> None:
     reader = reading((ID, pa.int64()), (METADATA_COLUMNS["_pos"], pa.int64()))
     for cuts in ([], [1], [4], [size // 3, size // 2], list(range(10, size, 10))):
         ends = [*cuts, None]
-        parts = [part(path, 100, start=a, end=b, deletes=deletes) for a, b in zip([0, *cuts], ends, strict=True)]
+        parts = [part(path, 100, start=a, stop=b, deletes=deletes) for a, b in zip([0, *cuts], ends, strict=True)]
         rows = read(reader, *parts)
         assert [row["id"] for row in rows] == [n for n in range(100) if n not in (0, 8, 50, 99)], cuts
         assert all(row["id"] == row["_pos"] for row in rows)

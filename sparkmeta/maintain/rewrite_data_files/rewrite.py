@@ -23,7 +23,7 @@ from sparkmeta.maintain.rewrite_data_files.groups import NUMBER, PLACE, FileGrou
 from sparkmeta.maintain.rewrite_data_files.pack_tasks import PARTS, PackTasks
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
-from sparkmeta.rows.file_rows import END, START
+from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow
@@ -146,13 +146,13 @@ class Rewrite:
         """Return a row for each new file with `PARTS`, the parts of files whose rows go there, in their order."""
         tuples = [PARTITION] if PARTITION in files.columns else []
         cut = parts(files, *tuples, *PLACE, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
-        share = f"(coalesce({END}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
+        share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
         weighed = cut.withColumn("weight", F.expr(f"live_bytes * {share}"))
         until = Window.partitionBy(NUMBER).orderBy(*PLACE, START).rowsBetween(Window.unboundedPreceding, 0)
         middle = F.sum("weight").over(until) - F.col("weight") / 2
         place = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
         assigned = weighed.withColumn("output", F.least(place, F.col("outputs") - 1))
-        part = F.struct(*PLACE, START, END, *PLANNED, *tuples)
+        part = F.struct(*PLACE, START, STOP, *PLANNED, *tuples)
         listed = assigned.groupBy(NUMBER, "output").agg(F.sort_array(F.collect_list(part)).alias(PARTS))
         return listed.select(PARTS)
 
