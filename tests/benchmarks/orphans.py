@@ -99,7 +99,7 @@ def _by_java(spark: SparkSession, location: str) -> int:
     warehouse, namespace, name = location.rsplit("/", 2)
     for option, value in {"type": "hadoop", "warehouse": warehouse, "cache-enabled": "false"}.items():
         spark.conf.set(f"{catalog}.{option}", value)
-    arguments = f"`table` => '`{namespace}`.`{name}`', dry_run => true"
+    arguments = f"table => '`{namespace}`.`{name}`', dry_run => true"
     return spark.sql(f"CALL orphans.system.remove_orphan_files({arguments})").count()
 
 

@@ -148,9 +148,7 @@ def _generate(
 
 def _by_java(spark: SparkSession, table: Path) -> None:
     options = "options => map('rewrite-all', 'true')"
-    spark.sql(
-        f"CALL {_CATALOG}.system.rewrite_position_delete_files(`table` => 'db.{table.name}', {options})"
-    ).collect()
+    spark.sql(f"CALL {_CATALOG}.system.rewrite_position_delete_files(table => 'db.{table.name}', {options})").collect()
 
 
 def _by_spark(spark: SparkSession, table: Path) -> None:
