@@ -313,9 +313,11 @@ class _Task:
         """Pass the pooled rows to the files of their partitions."""
         if not self._pooled:
             return
-        (batch,) = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
+        # Several batches if a column has more than 2 GB of text.
+        batches = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
         self._pooled, self._pooled_bytes = [], 0
-        self._divide(batch)
+        for batch in batches:
+            self._divide(batch)
         while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
             self._flush(max(self._files.values(), key=lambda file: file.memory))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from pyiceberg.types import (
     TimestampType,
     TimestamptzType,
     TimeType,
+    UnknownType,
     UUIDType,
 )
 
@@ -252,7 +255,12 @@ def test_orc_stripes_of_null_structs(spark: SparkSession, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ending", ["error", "killed"])
-def test_a_task_that_does_not_end_leaves_no_file(spark: SparkSession, tmp_path: Path, ending: str) -> None:
+def test_a_task_that_does_not_end_leaves_no_file(
+    spark: SparkSession, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Destructors of the open files raise nothing."""
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
     schema = Schema(NestedField(1, "n", IntegerType()), NestedField(2, "s", StringType()))
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "n"))
     table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes="1")
@@ -274,6 +282,9 @@ def test_a_task_that_does_not_end_leaves_no_file(spark: SparkSession, tmp_path: 
     else:
         results.close()  # type: ignore[attr-defined]
     assert not list(tmp_path.rglob("*.parquet"))
+    del results
+    gc.collect()
+    assert not raised
 
 
 REFUSED = {
@@ -282,6 +293,12 @@ REFUSED = {
     "write.distribution-mode=some": "write.distribution-mode is 'some': it is one of none, hash, range",
     "encryption.key-id=k": "the table is encrypted",
 }
+
+
+def test_a_table_without_columns_that_files_hold(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, Schema(NestedField(1, "u", UnknownType())), PartitionSpec())
+    with pytest.raises(sm.UnsupportedError, match="no column that data files hold"):
+        table.append(spark.sql("SELECT null u"))
 
 
 def test_properties_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
