@@ -15,6 +15,8 @@ WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Tests that make plans. `make soak` runs them with each planning strategy.
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
+# Tests of what works on Spark Connect.
+ON_CONNECT := tests/plan tests/inspect tests/rows tests/manifests tests/views tests/conformance tests/maintain tests/write tests/commit
 
 .DEFAULT_GOAL := help
 .PHONY: help setup jars rest s3a protocol demo test connect connect-all newest oldest check bench bench-billion soak clean
@@ -80,7 +82,8 @@ test: setup jars rest s3a protocol connect ## Run the tests, some of them also o
 connect: setup jars rest ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
 	$(PY) -m pytest -m connect --spark_connect_url separate
 
-connect-all: connect rest ## As connect, and all catalogs with tables on S3
+connect-all: connect rest ## As connect, all tests of what works on Spark Connect, and all catalogs with tables on S3
+	$(PY) -m pytest $(PARALLEL) --spark_connect_url separate $(ON_CONNECT)
 	$(PY) -m pytest --spark_connect_url separate -k S3 tests/catalog/test_matrix.py
 
 newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpark

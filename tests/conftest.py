@@ -67,6 +67,8 @@ _server_options = pytest.StashKey[dict[str, str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "How data files meet their deletes in plans, where a test does not choose: the setting `planning`."
     parser.addoption("--planning", choices=["auto", "join", "colocated"], help=text)
+    text = "Refuse what serverless Spark refuses (tests/serverless.py). Tests that set such settings are skipped."
+    parser.addoption("--serverless", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -309,6 +311,14 @@ def _session_as_asked(request: pytest.FixtureRequest, soak: bool) -> Iterator[No
         return
     with configured(request.getfixturevalue("spark"), values):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _serverless(request: pytest.FixtureRequest, _session_as_asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.config.option.serverless and "spark" in request.fixturenames:
+        from tests.serverless import refuse
+
+        refuse(request.getfixturevalue("spark"), monkeypatch, skip=True)
 
 
 @pytest.fixture(scope="session")

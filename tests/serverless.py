@@ -5,6 +5,8 @@ The errors have the conditions of serverless. These are refused in the client's 
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+_TESTS = str(Path(__file__).parent)
 # What serverless documents as settable.
 SETTINGS = frozenset(
     {
@@ -28,8 +31,11 @@ SETTINGS = frozenset(
 )
 
 
-def refuse(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Refuse as serverless does from now on. Returns a list that gets what was refused."""
+def refuse(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, skip: bool = False) -> list[str]:
+    """Refuse as serverless does from now on. Returns a list that gets what was refused.
+
+    skip: skip a test that itself sets one of sparkmeta's settings, and let tests set others.
+    """
     refused: list[str] = []
     conf, frame = type(spark.conf), type(spark.range(0))
 
@@ -37,7 +43,10 @@ def refuse(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         method = getattr(conf, name)
 
         def checked(self: Any, key: str, *args: Any) -> Any:
-            if not is_allowed(key):
+            if skip and _is_called_by_test():
+                if key.startswith("spark.sparkmeta."):
+                    pytest.skip(f"serverless refuses to {name} {key}")
+            elif not is_allowed(key):
                 refused.append(f"{name} {key}")
                 raise AnalysisException(
                     f"[CONFIG_NOT_AVAILABLE] Configuration {key} is not available. SQLSTATE: 42K0I",
@@ -52,8 +61,12 @@ def refuse(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     # PySpark's client itself asks for some of Spark's.
     restrict("get", lambda key: key.startswith(("spark.sql.", "spark.python.")))
     every = conf.getAll.fget
-    shown = property(lambda self: {key: value for key, value in every(self).items() if key in SETTINGS})
-    monkeypatch.setattr(conf, "getAll", shown)
+
+    def shown(self: Any) -> dict[str, str]:
+        hides = not (skip and _is_called_by_test())
+        return {key: value for key, value in every(self).items() if key in SETTINGS or not hides}
+
+    monkeypatch.setattr(conf, "getAll", property(shown))
 
     def no_rows_kept(name: str) -> None:
         def refusal(*_: Any, **__: Any) -> None:
@@ -68,3 +81,8 @@ def refuse(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("cache", "persist", "checkpoint", "localCheckpoint"):
         no_rows_kept(name)
     return refused
+
+
+def _is_called_by_test() -> bool:
+    """Return whether the caller of the calling function is of the tests."""
+    return sys._getframe(2).f_code.co_filename.startswith(_TESTS)

@@ -13,6 +13,8 @@ from hashlib import sha512
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import sparkmeta as sm
 from tests.conftest import QUICK
 from tests.handmade import BY_PART, HandmadeTable, data, deletion_vector
@@ -32,6 +34,7 @@ INSPECTED = (
 )  # fmt: skip
 
 
+@pytest.mark.classic
 def test_nothing_that_grows_with_the_table_reaches_the_driver(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "tests.plan.test_driver", str(tmp_path)]
