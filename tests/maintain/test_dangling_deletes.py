@@ -192,7 +192,7 @@ def test_java_finds_none_afterwards(spark: SparkSession, version: int, seed: int
     for _ in range(6):
         history.step()
     shop.row_delta(shop.equality_delete("last.parquet", {"id": [0]}, ["y"]))
-    shop.call("rewrite_data_files", "where => \"part <> 'x'\", options => map('rewrite-all', 'true')")
+    shop.call("rewrite_data_files", "`where` => \"part <> 'x'\", options => map('rewrite-all', 'true')")
     before = opened(shop)
     columns = "*, _row_id, _last_updated_sequence_number" if version > 2 else "*"
     rows = row_texts(shop.sql(f"SELECT {columns} FROM {{t}}"))

@@ -180,7 +180,7 @@ def test_other_commits_come_first(spark: SparkSession, monkeypatch: pytest.Monke
     opened(shop).manage_snapshots().set_current_snapshot(first).commit()
     refused(rewrite, ValidationError, "can't tell what was committed")
     rewrite = plan()
-    shop.call("rewrite_data_files", "where => \"part = 'x'\", options => map('rewrite-all', 'true')")
+    shop.call("rewrite_data_files", "`where` => \"part = 'x'\", options => map('rewrite-all', 'true')")
     shop.sql("DELETE FROM {t} WHERE id = 10")
     rows = java_rows(shop, 2)
     rewrite.commit()

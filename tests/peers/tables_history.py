@@ -39,7 +39,7 @@ def branches_and_tags(shop: Workshop, version: int) -> None:
     shop.sql("ALTER TABLE {t} CREATE BRANCH old AS OF VERSION " + str(shop.table.snapshot("first tag").snapshotId()))
     shop.sql("ALTER TABLE {t} CREATE BRANCH ahead")
     shop.sql("INSERT INTO {t}.branch_ahead SELECT /*+ COALESCE(1) */ * FROM VALUES (200, 'b')")
-    shop.call("fast_forward", "branch => 'main', to => 'ahead'")
+    shop.call("fast_forward", "branch => 'main', `to` => 'ahead'")
 
 
 @recipe("history", versions=(1, 2, 3))
@@ -94,11 +94,11 @@ def data_rewritten(shop: Workshop, version: int) -> None:
         letters(shop, start, 6)
     shop.sql("DELETE FROM {t} WHERE id IN (0, 7, 12)")
     shop.row_delta(shop.equality_delete("eq.parquet", {"id": [3, 4]}, ["a"]))
-    shop.call("rewrite_data_files", "where => 'p = \"a\"', options => map('rewrite-all', 'true')")
+    shop.call("rewrite_data_files", "`where` => 'p = \"a\"', options => map('rewrite-all', 'true')")
     shop.sql("DELETE FROM {t} WHERE id IN (9, 13)")
     letters(shop, 40)
     rewritten = "map('rewrite-all', 'true', 'use-starting-sequence-number', 'false')"
-    shop.call("rewrite_data_files", f"where => 'p = \"b\"', options => {rewritten}")
+    shop.call("rewrite_data_files", f"`where` => 'p = \"b\"', options => {rewritten}")
     if version == 2:
         shop.call("rewrite_position_delete_files", "options => map('rewrite-all', 'true')")
 
