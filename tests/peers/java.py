@@ -254,11 +254,15 @@ class JavaTable:
         kind_of_table = getattr(iceberg.MetadataTableType, kind.upper())
         return self._frame(iceberg.MetadataTableUtils.createMetadataTableInstance(self.table, kind_of_table), at)
 
-    def rows(self, at: At = NOW, columns: Sequence[str] = ("*",)) -> DataFrame:
-        """The rows of the table, as Java's Spark integration reads them; `columns` may name metadata columns."""
-        return self._frame(self.table, at, columns)
+    def rows(self, at: At = NOW, columns: Sequence[str] = ("*",), condition: str = "true") -> DataFrame:
+        """The rows of the table, as Java's Spark integration reads them.
 
-    def _frame(self, table: Any, at: At, columns: Sequence[str] = ("*",)) -> DataFrame:
+        columns: may name metadata columns.
+        condition: in SQL. Java passes over files by it.
+        """
+        return self._frame(self.table, at, columns, condition)
+
+    def _frame(self, table: Any, at: At, columns: Sequence[str] = ("*",), condition: str = "true") -> DataFrame:
         java, iceberg = self.java, self.java.iceberg
         spark_table = iceberg.spark.source.SparkTable
         read = spark_table(table) if at == NOW else spark_table.create(table, self._travel(at))
@@ -267,7 +271,7 @@ class JavaTable:
         relations = java.jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation
         relation = relations.create(read, none, none, options, none)
         rows = DataFrame(java.jvm.org.apache.spark.sql.classic.Dataset.ofRows(java.session, relation), java.classic)
-        return moved(rows.select(*columns), java.spark)
+        return moved(rows.where(condition).select(*columns), java.spark)
 
     def _travel(self, at: At) -> Any:
         travel = self.java.iceberg.spark.TimeTravel
