@@ -27,8 +27,8 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import SettingError
 from sparkmeta.session import is_connect, local_frame
 from sparkmeta.settings import PREFIX
-from sparkmeta.storage.location import is_local, spark_path_key, spark_uri
-from sparkmeta.storage.reading import STRICT_PARQUET, passed_over, read_parquet, spelled
+from sparkmeta.storage.location import spark_path_key, spark_uri
+from sparkmeta.storage.reading import STRICT_PARQUET, read_parquet, spelled, without_passed_over
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -155,11 +155,9 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
     path = F.regexp_replace(_metadata(frame, "file_path"), "^s3[an]:", "s3:")
     values = {NUMBER: path, POSITION: _metadata(frame, "row_index")}
     named = _named(frame, schema, {name: values[name] for name in extra})
-    if is_connect(spark) or not all(map(is_local, locations)):
-        # `read_parquet` finds empty files, which Spark ignores, only on this machine.
-        columns = [StructField(column_name(place), field.dataType) for place, field in enumerate(schema.fields)]
-        row_type = StructType([*columns, *(StructField(name, _EXTRA_TYPES[name]) for name in extra)])
-        named = named.union(passed_over(spark, locations, row_type))
+    columns = [StructField(column_name(place), field.dataType) for place, field in enumerate(schema.fields)]
+    row_type = StructType([*columns, *(StructField(name, _EXTRA_TYPES[name]) for name in extra)])
+    named = without_passed_over(spark, named, locations, row_type)
     if NUMBER not in extra:
         return named
     keys = pa.table({"path": [*map(spark_path_key, locations)], "of_path": files.column(NUMBER)})

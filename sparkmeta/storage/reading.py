@@ -219,6 +219,24 @@ def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructTyp
     return map_arrow(missing, _refuse_passed_over, schema)
 
 
+def without_passed_over(
+    spark: SparkSession, rows: DataFrame, locations: Sequence[str], schema: StructType | str
+) -> DataFrame:
+    """Return the rows of files that `read_parquet` read, which fail, when they run, for a file that Spark skipped.
+
+    On a classic session, `read_parquet` has refused empty local files.
+
+    Args:
+        spark: the session.
+        rows: the rows; not with Spark's hidden column of metadata.
+        locations: the files.
+        schema: of the rows.
+    """
+    if not is_connect(spark) and all(map(is_local, locations)):
+        return rows
+    return rows.union(passed_over(spark, locations, schema))
+
+
 def _refuse_passed_over(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for path in batch.column("path").to_pylist():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.errors import from_spark
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.manifests.projection import FILE_COLUMNS
 from tests import trees
@@ -16,7 +18,6 @@ from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -66,6 +67,23 @@ def test_entries_are_the_same_wherever_they_are_read(
         assert rows[placement] == rows[None], placement
 
 
+@pytest.mark.connect
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize("make", [listed, tree], ids=["listed", "tree"])
+def test_an_empty_manifest_is_an_error(
+    make: Callable[[Path, SparkSession], TableState], placement: Placement, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Spark passes over empty files."""
+    state = make(tmp_path / "t", spark)
+    path = Path(state.data_manifests.column("location")[0].as_py().removeprefix("file://"))
+    path.write_bytes(b"")
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        state.entries(state.data_manifests, state.projection(("location",)), placement).collect()
+    error = raised.value if isinstance(raised.value, sm.SparkmetaError) else from_spark(raised.value)
+    assert error is not None
+    assert path.name in str(error)
+
+
 @pytest.mark.parametrize(
     ("make", "placement", "nodes"),
     [
@@ -74,7 +92,8 @@ def test_entries_are_the_same_wherever_they_are_read(
         (listed, Placement.SPARK, {"MapInArrow", "binaryFile"}),
         (tree, Placement.DRIVER, set()),
         (tree, Placement.TASKS, {"MapInArrow"}),
-        (tree, Placement.SPARK, {"parquet"}),
+        # With Spark Connect, there is a check for files that Spark has passed over as well.
+        pytest.param(tree, Placement.SPARK, {"parquet"}, marks=pytest.mark.classic),
     ],
 )
 def test_the_placement_says_who_opens_manifests(

@@ -22,7 +22,7 @@ from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
 from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
-from sparkmeta.storage.reading import read_parquet
+from sparkmeta.storage.reading import read_parquet, without_passed_over
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +51,9 @@ def read_leaf_entries(
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     read = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
-    return read.frame.selectExpr(*sql.texts(entry_columns(projection, tuples, read.inherited, read.manifest)))
+    entries = read.frame.selectExpr(*sql.texts(entry_columns(projection, tuples, read.inherited, read.manifest)))
+    locations = leaves.column("location").to_pylist()
+    return without_passed_over(spark, entries, locations, spark_schema(projection.schema))
 
 
 def read_rows(
