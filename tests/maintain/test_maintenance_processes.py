@@ -19,6 +19,7 @@ from tests.handmade import data
 from tests.maintain.maintainers import JOBS
 from tests.maintain.test_expire import files_below
 from tests.maintain.test_orphans import FIVE_DAYS, plant
+from tests.peers.classic import classic_environment
 from tests.rows.comparison import row_texts
 from tests.rows.row_table import RowTable
 
@@ -68,7 +69,7 @@ def start(role: str, folder: Path, *numbers: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.maintain.maintainers", role, str(folder), *map(str, numbers)]
     with (folder / "outcomes").open("a") as outcomes:
         return subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=outcomes,
+            command, cwd=ROOT, env=classic_environment() | {"PYTHONPATH": str(ROOT)}, stdout=outcomes,
             stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         )  # fmt: skip
 

@@ -24,15 +24,21 @@ def classic_session(spark: SparkSession) -> SparkSession:
     )
 
 
+def classic_environment() -> dict[str, str]:
+    """Return the environment of this process without what makes PySpark start sessions of Spark Connect."""
+    return {name: value for name, value in os.environ.items() if name not in _CONNECT}
+
+
 @cache
 def _local_session(options: frozenset[tuple[str, str]]) -> SparkSession:
-    with mock.patch.dict(os.environ):
-        for name in _CONNECT:
-            os.environ.pop(name, None)
+    with mock.patch.dict(os.environ, classic_environment(), clear=True):
         builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
         for key, value in options:
             builder = builder.config(key, value)
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    # Beside a classic session, PySpark's builder otherwise refuses to return that of Spark Connect.
+    os.environ["SPARK_LOCAL_REMOTE"] = "1"
+    return session
 
 
 def moved(rows: DataFrame, spark: SparkSession) -> DataFrame:

@@ -271,7 +271,7 @@ class JavaTable:
         relations = java.jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation
         relation = relations.create(read, none, none, options, none)
         rows = DataFrame(java.jvm.org.apache.spark.sql.classic.Dataset.ofRows(java.session, relation), java.classic)
-        return moved(rows.where(condition).select(*columns), java.spark)
+        return moved(rows.where(condition).selectExpr(*columns), java.spark)
 
     def _travel(self, at: At) -> Any:
         travel = self.java.iceberg.spark.TimeTravel
