@@ -57,7 +57,8 @@ class Settings:
     file_handover: Literal["auto", "log", "paths"] = _knob(
         "auto",
         "How Spark gets the data files of a scan: log = as the log of a streaming sink, so that it lists no file, "
-        "paths = as a list of paths, auto = log where a check of the session shows that Spark understands it.",
+        "paths = as a list of paths, auto = log where a check of the session shows that Spark understands it. Spark "
+        "Connect does not.",
         choices=("auto", "log", "paths"),
     )
     data_file_footers: Literal["auto", "always"] = _knob(

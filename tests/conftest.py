@@ -163,7 +163,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if iceberg_jar() is None:
         reasons["java"] = "no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS"
     if config.option.spark_connect_url:
-        reasons["classic"] = "Spark Connect has no such thing"
+        reasons["classic"] = "needs a classic session"
     for marker, reason in reasons.items():
         for item in items:
             if item.get_closest_marker(marker):

@@ -20,9 +20,15 @@ def explained(frame: DataFrame) -> str:
 
 
 def optimized_plan(frame: DataFrame) -> str:
-    return explained(frame).partition(_OPTIMIZED)[2].partition(_PHYSICAL)[0]
+    return _after(_OPTIMIZED, explained(frame)).partition(_PHYSICAL)[0]
 
 
 def physical_plan(frame: DataFrame) -> str:
     """The physical plan; of an adaptive query that has run in a classic session, the final one and the initial one."""
-    return explained(frame).partition(_PHYSICAL)[2]
+    return _after(_PHYSICAL, explained(frame))
+
+
+def _after(heading: str, text: str) -> str:
+    _, heading_of_text, rest = text.partition(heading)
+    assert heading_of_text, text
+    return rest

@@ -6,8 +6,8 @@ modification time for each file. Spark only exposes it as `_metadata.file_modifi
 number. Spark reads the log when the DataFrame is created; the folder is removed right after.
 
 The log and the column `_tmp_metadata_row_index` are Spark internals, which `understands_logs` tests. If they do not
-work, or on Spark Connect, whose server can't see this machine's folders, files are given as paths, numbers are joined
-by path, and positions come from the public `_metadata.row_index`.
+work, or on Spark Connect, whose server need not see this machine's folders, files are given as paths, numbers are
+joined by path, and positions come from the public `_metadata.row_index`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparkmeta.errors import SettingError
 from sparkmeta.session import is_connect, local_frame
 from sparkmeta.settings import PREFIX
 from sparkmeta.storage.location import spark_path_key, spark_uri
-from sparkmeta.storage.reading import STRICT_PARQUET, read_parquet, spelled, without_passed_over
+from sparkmeta.storage.reading import STRICT_PARQUET, failing_if_skipped, read_parquet, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -95,7 +95,7 @@ def read_files(
     """
     way = settings.file_handover
     if way == "log" and is_connect(spark):
-        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server does not read a log of its client")
+        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server need not see a log of its client")
     by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
     if not by_log:
         return _by_paths(spark, files, schema, extra)
@@ -157,7 +157,7 @@ def _by_paths(spark: SparkSession, files: pa.Table, schema: StructType, extra: C
     named = _named(frame, schema, {name: values[name] for name in extra})
     columns = [StructField(column_name(place), field.dataType) for place, field in enumerate(schema.fields)]
     row_type = StructType([*columns, *(StructField(name, _EXTRA_TYPES[name]) for name in extra)])
-    named = without_passed_over(spark, named, locations, row_type)
+    named = failing_if_skipped(spark, named, locations, row_type)
     if NUMBER not in extra:
         return named
     keys = pa.table({"path": [*map(spark_path_key, locations)], "of_path": files.column(NUMBER)})

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyspark.sql import Row, SparkSession
 
-LOCAL_IS_READ_ONLY = "with Spark Connect, tables on disks of the server alone are read-only: keep the table on a store"
+LOCAL_IS_READ_ONLY = "with Spark Connect, tables on disks that client and server don't share are read-only: use a store"
 """Why files of a Connect server's machine are not written."""
 
 

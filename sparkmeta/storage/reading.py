@@ -60,7 +60,7 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
 
     Raises:
         NotFoundError: a file is missing. With Spark Connect, Spark raises an error when the DataFrame is used.
-        CorruptFileError: a local file is empty.
+        CorruptFileError: a local file is empty; on classic sessions only.
         UnsupportedError: a name begins with ``_`` or ``.``.
     """
     paths = list(locations)
@@ -219,12 +219,12 @@ def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructTyp
     return map_arrow(missing, _refuse_passed_over, schema)
 
 
-def without_passed_over(
+def failing_if_skipped(
     spark: SparkSession, rows: DataFrame, locations: Sequence[str], schema: StructType | str
 ) -> DataFrame:
-    """Return the rows of files that `read_parquet` read, which fail, when they run, for a file that Spark skipped.
+    """Return rows that `read_parquet` read. Running them fails if Spark skipped one of the files.
 
-    On a classic session, `read_parquet` has refused empty local files.
+    On a classic session, `read_parquet` itself refuses empty local files.
 
     Args:
         spark: the session.

@@ -31,7 +31,7 @@ from sparkmeta.session import map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.write.cleanup import delete_written, named_on_failure
-from sparkmeta.write.file_schema import FileColumns, written
+from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.input import check_columns, field_value, written_columns
 from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
 from sparkmeta.write.options import WriteOptions
@@ -116,16 +116,12 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
 
     Raises:
         ValidationError: a table property is not valid.
-        UnsupportedError: tasks can't write the table's files, or the files would have no columns.
+        UnsupportedError: tasks can't write the table's files.
     """
     metadata, types = state.metadata, state.types
     spec, options = metadata.spec(), WriteOptions.of(metadata)
     modes = metrics_modes(metadata, schema)
     columns = written_columns(schema if keys is None else keys)
-    if not written(columns):
-        raise UnsupportedError(
-            f"{metadata.location}: the table has no column that data files hold: they hold none of type unknown"
-        )
     kinds = types.partition_fields
     places = Places.of(
         metadata, [PartitionField(field.name, str(field.transform), kinds[field.field_id]) for field in spec.fields]

@@ -20,6 +20,7 @@ from pyiceberg.types import (
     PrimitiveType,
     StringType,
     StructType,
+    UnknownType,
     UUIDType,
 )
 from pyspark.sql import functions as F
@@ -79,7 +80,11 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
 
 
 def refuse_types(schema: Schema, table: str) -> None:
-    """Raise UnsupportedError for a schema with a type that can't be written."""
+    """Raise UnsupportedError for a schema with a type that can't be written.
+
+    Files leave out what is of type unknown. Neither they nor structs in them can be without columns, and lists and maps
+    can't be without elements.
+    """
 
     def refuse(field: NestedField, path: tuple[str, ...]) -> None:
         inside = (*path, field.name)
@@ -88,13 +93,19 @@ def refuse_types(schema: Schema, table: str) -> None:
             problem = f"column {'.'.join(inside)} is of type {kind}, which Arrow's writers can't write"
             raise UnsupportedError(f"{table}: {problem}")
         children = child_fields(field.field_type)
-        if isinstance(field.field_type, StructType) and not children:
-            raise UnsupportedError(f"{table}: column {'.'.join(inside)} is a struct without fields: no file has such")
+        unknown = [isinstance(child.field_type, UnknownType) for child in children]
+        if isinstance(field.field_type, StructType) and all(unknown):
+            problem = f"column {'.'.join(inside)} is a struct without fields that a file can have"
+            raise UnsupportedError(f"{table}: {problem}")
+        if isinstance(field.field_type, ListType | MapType) and any(unknown):
+            raise UnsupportedError(f"{table}: column {'.'.join(inside)} is of type {kind}, which files can't have")
         for child in children:
             refuse(child, inside)
 
     for field in schema.fields:
         refuse(field, ())
+    if all(isinstance(field.field_type, UnknownType) for field in schema.fields):
+        raise UnsupportedError(f"{table}: the table has no column that a file can have")
 
 
 def _check_struct(rows: spark.StructType, struct: StructType, path: tuple[str, ...], table: str) -> None:

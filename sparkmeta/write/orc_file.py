@@ -46,4 +46,6 @@ class OrcOutput:
 
     def abort(self) -> None:
         """Release the file without finishing it."""
+        # The writer's destructor would end the file, and on the closed stream the process.
+        self._writer.is_open = False
         self._sink.close()

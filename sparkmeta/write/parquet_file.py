@@ -88,6 +88,6 @@ class ParquetOutput:
 
     def abort(self) -> None:
         """Release the file without finishing it."""
-        # Otherwise, the writer's destructor writes the footer to the closed stream.
+        # The writer's destructor would try to write the footer to the closed stream.
         self._writer.is_open = False
         self._sink.close()

@@ -270,9 +270,8 @@ class _PartitionFile:
         """Finish the open file."""
         assert self.output is not None
         assert self._metrics is not None
-        output, self.output = self.output, None
-        closed = _Closed(self.location, self.key, output.close(), self._metrics)
-        self._metrics = None
+        closed = _Closed(self.location, self.key, self.output.close(), self._metrics)
+        self.output = self._metrics = None
         self.tasks.writer.sync(self.location)
         return closed
 
@@ -304,6 +303,11 @@ class _Task:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write rows."""
+        if batch.nbytes >= _POOL:
+            # Rows of 2 GB can't be combined.
+            self._distribute()
+            self._pass_on(batch)
+            return
         self._pooled.append(batch)
         self._pooled_bytes += batch.nbytes
         if self._pooled_bytes >= _POOL:
@@ -313,11 +317,12 @@ class _Task:
         """Pass the pooled rows to the files of their partitions."""
         if not self._pooled:
             return
-        # Several batches if a column has more than 2 GB of text.
-        batches = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
+        (batch,) = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
         self._pooled, self._pooled_bytes = [], 0
-        for batch in batches:
-            self._divide(batch)
+        self._pass_on(batch)
+
+    def _pass_on(self, batch: pa.RecordBatch) -> None:
+        self._divide(batch)
         while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
             self._flush(max(self._files.values(), key=lambda file: file.memory))
 

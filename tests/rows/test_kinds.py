@@ -250,8 +250,6 @@ def test_snapshots_in_their_schemas(tmp_path: Path, spark: SparkSession) -> None
 
 def test_a_tree(tmp_path: Path, spark: SparkSession) -> None:
     """A table after a commit of our own, with a deletion vector from before."""
-    if is_connect(spark):
-        pytest.skip("the machine of a Spark Connect client writes no tree into a folder of the server")
     rows = RowTable(tmp_path / "n" / "t")
     first, last = rows.data("a.parquet", numbered(0, 5)), rows.data("c.parquet", numbered(9, 12))
     rows.add(0, 0, first, rows.data("b.orc", numbered(5, 9)), last).add(1, 0, rows.vector(first, [0, 3]))

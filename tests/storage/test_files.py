@@ -13,12 +13,12 @@ from pyspark.errors import PySparkException
 
 from sparkmeta.catalog.iceberg import _Locating
 from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.session import is_connect
 from sparkmeta.storage.access import executor_reader, files_for
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import Files, FileStatus, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.reading import binary_files, passed_over
+from tests.conftest import SEPARATE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,8 +251,14 @@ def test_who_reads(spark: SparkSession) -> None:
 
 
 @pytest.mark.connect
-def test_spark_reads_what_is_local_to_a_connect_server(spark: SparkSession) -> None:
-    assert isinstance(files_for(spark, "/tmp/x"), SparkFiles if is_connect(spark) else LocalFiles)
+def test_python_reads_what_client_and_server_see(
+    spark: SparkSession, hidden_folder: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    is_separate = pytestconfig.option.spark_connect_url == SEPARATE
+    assert isinstance(files_for(spark, f"{tmp_path}/not yet/there"), LocalFiles)
+    (hidden_folder / "file").touch()
+    for location in (f"{hidden_folder}/x", f"file://{hidden_folder}/file"):
+        assert isinstance(files_for(spark, location), SparkFiles if is_separate else LocalFiles)
 
 
 def test_who_reads_on_executors(spark: SparkSession) -> None:

@@ -13,7 +13,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -188,6 +188,14 @@ def test_leaves_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Pa
             again = catalog.load_table("shop.tree", spark)
             assert paths(again) == paths(table)
             assert ("FileScan parquet" in explained(again.scan().plan_files())) == (direct == "auto")
+    # Spark passes over an empty file, as a failed upload may leave.
+    (leaf,) = [row.path for row in tree.inspect.manifests().collect()]
+    catalog.pyiceberg.load_table(IDENTIFIER).io.new_output(leaf).create(overwrite=True).close()
+    with pytest.raises(PySparkException) as raised:
+        paths(tree)
+    error = from_spark(raised.value)
+    assert isinstance(error, sm.NotFoundError)
+    assert leaf in str(error)
 
 
 def test_a_location_that_spark_can_not_open(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:

@@ -20,6 +20,7 @@ from pyiceberg.types import (
     DecimalType,
     DoubleType,
     FixedType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -36,6 +37,8 @@ from pyiceberg.types import (
 
 import sparkmeta as sm
 from sparkmeta.write.files import data_file_tasks
+from sparkmeta.write.orc_file import OrcOutput
+from sparkmeta.write.parquet_file import ParquetOutput, Written
 from sparkmeta.write.tasks import PARTITION_COLUMN
 from tests.rows.comparison import row_texts
 
@@ -254,17 +257,29 @@ def test_orc_stripes_of_null_structs(spark: SparkSession, tmp_path: Path) -> Non
     assert orc.read_table(file["file_path"].removeprefix("file://")).to_pylist() == rows
 
 
-@pytest.mark.parametrize("ending", ["error", "killed"])
+OUTPUTS = {"parquet": ParquetOutput, "orc": OrcOutput}
+
+
+@pytest.mark.parametrize("file_format", OUTPUTS)
+@pytest.mark.parametrize("ending", ["error", "killed", "at the end"])
 def test_a_task_that_does_not_end_leaves_no_file(
-    spark: SparkSession, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, ending: str, file_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Destructors of the open files raise nothing."""
+    """Destructors of the open files raise nothing, and do not end the process."""
     raised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     schema = Schema(NestedField(1, "n", IntegerType()), NestedField(2, "s", StringType()))
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "n"))
-    table = new_table(spark, tmp_path, schema, spec, write__parquet__row_group_size_bytes="1")
+    small = {"write__parquet__row_group_size_bytes": "1", "write__orc__stripe_size_bytes": "1"}
+    table = new_table(spark, tmp_path, schema, spec, write__format__default=file_format, **small)
     tasks = data_file_tasks(table.state, table.schema())
+
+    def close(output: Any) -> Written:
+        output._sink.close()
+        raise OSError("the disk is full")
+
+    if ending == "at the end":
+        monkeypatch.setattr(OUTPUTS[file_format], "close", close)
 
     def batches() -> Iterator[pa.RecordBatch]:
         values = pa.array(range(300), pa.int32())
@@ -274,14 +289,15 @@ def test_a_task_that_does_not_end_leaves_no_file(
             raise OSError("the disk is full")
 
     results = tasks.write(batches())
-    assert len(next(results)) >= 256
-    assert len(list(tmp_path.rglob("*.parquet"))) >= 256
-    if ending == "error":
+    if ending != "at the end":
+        assert len(next(results)) >= 256
+        assert len(list(tmp_path.rglob(f"*.{file_format}"))) >= 256
+    if ending == "killed":
+        results.close()  # type: ignore[attr-defined]
+    else:
         with pytest.raises(OSError, match="the disk is full"):
             next(results)
-    else:
-        results.close()  # type: ignore[attr-defined]
-    assert not list(tmp_path.rglob("*.parquet"))
+    assert not list(tmp_path.rglob(f"*.{file_format}"))
     del results
     gc.collect()
     assert not raised
@@ -295,10 +311,27 @@ REFUSED = {
 }
 
 
-def test_a_table_without_columns_that_files_hold(spark: SparkSession, tmp_path: Path) -> None:
-    table = new_table(spark, tmp_path, Schema(NestedField(1, "u", UnknownType())), PartitionSpec())
-    with pytest.raises(sm.UnsupportedError, match="no column that data files hold"):
-        table.append(spark.sql("SELECT null u"))
+UNKNOWN: dict[str, tuple[IcebergType, str]] = {
+    "column": (UnknownType(), "the table has no column that a file can have"),
+    "struct": (StructType(NestedField(2, "x", UnknownType())), "column u is a struct without fields"),
+    "list": (ListType(2, UnknownType(), element_required=False), "column u is of type list<unknown>"),
+    "map": (
+        MapType(2, StringType(), 3, UnknownType(), value_required=False),
+        "column u is of type map<string, unk",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_types_that_files_leave_out(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    field_type, message = UNKNOWN[kind]
+    table = new_table(spark, tmp_path, Schema(NestedField(1, "u", field_type)), PartitionSpec())
+    with pytest.raises(sm.UnsupportedError, match=message):
+        table.append(spark.sql("SELECT 1 id").select())
+    fields = NestedField(1, "n", LongType()), NestedField(2, "u", UnknownType())
+    wide = new_table(spark, tmp_path / "wide", Schema(*fields), PartitionSpec())
+    wide.append(spark.sql("SELECT 1L n"))
+    assert [tuple(row) for row in wide.refresh().scan().to_df().collect()] == [(1, None)]
 
 
 def test_properties_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.session import local_frame, map_arrow, spark_schema
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
 from sparkmeta.storage.location import PATH_KEY, spark_path_key
-from sparkmeta.storage.reading import read_parquet, without_passed_over
+from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,7 +79,7 @@ def read_parquet_entries(
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
     entries = map_arrow(raw, partial(_build, projection), projection.schema)
     locations = parts.column("location").to_pylist()
-    return without_passed_over(spark, entries, locations, spark_schema(projection.schema))
+    return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
 
 
 def _read_spec(

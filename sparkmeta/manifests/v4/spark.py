@@ -22,7 +22,7 @@ from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
 from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
-from sparkmeta.storage.reading import read_parquet, without_passed_over
+from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,7 @@ def read_leaf_entries(
     read = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
     entries = read.frame.selectExpr(*sql.texts(entry_columns(projection, tuples, read.inherited, read.manifest)))
     locations = leaves.column("location").to_pylist()
-    return without_passed_over(spark, entries, locations, spark_schema(projection.schema))
+    return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
 
 
 def read_rows(
