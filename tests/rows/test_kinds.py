@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.session import is_connect
 from tests.conftest import configured
 from tests.handmade import BY_ID, BY_PART, BY_RATIO
 from tests.rows.row_table import RowTable
@@ -328,8 +327,6 @@ def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: Spark
     check(sm.load_table(location, spark=spark))
     with configured(spark, {"spark.sparkmeta.manifest-cache": str(rows.folder / "cache")}):
         check(sm.load_table(location, spark=spark))
-    if is_connect(spark):
-        return  # see `test_a_tree`
     sm.load_table(str(rows.folder), spark=spark).maintenance.rewrite_manifests().commit()
     table = sm.load_table(str(rows.folder), spark=spark)
     check(table)
