@@ -187,7 +187,7 @@ SPEC_STEPS: dict[str, tuple[Carry, Change]] = {
         "ADD PARTITION FIELD truncate(5, label) AS label_trunc_3",
         spec(lambda u: u.add_field("label", TruncateTransform(5), "label_trunc_3")),
     ),
-    "rename the source": ("RENAME COLUMN at TO time", schema(lambda u: u.rename_column("at", "time"))),
+    "rename the source": ("RENAME COLUMN at TO `time`", schema(lambda u: u.rename_column("at", "time"))),
     "years": ("ADD PARTITION FIELD years(time)", spec(lambda u: u.add_field("time", YearTransform()))),
     "remove and add": (
         api('table.updateSpec().removeField("day").addField("d2", exprs.day("time")).commit()'),
