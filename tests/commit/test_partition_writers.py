@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sparkmeta.storage.writing import is_temporary
 from tests.commit import partition_writers as writers
 from tests.commit.operations import planned
+from tests.peers.classic import classic_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +81,7 @@ def run(table: sm.Table, folder: Path, each: int, commits: int, kills: int) -> N
 def start(table: sm.Table, folder: Path, number: int, each: int, commits: int) -> subprocess.Popen[bytes]:
     arguments = [table.location(), str(folder), str(number * each), str(each), str(commits)]
     command = [sys.executable, "-m", "tests.commit.partition_writers", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = classic_environment() | {"PYTHONPATH": str(ROOT)}
     log = folder / f"process.{number}"
     with log.open("a") as errors:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=errors, stderr=errors)
