@@ -233,7 +233,7 @@ def java_types(shop: Workshop, version: int) -> None:
 @recipe("types", "variant", versions=(3, 4))
 def variant(shop: Workshop, version: int) -> None:
     """A variant column beside others: it has counts, and bounds that no primitive filter may use."""
-    shop.create("id INT, v VARIANT, st STRUCT<inner: VARIANT>", version=version)
+    shop.create("id INT, v VARIANT, st STRUCT<`inner`: VARIANT>", version=version)
     for i in range(4):
         shop.insert(f"{i}, parse_json('{{\"a\": {i}}}'), named_struct('inner', parse_json('[1, {i}]'))")
     shop.insert("9, null, null")
