@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.reachable.tasks import MISSING
 from sparkmeta.session import map_arrow, read_tasks
 
@@ -63,7 +64,9 @@ def delete_files(files: DataFrame, writer: ExecutorWriter) -> Deletion:
         F.count_if("failed").alias("failed"),
         F.slice(F.collect_list("problem"), 1, _MESSAGES).alias("problems"),
     )
-    rows = counted.orderBy("content").collect()
+    # Without checkpoints, the job also computes which files these are.
+    with translated_errors():
+        rows = counted.orderBy("content").collect()
     return Deletion(
         files={row.content: row.files for row in rows},
         bytes={row.content: row.bytes or 0 for row in rows},
