@@ -41,8 +41,8 @@ def shares_disk(spark: SparkSession, location: str) -> bool:
     known = _answers.setdefault(spark, {})
     if identity not in known:
         with translated_errors():
-            rows = map_arrow(spark.range(_ROWS), partial(_identities, location), _SCHEMA).distinct().collect()
-        known[identity] = [row.identity for row in rows] == [identity]
+            rows = map_arrow(spark.range(_ROWS), partial(_identities, location), _SCHEMA).collect()
+        known[identity] = {row.identity for row in rows} == {identity}
     return known[identity]
 
 

@@ -306,7 +306,7 @@ class _Task:
         if batch.nbytes >= _POOL:
             # Rows of 2 GB can't be combined.
             self._distribute()
-            self._pass_on(batch)
+            self._divide(batch)
             return
         self._pooled.append(batch)
         self._pooled_bytes += batch.nbytes
@@ -319,14 +319,10 @@ class _Task:
             return
         (batch,) = pa.Table.from_batches(self._pooled).combine_chunks().to_batches()
         self._pooled, self._pooled_bytes = [], 0
-        self._pass_on(batch)
-
-    def _pass_on(self, batch: pa.RecordBatch) -> None:
         self._divide(batch)
-        while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
-            self._flush(max(self._files.values(), key=lambda file: file.memory))
 
     def _divide(self, batch: pa.RecordBatch) -> None:
+        """Pass rows to the files of their partitions."""
         names = batch.schema.names
         values = [
             _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
@@ -334,13 +330,15 @@ class _Task:
         ]
         table = self.tasks.columns.table_of(batch, self.tasks.schema)
         identities = [*map(_identity, values)]
-        for first, rows in _by_partition(values, table):
+        for first, rows in _by_partition(identities, table):
             identity = tuple(array[first] for array in identities)
             file = self._files.get(identity)
             if file is None:
                 file = _PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
                 self._files[identity] = file
             self._write(file, rows)
+        while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
+            self._flush(max(self._files.values(), key=lambda file: file.memory))
 
     def _write(self, file: _PartitionFile, rows: pa.Table) -> None:
         """Write rows in parts that end at the end of a row group or file."""
