@@ -14,6 +14,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError, from_spark
 from sparkmeta.rows import masks
+from sparkmeta.session import is_connect
 from tests.conftest import configured
 from tests.peers.java import Java
 from tests.peers.workshop import MERGE_ON_READ, Workshop
@@ -277,7 +278,7 @@ def test_a_missing_data_file(shop: Workshop) -> None:
     (path,) = shop.folder.glob("data/*.parquet")
     frame = table_of(shop).scan().to_df()
     path.unlink()
-    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|PATH_NOT_FOUND") as raised:
+    with pytest.raises(Exception, match="PATH_NOT_FOUND" if is_connect(shop.spark) else "FILE_NOT_EXIST") as raised:
         frame.collect()
     assert isinstance(from_spark(raised.value), NotFoundError)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import traceback
 import uuid
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from sparkmeta.catalog.iceberg import IcebergCatalog
 from sparkmeta.errors import from_spark
 from sparkmeta.session import is_connect
 from tests.conftest import configured
+from tests.plans import explained
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, S3Server, methods
 from tests.serverless import refuse
 from tests.small_table import IDENTIFIER, LOADS, ROWS, orders
@@ -28,7 +27,7 @@ from tests.small_table import IDENTIFIER, LOADS, ROWS, orders
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from sparkmeta.catalog import Catalog
     from sparkmeta.table import Table
@@ -142,13 +141,6 @@ def tree_of(catalog: Catalog, table: Table) -> Table:
         "shop.tree", table.schema(), table.spec(), properties=properties, format_version=4, spark=spark
     )
     return commit(tree, "append", table.inspect.files())
-
-
-def explained(frame: DataFrame) -> str:
-    """The plans of a DataFrame, as `explain` prints them."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        frame.explain("extended")
-    return text.getvalue()
 
 
 def commit(table: Table, change: str, files: object) -> Table:
