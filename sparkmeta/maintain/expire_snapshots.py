@@ -171,8 +171,11 @@ class ExpiryPlan(Generic[TableT]):
         if step.is_idle(self.table.state):
             self._done.append((self.table, None))
             return
-        # Detect missing files of remaining snapshots before the commit, not after it.
         planned = self._files if self.cleanup != NONE else None
+        if planned is not None:
+            # Detect missing files of remaining snapshots before the commit: serverless sessions, which keep no rows of
+            # `_files`, read them only to count. After the commit there is nothing left to count.
+            self.summary()
         committed = commit_steps(self.table, [step])
         self._done.append((committed, None))
         if planned is None:

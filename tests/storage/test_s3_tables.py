@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 import uuid
 from typing import TYPE_CHECKING
@@ -128,6 +129,26 @@ def test_a_serverless_session(
     replaced = replaced.withColumn("file_path", F.lit(f"{warehouse}/another.parquet"))
     tree = commit(tree.refresh(), "replace_partitions", replaced)
     assert paths(tree, "country = 'NO'") == [f"{warehouse}/another.parquet"]
+
+    # Lists and leaves are read, and what they free is counted, before they are deleted.
+    later = int(time.time() * 1000) + 3_600_000
+    expiry = tree.maintenance.expire_snapshots(older_than=later)
+    expired = expiry.commit()
+    deleted = expiry.result()["committed"]["files"]
+    assert deleted == expiry.summary().files
+    assert deleted["root"] == len(tree.metadata.snapshots) - 1
+    store = catalog.pyiceberg.load_table(IDENTIFIER).io
+    with store.new_output(f"{expired.location()}/data/left.parquet").create() as stream:
+        stream.write(b"left by a failed job")
+    orphans = expired.maintenance.remove_orphan_files(older_than=later, force=True)
+    assert orphans.commit().files == orphans.summary().files == {"data": 1}
+    (leaf, *_) = [row.path for row in expired.inspect.manifests().collect()]
+    newest = commit(expired, "append", replaced.withColumn("file_path", F.lit(f"{warehouse}/third.parquet")))
+    store.delete(leaf)
+    with pytest.raises(sm.NotFoundError, match=leaf):
+        newest.maintenance.expire_snapshots(older_than=later).commit()
+    assert newest.refresh().metadata_location == newest.metadata_location
+
     with pytest.raises(AnalysisException, match="CONFIG_NOT_AVAILABLE"):
         spark.conf.set("spark.sparkmeta.planning", "join")
     assert {"localCheckpoint", "get spark.sparkmeta.planning", "set spark.sparkmeta.planning"} <= {*refused}

@@ -170,6 +170,8 @@ class OrphanPlan(Generic[TableT]):
             NoSuchTableError: the table is gone. No file is deleted.
             NotFoundError, ValidationError: see `files`. No file is deleted.
         """
+        # Counted before the deletion: serverless sessions, which keep no rows, list the files again to count.
+        self.summary()
         orphans = self._orphans
         current = self.table.refresh()
         if current.metadata_location != orphans.metadata_location:

@@ -26,6 +26,7 @@ from sparkmeta.write.cleanup import named_on_failure
 from sparkmeta.write.delete_options import BY_FILE, VECTORS_SINCE, delete_codec, delete_granularity
 from sparkmeta.write.delete_tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
 from sparkmeta.write.deletes import GROUP
+from sparkmeta.write.files import checkpointed
 from sparkmeta.write.vector_tasks import MASK_SCHEMA, VectorTasks, read_masks
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ class DeleteRewrite:
         return self.state.metadata.format_version >= VECTORS_SINCE
 
     def write(self) -> DataFrame:
-        """Write the new files by tasks, and return rows of `WRITTEN_SCHEMA` that Spark keeps.
+        """Write the new files by tasks, and return rows of `WRITTEN_SCHEMA`, checkpointed.
 
         A delete counts if plans apply its file to the data file, so positions that a deletion vector of the file
         supersedes are left out, and so are those of data files that are gone.
 
         Raises:
-            UnsupportedError: tasks can't open or write the table's files.
+            UnsupportedError: tasks can't open or write the table's files, or the session can't checkpoint rows.
             CorruptFileError: a delete file is damaged.
             ValidationError: deletes contradict each other or their data files.
         """
@@ -80,7 +81,7 @@ class DeleteRewrite:
                 tasks = PositionFileTasks(writer, folder, delete_codec(properties), target)
                 ordered = self._by_group(masks, target)
             with named_on_failure(state.metadata.location, f"{tasks.name}-*-deletes.*"):
-                return materialize(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
+                return checkpointed(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
 
     def _masks(self) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""

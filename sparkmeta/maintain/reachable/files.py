@@ -81,7 +81,9 @@ class FileCounts(NamedTuple):
 def count_files(files: DataFrame) -> FileCounts:
     """Count files, rows of `UNREACHABLE`, by a job."""
     grouped = files.groupBy("content").agg(F.count("*").alias("files"), F.sum("length").alias("bytes"))
-    rows = {row.content: row for row in grouped.orderBy("content").collect()}
+    # Without checkpoints, the job also computes which files these are.
+    with translated_errors():
+        rows = {row.content: row for row in grouped.orderBy("content").collect()}
     missing = rows.pop(MISSING, None)
     return FileCounts(
         {content: row.files for content, row in rows.items()},
