@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     MapFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _GIB = 1 << 30
-# Most of them wait for files of a store.
+# Most threads wait for files of a store.
 _THREADS = 16
 
-# The optimizer itself computes what is selected of local rows, one by one and on the driver; of more than so many,
-# tasks do. A coalesce to more partitions than there are keeps it from that, and does nothing else.
+# The optimizer evaluates projections of local rows on the driver, one row at a time. Above this number of rows tasks do
+# it: a coalesce to more partitions than there are keeps the optimizer from it, and does nothing else.
 _INTERPRETED_ROWS = 1000
 _MANY_PARTITIONS = 1 << 16
 
-# Where the session does not say.
+# Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
 
 
@@ -47,21 +47,30 @@ def local_session(
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session on this machine, ready for sparkmeta without any configuration.
+    """Start a Spark session on this machine, ready for sparkmeta without any configuration.
 
     Args:
-        app_name: shown in Spark's logs.
-        cores: how many to use; ``*`` is all of them.
-        memory: of the Java process, e.g. ``4g``; by default half of the machine's, at most 8 GiB.
-        config: further Spark settings, which win over the ones chosen here.
+        app_name: the name in Spark's logs.
+        cores: the number of cores to use; `*` for all of them.
+        memory: the memory of the Java process, such as `4g`. Defaults to half of the machine's, at most 8 GiB.
+        config: Spark settings, which override those of this function.
 
-    Returns the session that runs in this process already, if one does, with ``config`` set on it.
-    Raises SessionError where no Java of version 17 or newer is found.
+    Returns:
+        The new session; or the active one, with `config` set on it.
+
+    Raises:
+        SessionError: there is no Java 17 or newer, or the variable SPARK_REMOTE names a Spark Connect server.
     """
     if (running := SparkSession.getActiveSession()) is not None:
         for key, value in (config or {}).items():
             running.conf.set(key, value)
         return running
+    if "SPARK_REMOTE" in os.environ:
+        # The value may contain a token.
+        raise SessionError(
+            "the variable SPARK_REMOTE names a Spark Connect server: unset it to start a local session, or connect to "
+            "the server with SparkSession.builder.getOrCreate()"
+        )
     prepare_environment()
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for key, value in (local_config(cores, memory) | dict(config or {})).items():
@@ -70,10 +79,12 @@ def local_session(
 
 
 def prepare_environment() -> None:
-    """Let a local Spark find this interpreter for its Python workers, a Java runtime, and this machine.
+    """Set the variables by which a local Spark finds this interpreter, a Java runtime and this machine.
 
-    Sets PYSPARK_PYTHON, JAVA_HOME and SPARK_LOCAL_IP in ``os.environ``, where they do not serve already.
-    Raises SessionError without Java 17 or newer.
+    PYSPARK_PYTHON and SPARK_LOCAL_IP keep their values if they are set, JAVA_HOME if it has Java 17 or newer.
+
+    Raises:
+        SessionError: there is no Java 17 or newer.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -81,7 +92,7 @@ def prepare_environment() -> None:
 
 
 def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
-    """Spark's settings for a session on one machine."""
+    """Return the Spark settings of a session on this machine."""
     tasks = (os.cpu_count() or 1) if cores == "*" else int(cores)
     return {
         "spark.driver.memory": memory or f"{default_memory() // (1 << 20)}m",
@@ -92,23 +103,27 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, tasks)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # With it PySpark sends the line of each operation on a Column to the JVM: ten calls instead of two, and
-        # a plan has hundreds of operations. The session that uses it first decides for the process.
+        # If true, PySpark sends the source line of each operation on a Column to the JVM: ten calls instead of two, for
+        # each of a plan's hundreds of operations. The first session that uses it decides for the process.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # Spark lists thousands of Parquet manifests with as many tasks as this; its default of 10,000 takes longer to
-        # start than to list.
+        # Spark lists thousands of Parquet manifests with this many tasks. The default of 10,000 takes longer to start
+        # than to list.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     }
 
 
 def default_memory() -> int:
-    """Half of the machine's memory in bytes, between 1 and 8 GiB."""
+    """Return half of the machine's memory in bytes, between 1 and 8 GiB."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(max(machine // 2, _GIB), 8 * _GIB)
 
 
 def resolve_session(spark: SparkSession | None) -> SparkSession:
-    """The session given, else the active one. Raises SessionError where there is none."""
+    """Return the given session, or the active one.
+
+    Raises:
+        SessionError: none is given, and none is active.
+    """
     session = spark or SparkSession.getActiveSession()
     if session is None:
         raise SessionError("no Spark session is active: pass spark=..., or start one with sparkmeta.local_session()")
@@ -121,9 +136,9 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def materialize(df: DataFrame) -> DataFrame:
-    """The same rows, computed once and kept by Spark; the DataFrame itself where Spark can't keep them.
+    """Compute rows once and checkpoint them, or return the DataFrame itself if the session can't.
 
-    Serverless sessions refuse to keep rows; there the DataFrame is computed again wherever it is used.
+    Serverless sessions refuse checkpoints: there the rows are computed again for each use.
     """
     try:
         return df.localCheckpoint()
@@ -141,20 +156,20 @@ def spark_schema(schema: pa.Schema) -> StructType:
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Return the rows of an Arrow table on the driver as a DataFrame; timestamps without a zone stay so.
 
-    Spark reads a small one without a job. An empty chunk would end what it reads of the table, so that there is none.
+    Spark reads few rows without a job. The chunks are combined because Spark stops reading at an empty one.
     """
     rows = table.combine_chunks() if len(table) else table.schema.empty_table()
     return spark.createDataFrame(rows, spark_schema(table.schema))
 
 
 def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """As `local_frame`, for rows of which much is selected: of many rows tasks compute that, not the optimizer."""
+    """As `local_frame`, for rows with wide projections: tasks evaluate those of many rows, not the optimizer."""
     frame = local_frame(spark, table)
     return frame.coalesce(_MANY_PARTITIONS) if len(table) > _INTERPRETED_ROWS else frame
 
 
 def read_tasks(spark: SparkSession) -> int:
-    """Return into how many tasks to spread files that tasks open: Spark would put short rows into one."""
+    """Return the number of tasks for rows that name files to open. Spark would put such short rows into one task."""
     configured = setting(spark, "spark.sql.shuffle.partitions")
     return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
 
@@ -222,5 +237,5 @@ def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema) -> 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """The same ones for all, since some FileIOs keep connections by thread."""
+    """Return the pool that all reads share, since some FileIOs keep a connection per thread."""
     return ThreadPoolExecutor(_THREADS, "sparkmeta")

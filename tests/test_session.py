@@ -15,6 +15,14 @@ def test_local_session_is_the_one_that_runs(spark: SparkSession) -> None:
     spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
 
 
+def test_a_local_session_beside_a_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://spark.example.org/;token=secret")
+    with pytest.raises(SessionError, match="SPARK_REMOTE names a Spark Connect server: unset it") as raised:
+        local_session()
+    assert "secret" not in str(raised.value)
+
+
 def test_resolve_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_session(spark) is spark
     assert resolve_session(None) is spark
