@@ -8,18 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 import sparkmeta as sm
 from tests.handmade import data
-from tests.maintain.maintainers import JOBS
+from tests.maintain.maintainers import CONVERSIONS, JOBS
 from tests.maintain.test_expire import files_below
 from tests.maintain.test_orphans import FIVE_DAYS, plant
 from tests.peers.classic import classic_environment
+from tests.peers.slices import SOAK
 from tests.rows.comparison import row_texts
 from tests.rows.row_table import RowTable
 
@@ -32,6 +35,8 @@ ROOT = Path(__file__).parent.parent.parent
 WRITERS = 2
 # Steps of a writer, maintainers, and how many of these are killed in all.
 SHORT, LONG = (2, 1, 1), (150, 2, 25)
+# How many processes that convert the table are killed.
+KILLS = 25
 LONGEST = 1800
 
 
@@ -132,6 +137,40 @@ def test_writers_and_maintainers(spark: SparkSession, tmp_path: Path, soak: bool
     assert not orphans & files_below(folder)
     assert sm.load_table(location, spark=spark).maintenance.remove_dangling_deletes().summary().is_empty
     print(f"{len(outcomes(tmp_path))} outcomes, {kills} kills")  # noqa: T201
+
+
+@pytest.mark.skipif(not SOAK, reason="takes minutes: SPARKMETA_SOAK=1 runs it")
+def test_killed_conversions(spark: SparkSession, tmp_path: Path) -> None:
+    """Each process converts the table into V4 and back, again and again, until it is killed. A new one goes on.
+
+    The first is killed after it has done both conversions; the others at a random time while they would do both.
+    """
+    folder, chance = tmp_path / "table", random.Random(5)
+    table = table_of(folder, 0)
+    location = table.write()
+    expected = [*sm.load_table(location, spark=spark).scan().to_df().select("id").toLocalIterator()]
+    both = 0.0
+    for seed in range(KILLS):
+        process = start("convert", tmp_path, seed)
+        try:
+            for _ in wait_for(lambda seed=seed: outcomes(tmp_path).count("ready") > seed):
+                assert process.poll() is None
+            began = time.monotonic()
+            for _ in wait_for(lambda: len(outcomes(tmp_path)) > len(CONVERSIONS)):
+                assert process.poll() is None
+            both = both or time.monotonic() - began
+            time.sleep(chance.uniform(0, both))
+        finally:
+            kill(process)
+        check(spark, location, expected, 0)
+    reached = Counter(line.split()[0] for line in outcomes(tmp_path))
+    print(f"{reached}, {KILLS} kills")  # noqa: T201
+    assert all(reached[name] for name in CONVERSIONS)
+    assert not [line for line in outcomes(tmp_path) if line != "ready" and not line.endswith(" done")]
+    for _ in range(2):
+        version = sm.load_table(location, spark=spark).metadata.format_version
+        CONVERSIONS["upgrade" if version < 4 else "downgrade"](sm.load_table(location, spark=spark)).commit()
+        check(spark, location, expected, 0)
 
 
 def check(spark: SparkSession, location: str, expected: list[Any], steps: int) -> None:
