@@ -85,6 +85,10 @@ class InvalidChangeError(ValidationError, ValueError):
     """pyiceberg's builders refuse a change of a table's schema, partition spec, sort order, branches or tags."""
 
 
+class InvalidNameError(ValidationError, ValueError):
+    """A name can't be that of a table, view or namespace in this catalog."""
+
+
 class CommitConflictError(ValidationError):
     """Another commit changed data that this one depends on. A retry of the same commit can't succeed."""
 

@@ -22,7 +22,7 @@ from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
-from sparkmeta.plan.rest_tasks import metrics_columns, rest_tasks, stats_ids_of
+from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
 from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
 from sparkmeta.rows.count import count_rows
@@ -311,6 +311,7 @@ class Scan:
             InvalidFilterError: the table has no such column.
             UnsupportedError: the protocol can't express the plan.
         """
+        refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
         matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
         return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions, stats_ids=ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import InvalidNameError, shown
 from sparkmeta.storage.location import join, path_of
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ def folder_of(warehouse: str, names: tuple[str, ...]) -> str:
     """Return the folder of an identifier, which is below the warehouse.
 
     Raises:
-        ValidationError: a name is not that of a single folder.
+        InvalidNameError: a name is not that of a single folder.
     """
     for name in names:
         if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(name.encode()) > _LONGEST_NAME:
-            raise ValidationError(f"{shown(name)} can't be the name of a folder, which a file system catalog needs")
+            raise InvalidNameError(f"{shown(name)} can't be the name of a folder, which a file system catalog needs")
     return reduce(join, names, warehouse)
 
 

@@ -155,6 +155,34 @@ def refuse_table(state: TableState) -> None:
                 )
 
 
+def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
+    """Raise UnsupportedError if a scan reads an identity partition column that the table has dropped.
+
+    Readers take its values from partition tuples. The type of a partition value, by which the protocol encodes it, is
+    that of the column in the table's current schema.
+
+    Args:
+        schema: the scan's schema.
+        selected: the names of the selected columns; `*` for all.
+    """
+    sources = {
+        field.source_id
+        for spec in state.specs.values()
+        for field in spec.fields
+        if isinstance(field.transform, IdentityTransform) and _is_dropped(state, field)
+    }
+    key = str if case_sensitive else str.lower
+    names = {key(name) for name in selected}
+    for source_id in sorted(sources & schema.field_ids):
+        name = schema.find_column_name(source_id) or ""
+        parts = key(name).split(".")
+        if "*" in names or any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1)):
+            raise UnsupportedError(
+                f"{INEXPRESSIBLE} partition values of {name}, which the table's current schema lacks: select other "
+                "columns"
+            )
+
+
 def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
     state = scan_filter.state
     refuse_table(state)

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import logging
+import math
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -18,8 +20,9 @@ from urllib.parse import unquote
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from sparkmeta.errors import shown
 from sparkmeta.service.access import ANYBODY, Principal
-from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, FORBIDDEN, NO_TABLE, UNSUPPORTED, ApiError, api_error
+from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, FORBIDDEN, NO_TABLE, UNSUPPORTED, ApiError, api_error, busy
 from sparkmeta.service.metrics import Metrics
 from sparkmeta.service.options import is_loopback
 from sparkmeta.service.pages import compressed
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.service.options import ServeOptions
     from sparkmeta.service.plans import Pages
-    from sparkmeta.service.runs import Run
 
 T = TypeVar("T")
 Names = tuple[str, ...]
@@ -58,6 +60,11 @@ _SEPARATOR = "\x1f"
 # This client can't poll, and reads no null in partitions.
 _IMPATIENT = "pyiceberg"
 _LOOK_SECONDS = 0.5
+# Within these seconds a request's body has to arrive.
+_BODY_SECONDS = 60.0
+# Running and waiting ones.
+_MOST_CATALOG_CALLS = 256
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/?#@,\[\]]+))(?::\d{1,5})?")
 # Shorter answers are not compressed.
 _LONG = 16_000
 _GZIP = {"content-encoding": "gzip"}
@@ -110,6 +117,9 @@ class App:
         self.metrics = Metrics(planning)
         self.is_ready = False
         self._threads = ThreadPoolExecutor(_HANDLERS, "requests")
+        # Pages and results must not wait for a slow catalog.
+        self._catalog_threads = ThreadPoolExecutor(_HANDLERS, "catalog")
+        self._catalog_calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -119,7 +129,8 @@ class App:
 
     def close(self) -> None:
         """Stop the threads that answer requests."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._catalog_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, request: Request) -> Response:
         started, endpoint, principal = time.perf_counter(), "other", None
@@ -140,7 +151,7 @@ class App:
         record = {
             "request": request_id,
             "endpoint": endpoint,
-            "path": request.url.path,
+            "path": request.scope["path"],
             "status": response.status_code,
             "ms": round(seconds * 1000, 1),
             "principal": principal,
@@ -153,8 +164,10 @@ class App:
     def _routed(self, request: Request) -> tuple[str, Callable[[Call], Awaitable[Response]], Call]:
         """Return the name of the endpoint, its handler, and the call."""
         # Encoded slashes are part of names.
-        raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+        raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
         path = raw.partition(b"?")[0].decode("latin-1").strip("/").split("/")
+        if path in (["healthz"], ["metrics"], ["v1", "config"]) and request.method not in ("GET", "HEAD"):
+            raise ApiError(405, UNSUPPORTED, f"{request.method} {request.scope['path']}: expected GET")
         if path == ["healthz"]:
             return "healthz", self._healthz, Call(request, ANYBODY)
         principals = self.options.principals
@@ -166,14 +179,17 @@ class App:
         if path == ["v1", "config"]:
             return "config", self._config, Call(request, principal)
         if path[:2] != ["v1", "namespaces"]:
-            raise ApiError(404, BAD_REQUEST, f"no such endpoint: {request.method} {request.url.path}")
+            raise ApiError(404, BAD_REQUEST, f"no such endpoint: {request.method} {request.scope['path']}")
         return self._below_namespaces(request, principal, [unquote(part, errors="replace") for part in path[2:]])
 
     def _refuse_foreign_host(self, request: Request) -> None:
         """Raise ApiError if a service without users is asked by another name: a web page may have made up that name."""
-        host = request.url.hostname or ""
+        if (header := request.headers.get("host")) is None:
+            return
+        parts = _HOST.fullmatch(header)
+        host = "" if parts is None else parts[1] or parts[2]
         if host != self.options.host and not is_loopback(host):
-            raise ApiError(403, FORBIDDEN, f"the host {host} is not an address of this service")
+            raise ApiError(403, FORBIDDEN, f"the host {shown(header)} is not an address of this service")
 
     def _below_namespaces(
         self, request: Request, principal: Principal, path: list[str]
@@ -195,13 +211,29 @@ class App:
             "POST */tables/*/tasks": ("tasks", self._tasks),
         }.get(f"{request.method} {shape}")
         if handler is None:
-            message = f"{request.method} {request.url.path}: no such endpoint; this catalog is read-only"
+            message = f"{request.method} {request.scope['path']}: no such endpoint; this catalog is read-only"
             raise ApiError(406, UNSUPPORTED, message)
         return *handler, call
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(function, *arguments, **named))
+
+    async def _from_catalog(self, call: Call, function: Callable[..., T], *arguments: Any) -> T:
+        """Call the catalog in a thread. A call that has not begun is dropped when its client leaves.
+
+        Raises:
+            ApiError: too many calls wait for the catalog.
+            ClientDisconnect: the client has gone.
+        """
+        if self._catalog_calls >= _MOST_CATALOG_CALLS:
+            raise busy(f"{self._catalog_calls} requests wait for the catalog, which is the limit")
+        self._catalog_calls += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await self._waited(call, loop.run_in_executor(self._catalog_threads, function, *arguments))
+        finally:
+            self._catalog_calls -= 1
 
     # -- the service itself -----------------------------------------------------------------------------------------
 
@@ -220,27 +252,27 @@ class App:
     async def _namespaces(self, call: Call) -> Response:
         parent = call.request.query_params.get("parent", "")
         names = tuple(parent.split(_SEPARATOR)) if parent else ()
-        return _json({"namespaces": await self._in_thread(self.tables.namespaces, names)})
+        return _json({"namespaces": await self._from_catalog(call, self.tables.namespaces, names)})
 
     async def _namespace(self, call: Call) -> Response:
-        await self._in_thread(self.tables.check_namespace, call.namespace)
+        await self._from_catalog(call, self.tables.check_namespace, call.namespace)
         if call.request.method == "HEAD":
             return Response(status_code=204)
         return _json({"namespace": call.namespace, "properties": {}})
 
     async def _tables(self, call: Call) -> Response:
-        await self._in_thread(self.tables.check_namespace, call.namespace)
-        listed = await self._in_thread(self.tables.tables, call.namespace, call.principal)
+        await self._from_catalog(call, self.tables.check_namespace, call.namespace)
+        listed = await self._from_catalog(call, self.tables.tables, call.namespace, call.principal)
         return _json({"identifiers": [{"namespace": names[:-1], "name": names[-1]} for names in listed]})
 
     async def _table(self, call: Call) -> Response:
-        served = await self._in_thread(self.tables.load, call.table, call.principal)
+        served = await self._from_catalog(call, self.tables.load, call.table, call.principal)
         only_refs = call.request.query_params.get("snapshots") == "refs"
         with_credentials = self._vends(call, served)
         etag = served.etag[:-1] + ('-refs"' if only_refs else '"')
         # Credentials expire, though the table does not change.
         headers = {"cache-control": "no-store"} if with_credentials else {"etag": etag}
-        if not with_credentials and call.request.headers.get("if-none-match") == etag:
+        if not with_credentials and _matches(call.request.headers.get("if-none-match", ""), etag):
             return Response(status_code=304, headers=headers)
         return _sent(await self._in_thread(served.document, only_refs, with_credentials=with_credentials), headers)
 
@@ -248,7 +280,7 @@ class App:
         return self.options.vend_credentials and call.asks_for_credentials and bool(served.credentials)
 
     async def _table_exists(self, call: Call) -> Response:
-        if not await self._in_thread(self.tables.exists, call.table, call.principal):
+        if not await self._from_catalog(call, self.tables.exists, call.table, call.principal):
             raise ApiError(404, NO_TABLE, f"Table does not exist: {'.'.join(call.table)}")
         return Response(status_code=204)
 
@@ -258,12 +290,13 @@ class App:
         body = await self._body(call.request)
         call.principal.check(call.table)
         request = await self._in_thread(parse_plan_request, body)
-        served = await self._in_thread(self.tables.load, call.table, call.principal)
+        served = await self._from_catalog(call, self.tables.load, call.table, call.principal)
         submit = partial(self.planning.submit, null_partitions=not call.is_impatient)
         run, plan_id = await self._in_thread(submit, served.table, request, call.principal)
         patience = self.options.plan_seconds if call.is_impatient else self.options.wait_seconds
         try:
-            pages = await self._waited(call, run, patience)
+            # Others may wait for the same plan.
+            pages = await self._waited(call, asyncio.shield(asyncio.wrap_future(run.future)), patience)
             response = await self._completed(call, pages, plan_id, served)
         except TimeoutError:
             await self._in_thread(self.planning.poll, run)
@@ -279,14 +312,14 @@ class App:
         ticket = self.planning.ticket(plan_id, call.table, call.principal, page=False)
         self._threads.submit(self.planning.release, ticket)
 
-    async def _waited(self, call: Call, run: Run, patience: float) -> Pages:
-        """Wait for a plan as long as the client does.
+    async def _waited(self, call: Call, future: asyncio.Future[T], patience: float = math.inf) -> T:
+        """Wait for a result as long as the client does, and cancel it if the client leaves.
 
         Raises:
             TimeoutError: the client has to ask again.
             ClientDisconnect: the client has gone.
         """
-        future, deadline = asyncio.wrap_future(run.future), time.monotonic() + patience
+        deadline = time.monotonic() + patience
         # If nobody waits when it fails, asyncio would log the error as one that was never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
@@ -297,6 +330,7 @@ class App:
                 if left <= _LOOK_SECONDS:
                     raise
                 if await call.request.is_disconnected():
+                    future.cancel()
                     raise ClientDisconnect from None
 
     async def _completed(self, call: Call, pages: Pages, plan_id: str | None, served: ServedTable | None) -> Response:
@@ -318,7 +352,7 @@ class App:
             failed = {"status": "failed", **result.document()}
             return _json({"status": "cancelled"} if result.kind == CANCELLED else failed)
         vends = self.options.vend_credentials and call.asks_for_credentials
-        served = await self._in_thread(self.tables.load, call.table, call.principal) if vends else None
+        served = await self._from_catalog(call, self.tables.load, call.table, call.principal) if vends else None
         return await self._completed(call, result, None, served)
 
     async def _plan_cancel(self, call: Call) -> Response:
@@ -342,12 +376,22 @@ class App:
 
     async def _body(self, request: Request) -> bytes:
         limit, parts, size = self.options.max_request_bytes, [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise ApiError(413, BAD_REQUEST, f"the request has more than {limit:,} bytes, which is the limit")
-            parts.append(part)
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        raise ApiError(413, BAD_REQUEST, f"the request has more than {limit:,} bytes, the limit")
+                    parts.append(part)
+        except TimeoutError:
+            raise ApiError(408, BAD_REQUEST, f"the request's body did not arrive in {_BODY_SECONDS:g} s") from None
         return b"".join(parts)
+
+
+def _matches(header: str, etag: str) -> bool:
+    """Return whether If-None-Match names an ETag. Proxies that compress answers make ETags weak."""
+    names = [name.strip().removeprefix("W/") for name in header.split(",")]
+    return etag in names or names == ["*"]
 
 
 def _sent(data: bytes, headers: dict[str, str] | None = None) -> Response:

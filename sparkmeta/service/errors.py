@@ -10,12 +10,10 @@ from pyiceberg import exceptions as iceberg
 from sparkmeta.errors import (
     CatalogError,
     FileAccessError,
-    InvalidFilterError,
     NoSuchNamespaceError,
     NoSuchTableError,
     SparkmetaError,
     UnsupportedError,
-    ValidationError,
     from_spark,
 )
 from sparkmeta.plan.rest_tasks import INEXPRESSIBLE
@@ -33,6 +31,13 @@ INTERNAL = "InternalServerError"
 CANCELLED = "PlanCancelledException"
 TIMEOUT = "GatewayTimeoutException"
 
+# The first that fits counts. Errors of the table's metadata and files are none of these.
+_KINDS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...] = (
+    ((NoSuchTableError, iceberg.NoSuchTableError), 404, NO_TABLE),
+    (NoSuchNamespaceError, 404, NO_NAMESPACE),
+    (UnsupportedError, 406, UNSUPPORTED),
+    (ValueError, 400, BAD_REQUEST),
+)
 _RETRY_SECONDS = 5
 _MAX_CHARS = 2_000
 
@@ -76,17 +81,12 @@ def api_error(error: BaseException) -> ApiError:
     message = str(known)
     if message.startswith(INEXPRESSIBLE):
         return ApiError(406, UNSUPPORTED, message)
-    match known:
-        case NoSuchTableError() | iceberg.NoSuchTableError():
-            return ApiError(404, NO_TABLE, message)
-        case NoSuchNamespaceError():
-            return ApiError(404, NO_NAMESPACE, message)
-        case InvalidFilterError():
-            return ApiError(400, BAD_REQUEST, message)
-        case UnsupportedError():
-            return ApiError(406, UNSUPPORTED, message)
-        case FileAccessError() | CatalogError():
-            return busy(message)
-        case ValueError() | ValidationError():
-            return ApiError(400, BAD_REQUEST, message)
+    if isinstance(known, CatalogError):
+        # The message may name the catalog's server, which clients need not know.
+        return busy("the catalog does not answer, or refuses the request: the log of the service says why")
+    if isinstance(known, FileAccessError):
+        return busy(message)
+    for kinds, status, name in _KINDS:
+        if isinstance(known, kinds):
+            return ApiError(status, name, message)
     return ApiError(500, INTERNAL, message)

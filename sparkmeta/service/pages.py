@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,18 +72,30 @@ def compressed(data: bytes) -> bytes:
 
 
 def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
-    """Cut rows into pages of at most so many tasks and bytes, but of at least one task."""
+    """Cut rows into pages of at most so many tasks and bytes, but of at least one task.
+
+    The bytes are those of the rows: a page has a delete file only once, but whoever makes it holds all of them.
+    """
     start = 0
     if not len(rows):
         return
-    lengths = pc.binary_length(rows.column("task"))
-    ends = pc.cumulative_sum(pc.cast(lengths, pa.int64())).combine_chunks().to_numpy()
+    ends = _running_bytes(rows)
     while start < len(rows):
         before = int(ends[start - 1]) if start else 0
         fitting = int(ends.searchsorted(before + size, side="right"))
         end = max(start + 1, min(start + tasks, fitting))
         yield rows.slice(start, end - start)
         start = end
+
+
+def _running_bytes(rows: pa.Table) -> np.ndarray:
+    """Return how many bytes the tasks up to each row have, with their delete files."""
+    tasks = np.cumsum(pc.binary_length(rows.column("task")).to_numpy(), dtype=np.int64)
+    deletes = rows.column("delete_files").combine_chunks()
+    sums = np.cumsum(pc.binary_length(deletes.flatten()).to_numpy(zero_copy_only=False), dtype=np.int64)
+    counts = pc.fill_null(pc.list_value_length(deletes), 0).to_numpy(zero_copy_only=False)
+    running: np.ndarray = tasks + np.insert(sums, 0, 0)[np.cumsum(counts)]
+    return running
 
 
 @dataclass(frozen=True)

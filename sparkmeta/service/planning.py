@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.rest_tasks import no_rest_tasks
-from sparkmeta.service.errors import INTERNAL, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
-from sparkmeta.service.plans import PageMaker, Pages, most_files, scan_of
+from sparkmeta.service.errors import NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
+from sparkmeta.service.plans import PageMaker, Pages, most_files, refuse_dropped_columns, scan_of
 from sparkmeta.service.runs import Run, Runs, cancelled
 from sparkmeta.service.sessions import PlanSession, PlanSessions
 from sparkmeta.service.spool import POLLED, RECORD, Spool
-from sparkmeta.service.tables import CREDENTIALS
+from sparkmeta.service.tables import CREDENTIALS, version_key
 from sparkmeta.service.tokens import Signer, Ticket
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ class Planning:
 
         Raises:
             ApiError: too many plans wait.
+            UnsupportedError: the request reads a column whose values clients can't get.
         """
-        key = (table.name(), table.metadata_location, table.metadata.table_uuid, null_partitions, request.key)
+        refuse_dropped_columns(table, request)
+        key = (table.name(), version_key(table), null_partitions, request.digest)
         request_id = uuid.uuid4().hex
         run, is_new = self.runs.join(key, self.spool.new_result(), request_id)
         if is_new:
@@ -117,7 +119,7 @@ class Planning:
     def _fail(self, run: Run, error: BaseException) -> None:
         """End a plan with an error, if it has not ended. Its traceback is not kept, since it holds the plan's data."""
         known = api_error(error)
-        if self.runs.fail(run, known) and known.kind == INTERNAL:
+        if self.runs.fail(run, known) and known is not error and known.status >= 500:
             _log.error("plan %s failed", run.result, exc_info=error)
         # Of a plan that was cancelled before, the thread may have written more pages.
         self.spool.delete(run.result)

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression, UnboundPredicate
+from pyiceberg.types import DateType, DoubleType, FloatType, TimestampNanoType, TimestampType
 
 from sparkmeta.changes.history import snapshots_between
 from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.junctions import fold
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, ValidationError, shown
+from sparkmeta.plan.rest_tasks import refuse_dropped
 from sparkmeta.range_scan import IncrementalScan
-from sparkmeta.scan import Scan
+from sparkmeta.scan import ALL_FIELDS, Scan
 from sparkmeta.service.errors import BAD_REQUEST, INTERNAL, ApiError
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.session import map_arrow
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField
     from pyspark.sql import DataFrame
 
     from sparkmeta.service.options import ServeOptions
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from sparkmeta.service.spool import Spool
     from sparkmeta.table import Table
 
+_BY_TYPE = (FloatType, DoubleType, DateType, TimestampType, TimestampNanoType)
 # The most scan tasks that a Spark task returns instead of writing a page.
 _MOST_RETURNED = 500
 _NO_ROWS = pa.table({"task": pa.array([], pa.string()), "delete_files": pa.array([], pa.list_(pa.string()))})
@@ -74,33 +78,63 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
         scan = table.scan(request.row_filter, case_sensitive=request.case_sensitive)
         _ = scan.plan_filter
         return IncrementalScan(scan, request.from_exclusive, request.to_inclusive)
-    scan = table.scan(request.row_filter, case_sensitive=request.case_sensitive, snapshot_id=request.snapshot_id)
+    # `refuse_dropped_columns` has checked which columns the client reads; the plan does not depend on them.
+    scan = table.scan(request.row_filter, (), request.case_sensitive, request.snapshot_id)
     if request.snapshot_id is not None:
         scan = _by_its_schema(table, scan) if request.by_snapshot else scan.with_table_schema()
     _ = scan.plan_filter
     return scan
 
 
+def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
+    """Raise UnsupportedError if a request reads a dropped column of whose values clients would get null.
+
+    Plans are shared by requests for all columns, so each request is checked before it joins a plan.
+    """
+    if request.snapshot_id is not None and request.by_snapshot:
+        selected = request.select if request.select is not None else ALL_FIELDS
+        scan = table.scan(selected_fields=selected, snapshot_id=request.snapshot_id)
+        refuse_dropped(scan.state, scan.schema(), selected, request.case_sensitive)
+
+
 def _by_its_schema(table: Table, scan: Scan) -> Scan:
     """Return the scan of a snapshot by its schema, or by the table's where the client can only mean that.
 
-    Spark asks for the snapshot's schema always, also where it reads the head of a branch and knows only the table's.
+    Spark asks for the snapshot's schema always, also where it reads the head of a branch by the table's schema. It may
+    have loaded the table before the branch went on.
     """
-    by_table = scan.with_table_schema()
-    heads = {ref.snapshot_id for ref in table.refs().values() if ref.snapshot_ref_type == "branch"}
-    if scan.snapshot_id not in heads or scan.schema().schema_id == by_table.schema().schema_id:
-        return scan
     names = _names(scan.row_filter)
-    by_snapshot_ids, by_table_ids = (_ids(names, each.schema(), scan.case_sensitive) for each in (scan, by_table))
-    if by_snapshot_ids is None:
-        return by_table
+    fields = [_fields(names, schema, scan.case_sensitive) for schema in _schemas_at(table, scan)]
+    of_snapshot = fields[0]
+    known = [each for each in fields if each is not None]
     for name in names:
-        if by_table_ids is not None and by_table_ids[name] != by_snapshot_ids[name]:
+        meanings = {_meaning(each[name]) for each in known}
+        if len(meanings) > 1:
             raise UnsupportedError(
-                f"column {shown(name)} of the filter is field {by_snapshot_ids[name]} in the schema of snapshot "
-                f"{scan.snapshot_id}, and field {by_table_ids[name]} in the table's: the request does not say which"
+                f"column {shown(name)} of the filter is {' or '.join(sorted(meanings))}: the schema of snapshot "
+                f"{scan.snapshot_id} and the table's while it was the head of a branch differ, and clients send "
+                "use-snapshot-schema for both. Read the branch after its next commit with a refreshed table"
             )
-    return scan
+    return scan if of_snapshot is not None or not known else scan.with_table_schema()
+
+
+def _schemas_at(table: Table, scan: Scan) -> list[Schema]:
+    """Return the schema of a scan's snapshot, and those that the table may have had while it was the head of a branch.
+
+    These are the schemas from the snapshot's to that of each of its children or, if it is a head, the table's.
+    """
+    first, metadata = scan.schema(), table.metadata
+    last = [each.schema_id for each in metadata.snapshots if each.parent_snapshot_id == scan.snapshot_id]
+    if any(ref.snapshot_id == scan.snapshot_id and ref.snapshot_ref_type == "branch" for ref in table.refs().values()):
+        last.append(metadata.current_schema_id)
+    ids = {schema_id for end in last if end is not None for schema_id in (*range(first.schema_id + 1, end + 1), end)}
+    return [first, *(each for each in metadata.schemas if each.schema_id in ids - {first.schema_id})]
+
+
+def _meaning(field: NestedField) -> str:
+    """Return what a literal is compared with: a field and, where a promotion changes how literals convert, its type."""
+    kind = field.field_type
+    return f"field {field.field_id}" + (f" of type {kind}" if isinstance(kind, _BY_TYPE) else "")
 
 
 def _names(row_filter: BooleanExpression) -> list[str]:
@@ -114,11 +148,11 @@ def _names(row_filter: BooleanExpression) -> list[str]:
     return names
 
 
-def _ids(names: list[str], schema: Schema, case_sensitive: bool) -> dict[str, int] | None:
-    """Return the field ids of names; None if the schema lacks one."""
+def _fields(names: list[str], schema: Schema, case_sensitive: bool) -> dict[str, NestedField] | None:
+    """Return the fields of names; None if the schema lacks one."""
     fields = SchemaFields(schema, case_sensitive)
     try:
-        return {name: fields.find(name).field.field_id for name in names}
+        return {name: fields.find(name).field for name in names}
     except InvalidFilterError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ class PlanRequest:
         snapshot_id: the snapshot; None for the current one.
         by_snapshot: whether names are those of the snapshot's schema.
         case_sensitive: whether names are case-sensitive.
-        from_exclusive: the snapshot after which appends begin; None if the scan is not of appends.
+        from_exclusive: the snapshot after which appends begin; None if this is no incremental append scan.
         to_inclusive: the last snapshot of appends.
         min_rows: how many rows are enough; None for all.
         stats_fields: the columns whose metrics are asked for.
@@ -48,10 +49,11 @@ class PlanRequest:
     stats_fields: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The parts of the request that the plan depends on."""
+    def digest(self) -> bytes:
+        """The hash of all that the plan depends on. The filter itself may take a megabyte."""
         ids = (self.snapshot_id, self.by_snapshot, self.from_exclusive, self.to_inclusive)
-        return self.filter_text, self.case_sensitive, self.min_rows, frozenset(self.stats_fields), *ids
+        parts = (self.filter_text, self.case_sensitive, self.min_rows, sorted({*self.stats_fields}), *ids)
+        return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -80,9 +82,9 @@ def parse_plan_request(body: bytes) -> PlanRequest:
     if start is not None and end is None:
         raise _invalid("end-snapshot-id", None, "it is required with start-snapshot-id")
     if snapshot_id is not None and (start is not None or end is not None):
-        raise _invalid("snapshot-id", snapshot_id, "a scan of appends has only start-snapshot-id and end-snapshot-id")
+        raise _invalid("snapshot-id", snapshot_id, "an incremental append scan has a start and an end instead")
     if end is not None and start is None:
-        raise ApiError(406, UNSUPPORTED, "scans of appends need start-snapshot-id")
+        raise ApiError(406, UNSUPPORTED, "incremental append scans need start-snapshot-id")
     if any(name.lower() == _SEQUENCE_NUMBER for name in select or ()):
         raise ApiError(406, UNSUPPORTED, f"{INEXPRESSIBLE} the column {_SEQUENCE_NUMBER}")
     tree = document.get("filter", True)
@@ -116,7 +118,7 @@ def _whole(document: dict[str, Any], name: str, least: int = -_LONG) -> int | No
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _LONG:
-        raise _invalid(name, value, "expected a 64-bit number" if least < 0 else f"expected a number from {least}")
+        raise _invalid(name, value, "expected a 64-bit integer" if least < 0 else f"expected a number from {least}")
     return value
 
 

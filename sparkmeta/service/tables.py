@@ -85,7 +85,7 @@ def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
     return tuple({"prefix": each.prefix, "config": each.config} for each in vended)
 
 
-def _version(table: Table) -> tuple[str, str, int]:
+def version_key(table: Table) -> tuple[str, str, int]:
     """Return what identifies a version of a table. Its location does not: a dropped table may have had the same."""
     metadata = table.metadata
     return table.metadata_location, str(metadata.table_uuid), metadata.last_updated_ms
@@ -116,11 +116,11 @@ class Tables:
             current = self.catalog.load_table(names, self.spark)
         except NoSuchTableError as error:
             raise ApiError(404, NO_TABLE, f"Table does not exist: {'.'.join(names)}") from error
-        credentials, version = _credentials(current), _version(current)
+        credentials, version = _credentials(current), version_key(current)
         with self._lock:
             cached = self._recent.get(names)
             # Credentials that do not renew themselves may have expired.
-            if cached is not None and _version(cached) == version and (not credentials or _renews(cached)):
+            if cached is not None and version_key(cached) == version and (not credentials or _renews(cached)):
                 current = cached
             self._recent[names] = current
             self._recent.move_to_end(names)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +18,18 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import PlanCompleted, ScanTasks, StorageCredential
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DoubleType, LongType, NestedField
 
 import sparkmeta as sm
 from sparkmeta.operations.rest import RestOperations
-from sparkmeta.service import plans
+from sparkmeta.service import app, plans
 from sparkmeta.service.access import ANYBODY, Principal, Principals, one_token, principals_from_json
 from sparkmeta.service.options import ServeOptions
-from sparkmeta.service.pages import PageWriter
+from sparkmeta.service.pages import PageWriter, cut_pages
+from sparkmeta.service.requests import parse_plan_request
 from sparkmeta.service.spool import Spool
 from sparkmeta.service.tables import Tables
 from tests.handmade import HandmadeTable, data, deletion_vector
@@ -515,7 +520,16 @@ def test_names_that_are_no_folders(path: str, spark: SparkSession, tmp_path: Pat
 
 def test_hosts(client: Client):
     """A web page that has its own name lead to this machine reads nothing."""
-    for host, status in (("localhost", 200), ("127.0.0.1:80", 200), ("[::1]:80", 200), ("evil.example", 403)):
+    refused = [
+        "evil.example",
+        "evil.example:",
+        "evil.example:70000",
+        "a@evil.example",
+        "evil.example, localhost",
+        "a[b",
+    ]
+    accepted = ["localhost", "127.0.0.1:80", "[::1]:80"]
+    for host, status in [*((host, 200) for host in accepted), *((host, 403) for host in (*refused, "a[b"))]:
         assert client.request("GET", "/v1/namespaces", headers={"Host": host}).status_code == status, host
 
 
@@ -529,7 +543,11 @@ def test_a_table_that_changes(spark: SparkSession, tmp_path: Path):
         table.append(orders(3))
         tables.locations["t"] = table.metadata_location
         assert len(client.planned("t")) == 8
-        assert client.request("GET", "/v1/namespaces/db/tables/t", headers={"If-None-Match": etag}).status_code == 200
+        path = "/v1/namespaces/db/tables/t"
+        assert client.request("GET", path, headers={"If-None-Match": etag}).status_code == 200
+        etag = client.request("GET", path).headers["etag"]
+        for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+            assert client.request("GET", path, headers={"If-None-Match": known}).status_code == 304, known
 
 
 def test_names_of_two_meanings(spark: SparkSession, tmp_path: Path):
@@ -553,7 +571,199 @@ def test_names_of_two_meanings(spark: SparkSession, tmp_path: Path):
         assert [status(each, first, True) for each in (text, number, renamed)] == [200, 400, 400]
         assert status(eq("country", "NO"), head, True) == 200
         refused = client.plan("t", filter=number, snapshot_id=head, use_snapshot_schema=True).json()
-        assert "is field 3 in the schema of snapshot" in refused["error"]["message"]
+        assert f"is field 3 or field 4: the schema of snapshot {head} and" in refused["error"]["message"]
+
+
+def test_a_snapshot_that_was_the_head(spark: SparkSession, tmp_path: Path):
+    """A client may have loaded the table before the branch went on, and still mean the table's schema."""
+    table = write_small_table(tmp_path)
+    with table.update_schema() as update:
+        update.add_column("extra", LongType())
+    for name, new_name in (("note", "other"), ("id", "note"), ("other", "id")):
+        with table.update_schema() as update:
+            update.rename_column(name, new_name)
+    head = table.current_snapshot().snapshot_id
+    table.append(pa.table({"country": ["SE"], "extra": [1]}))
+    is_null = {"type": "is-null", "term": "extra"}
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+
+        def asked(row_filter: Any) -> requests.Response:
+            return client.plan("t", filter=row_filter, snapshot_id=head, use_snapshot_schema=True)
+
+        assert len(asked(is_null).json()["file-scan-tasks"]) == 6
+        assert len(asked(eq("country", "NO")).json()["file-scan-tasks"]) == 3
+        assert asked(eq("note", "note 3")).status_code == 406
+        assert asked(eq("nothing", 1)).status_code == 400
+
+
+def test_a_promoted_column_at_the_head(spark: SparkSession, tmp_path: Path):
+    """A literal is rounded to a float, or it is not: the request does not say which."""
+    table = located_table(tmp_path, pa.table({"id": pa.array([1], pa.int32()), "x": pa.array([0.1], pa.float32())}))
+    with table.update_schema() as update:
+        update.update_column("x", DoubleType())
+        update.update_column("id", LongType())
+    head = table.current_snapshot().snapshot_id
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+        above = {"type": "gt", "term": "x", "value": 0.1}
+        refused = client.plan("t", filter=above, snapshot_id=head, use_snapshot_schema=True)
+        assert (refused.status_code, "field 2 of type double or field 2 of type float" in refused.text) == (406, True)
+        assert len(client.planned("t", filter=above, snapshot_id=head)) == 1
+        assert len(client.planned("t", filter=eq("id", 1), snapshot_id=head, use_snapshot_schema=True)) == 1
+
+
+def test_a_dropped_partition_column(spark: SparkSession, tmp_path: Path):
+    """Clients take its values from partition tuples, in which the protocol has none for it."""
+    table = located_table(tmp_path, pa.table({"id": [1, 2], "s": ["x", "y"]}), partition="s")
+    before = table.current_snapshot().snapshot_id
+    with table.update_spec() as update:
+        update.remove_field("s")
+    with table.update_schema() as update:
+        update.delete_column("s")
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+
+        def asked(**body: Any) -> requests.Response:
+            return client.plan("t", snapshot_id=before, use_snapshot_schema=True, **body)
+
+        assert len(asked(select=["id"]).json()["file-scan-tasks"]) == 2
+        assert len(asked(select=["id"], filter=eq("s", "x")).json()["file-scan-tasks"]) == 1
+        for body in ({}, {"select": ["id", "s"]}, {"select": ["S"], "case_sensitive": False}):
+            refused = asked(**body)
+            assert (refused.status_code, "partition values of s" in refused.text) == (406, True), body
+        assert len(client.planned("t", snapshot_id=before)) == 2
+    loaded = sm.load_table(table.metadata_location, spark=spark)
+    with pytest.raises(sm.UnsupportedError, match="partition values of s, which the table's current schema lacks"):
+        loaded.scan(snapshot_id=before).to_rest_tasks()
+    assert loaded.scan(snapshot_id=before).select("id").to_rest_tasks().count() == 2
+
+
+def located_table(folder: Path, rows: pa.Table, partition: str | None = None, version: int = 2) -> Any:
+    """A table of pyiceberg's, with these rows."""
+    catalog = SqlCatalog("t", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.as_uri())
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", rows.schema, properties={"format-version": str(version)})
+    if partition is not None:
+        with table.update_spec() as update:
+            update.add_field(partition, IdentityTransform(), partition)
+    table.append(rows)
+    return table
+
+
+def test_a_table_without_uuid_that_is_created_anew(spark: SparkSession, tmp_path: Path):
+    """Version 1 allows it. Plans of the old table are not reused."""
+    folder = tmp_path / "t" / "metadata"
+    folder.mkdir(parents=True)
+    with served({"t": str(tmp_path / "t")}, spark) as service:
+        client = Client(service)
+        for number in (1, 2):
+            (tmp_path / str(number)).mkdir()
+            written = located_table(tmp_path / str(number), pa.table({"id": [number]}), version=1)
+            metadata = json.loads(Path(written.metadata_location.removeprefix("file://")).read_text())
+            del metadata["table-uuid"]
+            (folder / "v1.metadata.json").write_text(json.dumps(metadata))
+            (task,) = client.planned("t")
+            assert task["data-file"]["file-path"].startswith(f"{tmp_path.as_uri()}/{number}/")
+
+
+def test_methods_of_endpoints_without_tables(client: Client):
+    for path in ("/v1/config", "/metrics", "/healthz"):
+        for method in ("POST", "PUT", "DELETE"):
+            assert client.request(method, path).status_code == 405, (method, path)
+
+
+def test_damaged_metadata(spark: SparkSession, tmp_path: Path):
+    """It is an error of the table, not of the request."""
+    (tmp_path / "v1.metadata.json").write_text("{}")
+    with served({"t": f"file://{tmp_path}/v1.metadata.json"}, spark) as service:
+        answer = Client(service).plan("t")
+        assert (answer.status_code, "format-version" in answer.text) == (500, True)
+
+
+def test_a_catalog_that_does_not_answer(spark: SparkSession, caplog: pytest.LogCaptureFixture):
+    """Clients don't learn where it is; the log says."""
+    catalog = LocatedTables({})
+
+    def load_table(*_: Any) -> Any:
+        raise sm.CatalogError("connection to db.internal refused")
+
+    catalog.load_table = load_table  # type: ignore[method-assign]
+    with served(catalog, spark) as service:
+        answer = Client(service).request("GET", "/v1/namespaces/db/tables/t")
+    assert (answer.status_code, "the catalog does not answer" in answer.text, "internal" in answer.text) == (
+        503,
+        True,
+        False,
+    )
+    assert "db.internal" in caplog.text
+
+
+def test_a_slow_catalog(tables: Mapping[str, str], spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+    """Pages are served meanwhile, further loads are refused, and those whose clients have left are not made."""
+    catalog, gate, loads = LocatedTables(tables), threading.Event(), list[Any]()
+    load_table = catalog.load_table
+
+    def slow(identifier: Any, spark: Any = None) -> Any:
+        loads.append(identifier)
+        if identifier[-1] == "small":
+            assert gate.wait(300)
+        return load_table(identifier, spark)
+
+    catalog.load_table = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(app, "_MOST_CATALOG_CALLS", app._HANDLERS + 2)
+    with served(catalog, spark, **BY_TASKS) as service:
+        tokens = Client(service).plan("many").json()["plan-tasks"]
+        with ThreadPoolExecutor(app._HANDLERS + 2) as clients:
+            path = f"{service.uri}/v1/namespaces/db/tables/small"
+            running = [clients.submit(requests.get, path, timeout=300) for _ in range(app._HANDLERS)]
+            eventually(lambda: len(loads) == 1 + app._HANDLERS)
+            leaving = [clients.submit(requests.get, path, timeout=1) for _ in range(2)]
+            eventually(lambda: service._app._catalog_calls == app._HANDLERS + 2)
+            refused = Client(service).request("GET", "/v1/namespaces/db/tables/small")
+            assert (refused.status_code, "wait for the catalog" in refused.text) == (503, True)
+            assert Client(service).fetched("many", tokens)
+            assert all(isinstance(left.exception(), requests.Timeout) for left in leaving)
+            eventually(lambda: service._app._catalog_calls == app._HANDLERS)
+            gate.set()
+            assert all(each.result().status_code == 200 for each in running)
+    assert len(loads) == 1 + app._HANDLERS
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)), min_size=1, max_size=12))
+@QUIET
+def test_bytes_of_pages(sizes: list[tuple[int, list[int]]]):
+    """A page of several tasks holds at most so many bytes, those of delete files included; no task is lost."""
+    tasks, deletes = ["t" * task for task, _ in sizes], [["d" * size for size in each] for _, each in sizes]
+    rows = pa.table({"task": tasks, "delete_files": pa.array(deletes, pa.list_(pa.string()))})
+    pages = [page.to_pylist() for page in cut_pages(rows, 5, 12)]
+    assert [row for page in pages for row in page] == rows.to_pylist()
+
+    def held(page: list[dict[str, Any]]) -> int:
+        return sum(len(row["task"]) + sum(map(len, row["delete_files"])) for row in page)
+
+    for page, following in zip(pages, [*pages[1:], []], strict=True):
+        assert len(page) == 1 or held(page) <= 12
+        assert len(page) <= 5
+        assert not following or len(page) == 5 or held([*page, following[0]]) > 12
+
+
+def test_what_a_plan_is_kept_by():
+    """A hash, since a filter may have a megabyte; equal for equal requests only."""
+    bodies: list[dict[str, Any]] = [
+        {"filter": {"type": "in", "term": "id", "values": [*range(10_000)]}},
+        {},
+        {"snapshot-id": 1},
+        {"snapshot-id": 1, "use-snapshot-schema": True},
+        {"case-sensitive": False},
+        {"min-rows-requested": 1},
+        {"stats-fields": ["a"]},
+        {"start-snapshot-id": 1, "end-snapshot-id": 2},
+    ]
+    digests = [parse_plan_request(json.dumps(body).encode()).digest for body in (*bodies, *bodies)]
+    assert digests[: len(bodies)] == digests[len(bodies) :]
+    assert len({*digests}) == len(bodies)
+    assert {len(digest) for digest in digests} == {32}
 
 
 def test_health_and_metrics(client: Client):
