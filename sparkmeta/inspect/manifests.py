@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkmeta.columns.bounds import ANY
 from sparkmeta.inspect.manifest_rows import (
     ALL_MANIFESTS,
     LIST_SCHEMA,
@@ -22,7 +23,6 @@ from sparkmeta.inspect.manifest_rows import (
 from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.manifests.snapshot_manifests import refuse_unreadable
 from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.spec.partitioning import has_unknown_values
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
 
 
 def spec_transforms(state: TableState) -> SpecTransforms:
-    """Return transforms and types by which summaries are formatted; as text for unknown transforms."""
+    """Return transforms and types by which summaries are formatted; as text for values of unknown type."""
     return {
         spec_id: tuple(
-            (str(field.transform), "string" if has_unknown_values(field.transform) else type_name)
+            (str(field.transform), "string" if type_name == ANY else type_name)
             for field, (_, type_name) in zip(state.specs[spec_id].fields, fields, strict=True)
         )
         for spec_id, fields in state.types.spec_fields.items()

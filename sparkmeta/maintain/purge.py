@@ -97,6 +97,8 @@ class PurgePlan:
             self.drop()
             return None
         writer, files = executor_writer(self.table.state.files), self._files
+        # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
+        count_files(files)
         self.table.state.files.delete_many(self.drop())
         return delete_files(files, writer)
 

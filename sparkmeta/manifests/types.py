@@ -19,7 +19,13 @@ from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4
-from sparkmeta.spec.partitioning import has_unknown_values, partition_type, spec_partition_type, with_unique_ids
+from sparkmeta.spec.partitioning import (
+    has_unknown_values,
+    partition_type,
+    source_type,
+    spec_partition_type,
+    with_unique_ids,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -166,10 +172,16 @@ class TableTypes:
     def spec_fields(self) -> dict[int, list[tuple[int, str]]]:
         """Spec id -> (partition field id, Iceberg type name) of its fields, in the spec's order.
 
-        A field has the same type in all specs. Specs in which it is void use the type of the others.
+        A field has the same type in all specs. Specs in which it is void use the type of the others. It is `ANY` if the
+        transform is unknown, or no schema has the source column, as after an expiry that removed schemas.
         """
         fields = [field for spec in self.specs.values() for field in spec.fields]
-        unknown = {field.field_id for field in fields if has_unknown_values(field.transform)}
+        schemas = self.metadata.schemas
+        unknown = {
+            field.field_id
+            for field in fields
+            if has_unknown_values(field.transform) or source_type(field.source_id, schemas) is None
+        }
         names = {field_id: ANY if field_id in unknown else str(kind) for field_id, kind in self.partition_types.items()}
         return {
             spec_id: [(field.field_id, names[field.field_id]) for field in spec.fields]
@@ -178,7 +190,7 @@ class TableTypes:
 
     @cached_property
     def partition_types(self) -> dict[int, IcebergType]:
-        """Partition field id -> the type of its values, string for unknown transforms; see `spec_fields`."""
+        """Partition field id -> the type of its values, string for `ANY`; see `spec_fields`."""
         voids: dict[int, IcebergType] = {}
         valued: dict[int, IcebergType] = {}
         for spec in self.specs.values():
@@ -192,7 +204,7 @@ class TableTypes:
     def partition_fields(self) -> dict[int, str]:
         """The fields of `partition` in entries: partition field id -> Iceberg type name.
 
-        Values of unknown transforms are text (`ANY`), which can only be compared for equality.
+        Values of unknown type are text (`ANY`), which can only be compared for equality.
         """
         return dict(field for _, fields in sorted(self.spec_fields.items()) for field in fields)
 

@@ -12,6 +12,8 @@ from sparkmeta.errors import NoSuchSnapshotError, ValidationError, shown
 from sparkmeta.spec.updates import log_after_gap
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.spec.snapshot import SnapshotRef
 
@@ -106,7 +108,8 @@ def without_expired(
         metadata: the metadata.
         expired: what expires.
         used_spec_ids: the partition specs of the remaining snapshots' manifests, to remove all others but the default,
-            and all schemas but the current one and those of remaining snapshots. None removes none.
+            and all schemas but the current one, those of remaining snapshots, and the newest that has the source
+            column of a remaining spec. None removes none.
         now_ms: the time of the change, in milliseconds since 1970.
     """
     removed = {snapshot.snapshot_id for snapshot in expired.snapshots}
@@ -124,8 +127,20 @@ def without_expired(
         specs = {*used_spec_ids, metadata.default_spec_id}
         schemas = {metadata.current_schema_id, *(snapshot.schema_id for snapshot in snapshots)}
         changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]
+        schemas |= _typing_schemas(metadata, changes["partition_specs"], schemas)
         changes["schemas"] = [schema for schema in metadata.schemas if schema.schema_id in schemas]
     return metadata.model_copy(update=changes)
+
+
+def _typing_schemas(
+    metadata: TableMetadata, specs: Iterable[PartitionSpec], schema_ids: Collection[int | None]
+) -> set[int]:
+    """Return the newest schemas that have the source columns of specs which none of the given schemas has."""
+    newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
+    known = set().union(*(schema.field_ids for schema in metadata.schemas if schema.schema_id in schema_ids))
+    missing = {field.source_id for spec in specs for field in spec.fields} - known
+    having = ([schema.schema_id for schema in newest_first if source_id in schema.field_ids] for source_id in missing)
+    return {ids[0] for ids in having if ids}
 
 
 def refuse_without_gc(metadata: TableMetadata) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg import transforms
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
-from pyiceberg.types import IntegerType, NestedField, StructType, UnknownType
+from pyiceberg.types import IntegerType, NestedField, StringType, StructType
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
@@ -276,12 +276,13 @@ def _is_void(field: PartitionField) -> bool:
 
 
 def _partition_struct_field(field: PartitionField, schemas: Sequence[Schema], current: Schema | None) -> NestedField:
-    source = _source_type(field.source_id, schemas, current)
-    kind = UnknownType() if source is None else field.transform.result_type(source)
+    source = source_type(field.source_id, schemas, current)
+    kind = StringType() if source is None else field.transform.result_type(source)
     return NestedField(field.field_id, field.name, kind, required=False)
 
 
-def _source_type(source_id: int, schemas: Sequence[Schema], current: Schema | None) -> IcebergType | None:
+def source_type(source_id: int, schemas: Sequence[Schema], current: Schema | None = None) -> IcebergType | None:
+    """Return the type of a column in the current schema, or in the newest that has it; None if none has."""
     newest_first = sorted(schemas, key=lambda schema: schema.schema_id, reverse=True)
     for schema in [current, *newest_first] if current is not None else newest_first:
         if (source := schema._lazy_id_to_field.get(source_id)) is not None:

@@ -96,11 +96,18 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         version: The format version to return to. 4 removes only the tree.
 
     Raises:
-        ValidationError: A snapshot has a root manifest, or the version does not support a column or partition field.
+        ValidationError: A snapshot has a root manifest, or the version does not support row ids, sequence numbers, a
+            column or a partition field of the table.
     """
     for snapshot in metadata.snapshots:
         if has_root(snapshot):
             raise ValidationError(f"{metadata.location}: snapshot {snapshot.snapshot_id} has a root manifest")
+        if snapshot.first_row_id is not None and version < 3:
+            problem = f"snapshot {snapshot.snapshot_id} has first-row-id, which format version {version} lacks"
+            raise ValidationError(f"{metadata.location}: {problem}")
+    if metadata.last_sequence_number > 0 and version < 2:
+        number = metadata.last_sequence_number
+        raise ValidationError(f"{metadata.location}: last-sequence-number is {number}: in format version 1 it is 0")
     refuse_unsupported(version, metadata.schemas, metadata.partition_specs, metadata.location)
     document = json.loads(serialize_table_metadata(metadata))
     dropped = {LAYOUT_REVISION_KEY, "expressions", *(_SINCE_VERSION_3 if version < 3 else ())}

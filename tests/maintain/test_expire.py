@@ -21,6 +21,7 @@ import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import CommitStateUnknownError, NoSuchSnapshotError, NotFoundError, ValidationError
 from sparkmeta.maintain import expire_snapshots
+from sparkmeta.maintain.reachable.files import reachable_paths, unreachable_files
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.expiry import ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
@@ -36,6 +37,7 @@ from tests.peers.workshop import MERGE_ON_READ, Workshop
 from tests.rows.comparison import row_texts
 from tests.rows.test_changelog import History
 from tests.spec.table_metadata import encoded
+from tests.trees import TreeTable, data
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -295,6 +297,77 @@ def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -
     after = plan.commit()
     assert before - files_below(folder) == {path for path in unneeded if path in before}
     assert reachable(after) == {each: paths for each, paths in files.items() if each not in expired}
+
+
+# -- what changes are computed from ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["expire", "orphans"])
+def test_changes_of_the_oldest_snapshot_that_stays(spark: SparkSession, tmp_path: Path, job: str) -> None:
+    """The deletion vectors that its root replaces are needed for them, until the snapshot itself expires."""
+    table = new_table(spark, tmp_path)
+    with table.transaction() as tx:
+        tx.set_properties({"write.tree.inline-vector-bytes": "0", "write.tree.flush-data-files": "1"})
+    table = delete(delete(append(table.refresh(), *range(1, 9)), 1), 2)
+    parent, head = (snapshot.snapshot_id for snapshot in table.metadata.snapshots[-2:])
+
+    def changes(table: sm.Table) -> list[tuple[str, str]]:
+        rows = table.file_changes(parent, head).select("change_type", "file_path").collect()
+        return sorted((row.change_type, row.file_path) for row in rows)
+
+    before = changes(table)
+    assert [change for change, _ in before] == ["removed"]
+    puffins = {path for path in files_below(tmp_path) if path.endswith(".puffin")}
+    assert len(puffins) == 2
+    if job == "expire":
+        table = table.maintenance.expire_snapshots(older_than=soon()).commit()
+    else:
+        table = table.maintenance.expire_snapshots(older_than=soon(), cleanup="none").commit()
+        table.maintenance.remove_orphan_files(older_than=soon(), force=True).commit()
+    assert changes(table) == before
+    assert puffins <= files_below(tmp_path)
+    table = delete(table, 3)
+    table.maintenance.expire_snapshots(older_than=soon()).commit()
+    assert len({path for path in files_below(tmp_path) if path.endswith(".puffin")} & puffins) == 1
+
+
+def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """It stays with the root; the files that only the leaf has go."""
+    tree = TreeTable(tmp_path)
+    removed, other = tree.leaf("removed", data("d1"), data("d2")), tree.leaf("other", data("d3"))
+    tree.snapshot(added=[removed, other])
+    tree.snapshot(existing=[other], deleted=[removed])
+    state = tree.load(spark).state
+    names = {Path(path).name for path in planned_paths(unreachable_files(state, {1}))}
+    assert {"d1", "d2"} <= names
+    assert not {name for name in names if name.startswith(("removed", "other"))}
+    assert any("removed" in row.path for row in reachable_paths(state).collect())
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("by_java", [False, True])
+def test_a_spec_whose_column_is_dropped(spark: SparkSession, version: int, by_java: bool) -> None:
+    """The table stays readable after its metadata is cleaned, by us or by Java."""
+    shop = Workshop(Java(spark), f"dropped_source_{version}_{by_java}")
+    shop.create("id BIGINT, part STRING, c STRING", "part", version=version)
+    shop.insert("1, 'b', 'x'")
+    shop.sql("ALTER TABLE {t} DROP PARTITION FIELD part")
+    shop.sql("ALTER TABLE {t} DROP COLUMN part")
+    shop.insert("2, 'y'")
+    if by_java:
+        shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
+        table = opened(shop)
+        assert len(table.metadata.schemas) == 1
+    else:
+        table = opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
+        assert len(table.metadata.schemas) == 2
+    rows = {(1, "x"), (2, "y")}
+    assert {(row.id, row.c) for row in table.scan().to_df().collect()} == rows
+    assert table.inspect.files().count() == 2
+    assert sum(row.record_count for row in table.inspect.partitions().collect()) == 2
+    assert table.inspect.manifests().count() == 2
+    assert {(row.id, row.c) for row in shop.sql("SELECT * FROM {t}").collect()} == rows
 
 
 # -- when something goes wrong ---------------------------------------------------------------------------------------

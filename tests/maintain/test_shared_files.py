@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.transforms import BucketTransform
 
+import sparkmeta as sm
 from sparkmeta.maintain.reachable.shared import SharedFiles
 from sparkmeta.maintain.reachable.tasks import LISTED, MANIFEST
 from tests.commit.test_lists import change, new_table
@@ -80,26 +81,52 @@ def overlap(some: list[Any], others: list[Any], place: int) -> bool:
 
 @pytest.mark.java
 def test_what_is_not_opened(spark: SparkSession) -> None:
-    """A manifest of another partition is not opened; a file that was added again under the same one stays."""
+    """A manifest of another partition is not opened unless a data file would be deleted."""
     shop = Workshop(Java(spark), "unopened")
     shop.create("id INT, part STRING", "part")
     again = shop.data_file("again.parquet", {"id": [1]}, ["a"])
     shop.append(again)
     shop.insert("2, 'b'")
-    shop.append(shop.data_file("gone.parquet", {"id": [3]}, ["c"]))
     other = next(
         row["path"] for row in opened(shop).inspect.manifests().collect() if row["partition_summaries"][0][2] == "b"
     )
-    shop.sql("DELETE FROM {t} WHERE part IN ('a', 'c')")
+    shop.sql("DELETE FROM {t} WHERE part = 'a'")
     shop.append(again)
     moved = Path(local_path(other)).rename(f"{local_path(other)}.away")
     plan = opened(shop).maintenance.expire_snapshots(older_than=soon())
+    assert not [path for path in planned_paths(plan.files()) if path.endswith(".parquet")]
+    shop.append(shop.data_file("gone.parquet", {"id": [3]}, ["c"]))
+    shop.sql("DELETE FROM {t} WHERE part = 'c'")
+    with pytest.raises(sm.NotFoundError, match=Path(other).name):
+        opened(shop).maintenance.expire_snapshots(older_than=soon()).files()
+    moved.rename(local_path(other))
+    plan = opened(shop).maintenance.expire_snapshots(older_than=soon())
     data_files = {Path(path).name for path in planned_paths(plan.files()) if path.endswith(".parquet")}
     assert data_files == {"gone.parquet"}
-    moved.rename(local_path(other))
     after = plan.commit()
     assert after.scan().to_df().count() == 2
     assert any(path.endswith("again.parquet") for path in files_below(shop.folder))
+
+
+def test_a_file_that_was_added_again_under_another_partition(spark: SparkSession, tmp_path: Path) -> None:
+    """It stays: somebody may have mended a wrong partition."""
+    table = new_table(spark, tmp_path)
+
+    def files(name: str, part: str) -> DataFrame:
+        return spark.sql(
+            f"SELECT '{tmp_path}/{name}' file_path, 'parquet' file_format, 0 spec_id, 10L record_count, "
+            f"100L file_size_in_bytes, struct('{part}' AS s) partition"
+        )
+
+    table = change(table, files("again", "b"))
+    table = change(table, files("gone", "b"))
+    table = change(table, removed=files("again", "b").union(files("gone", "b")).select("file_path"))
+    table = change(table, files("again", "z"))
+    unneeded = {
+        Path(path).name for path in planned_paths(table.maintenance.expire_snapshots(older_than=soon()).files())
+    }
+    assert "gone" in unneeded
+    assert "again" not in unneeded
 
 
 def test_a_file_that_was_added_again_under_another_spec(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyiceberg.types import IntegerType, TimestampNanoType
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, TimestampNanoType
 
 import sparkmeta as sm
 from sparkmeta.errors import ValidationError
@@ -88,6 +89,23 @@ def test_what_an_earlier_version_has_no_place_for(spark: SparkSession, tmp_path:
     with pytest.raises(ValidationError, match="version 2 does not support column ns of type timestamp_ns"):
         upgraded.refresh().maintenance.undo_upgrade()
     assert upgraded.refresh().maintenance.undo_upgrade(3).commit().format_version == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "lower", "problem"), [(3, 2, "has first-row-id"), (2, 1, "last-sequence-number is")]
+)
+def test_a_lower_version_than_before(
+    spark: SparkSession, tmp_path: Path, version: int, lower: int, problem: str
+) -> None:
+    """Its row ids would begin anew, and its sequence numbers have no place."""
+    catalog = sm.load_catalog("folders", type="hadoop", warehouse=str(tmp_path))
+    schema = Schema(NestedField(1, "id", LongType()))
+    table = catalog.create_table("db.t", schema, format_version=version, spark=spark)
+    table.append(spark.createDataFrame([(1,)], "id long"))
+    table = table.refresh().maintenance.upgrade(4).commit()
+    with pytest.raises(sm.ValidationError, match=problem):
+        table.maintenance.undo_upgrade(lower)
+    assert table.maintenance.undo_upgrade(version).commit().metadata.format_version == version
 
 
 def test_the_version_is_named_where_the_log_does_not_say_it(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@
     GROUP BY path HAVING NOT any(retained)
 
 Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
-snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `shared.py` says when
-one in a manifest list can't.
+snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `shared.py` says which
+of them are likely to; the others are read only if a data file would be deleted otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.reachable.shared import SharedFiles
 from sparkmeta.maintain.reachable.tasks import (
+    CONTENTS,
     LISTED,
     MANIFEST,
     MANIFEST_DV,
@@ -34,6 +35,7 @@ from sparkmeta.maintain.reachable.tasks import (
 )
 from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks, spark_schema
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
 _DATA_KIND = 0
-_IS_READABLE = f"content IN ('{MANIFEST}', '{ROOT}')"
+_IS_READABLE = f"content IN ('{MANIFEST}', '{ROOT}') AND NOT removed"
 _STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
 
 
@@ -67,7 +69,17 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
     if not expired:
         return local_frame(state.spark, UNREACHABLE.empty_table())
     with translated_errors():
-        return materialize(_unreachable(state, expired, content_files))
+        manifests = materialize(_listed(state, task_reader(state), expired))
+        if not content_files or manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
+            return materialize(_unneeded(_of_metadata(state, manifests, expired)))
+        needed = materialize(_needed(state, manifests))
+        reached = _of_metadata(state, manifests, expired).union(_content_files(state, needed, REACHED))
+        unneeded = materialize(_unneeded(reached))
+        others = manifests.where(_IS_READABLE).where(f"retained AND kind = {_DATA_KIND} AND has_live IS NOT false")
+        others = others.join(needed.select("path"), "path", "left_anti").select(*LISTED.names)
+        if others.isEmpty() or unneeded.where(F.col("content") == CONTENTS[ContentType.DATA]).isEmpty():
+            return unneeded
+        return materialize(unneeded.join(_content_files(state, others, PATHS), "path", "left_anti"))
 
 
 class FileCounts(NamedTuple):
@@ -109,11 +121,8 @@ def reachable_paths(state: TableState) -> DataFrame:
     return _of_metadata(state, manifests, ()).select("path").union(_content_files(state, manifests, PATHS))
 
 
-def _unreachable(state: TableState, expired: Collection[int], content_files: bool) -> DataFrame:
-    manifests = materialize(_listed(state, task_reader(state), expired))
-    reached = _of_metadata(state, manifests, expired)
-    if content_files and not manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
-        reached = reached.union(_content_files(state, _needed(state, manifests), REACHED))
+def _unneeded(reached: DataFrame) -> DataFrame:
+    """Return the files that no retained snapshot needs, rows of `UNREACHABLE`, of rows of `REACHED`."""
     # A manifest that is gone has a row of its list too.
     missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
     content = F.coalesce(missing, F.min("content")).alias("content")
@@ -123,7 +132,7 @@ def _unreachable(state: TableState, expired: Collection[int], content_files: boo
 
 
 def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
-    """Return the expired manifests, rows of `LISTED`, and the retained ones that may list a file of theirs."""
+    """Return the expired manifests, rows of `LISTED`, and the retained ones that probably list a file of theirs."""
     readable = manifests.where(_IS_READABLE)
     if state.has_trees:
         return readable
@@ -176,7 +185,7 @@ def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int])
     inline = [*_inline_lists(state.metadata, expired)]
     if inline:
         rows = rows.union(local_frame(state.spark, pa.Table.from_batches(inline, LISTED)))
-    keys = ("content", "path", "dv")
+    keys = ("content", "path", "dv", "removed")
     firsts = [F.first(name).alias(name) for name in LISTED.names if name not in (*keys, "retained")]
     distinct = rows.groupBy(*keys).agg(F.max("retained").alias("retained"), *firsts)
     return distinct.select(*LISTED.names)

@@ -1,15 +1,14 @@
-"""Choose the retained manifests that may list a file of an expired manifest, by their partition summaries.
+"""Choose the retained manifests that are likely to list a file of an expired manifest, by their partition summaries.
 
-A file that only expired manifests list is deleted, so a retained manifest is left out only if it can't list one of
-their files:
+After a rewrite of manifests, they list all of the files of the expired ones, and no other manifest has to be read:
 
 - A data file is in no delete manifest, and no delete file is in a data manifest. Without an expired manifest of a
   content that has live entries, no manifest of that content is read.
-- The partition tuple of a data file follows from its rows and the partition spec, so that all entries of one spec name
-  the same tuple, also if the file was removed and added again. Hence two data manifests of one spec share no file if
-  their summaries exclude each other in some field.
+- Entries of one data file and spec usually name the same partition tuple. So two data manifests of one spec share no
+  file if their summaries exclude each other in some field. This does not hold after the repair of a wrong tuple: the
+  manifests left out are read before a data file is deleted.
 
-Nothing else is concluded, since it would not hold for every table:
+Nothing else is concluded:
 
 - A file may be added again under another spec. If expired data manifests are of several specs, all retained ones are
   read, and those of other specs always.

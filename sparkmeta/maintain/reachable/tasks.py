@@ -5,7 +5,7 @@ Light: tasks import this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.manifests.v4.root import FILES, Root, read_root, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.executors import ExecutorReader
@@ -59,6 +59,7 @@ LISTED = pa.schema(
         pa.field("dv", pa.struct(list(DV_SCHEMA))),
         pa.field("kind", pa.int32()),  # 0 data, 1 deletes; null for leaves of trees
         pa.field("has_live", pa.bool_()),  # null if unknown
+        pa.field("removed", pa.bool_()),  # whether a root has it as DELETED, so that only `file_changes` reads it
         pa.field("partitions", MANIFEST_FILE_SCHEMA.field("partitions").type),
     ]
 )
@@ -122,6 +123,8 @@ class ListReader:
         inherited = {name: [row[name]] for name in ("sequence_number", "snapshot_id")}
         yield listed(ROOT, file | inherited | {"spec_id": [_spec_id(root)]}, retained=retained)
         yield listed(MANIFEST, _leaves(root), retained=retained)
+        for content, kinds in ((MANIFEST, LEAVES), (MANIFEST_DV, MANIFEST_DVS)):
+            yield listed(content, _removed(root, kinds), retained=retained, removed=True)
 
 
 def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordBatch:
@@ -140,11 +143,11 @@ def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordB
     return listed(MANIFEST, values | {"has_live": pc.greater(live, 0)}, retained=retained)
 
 
-def listed(content: str, columns: Mapping[str, Any], *, retained: bool) -> pa.RecordBatch:
+def listed(content: str, columns: Mapping[str, Any], *, retained: bool, removed: bool = False) -> pa.RecordBatch:
     """Return columns as `LISTED`, with nulls in those that are not given."""
     size = len(columns["path"])
-    constants = {"content": pa.repeat(content, size), "retained": pa.repeat(retained, size)}
-    table = pa.table(dict(columns) | constants)
+    constants = {"content": content, "retained": retained, "removed": removed}
+    table = pa.table(dict(columns) | {name: pa.repeat(value, size) for name, value in constants.items()})
     arrays = [
         table[field.name].combine_chunks().cast(field.type) if field.name in table.schema.names
         else pa.nulls(size, field.type)
@@ -172,6 +175,15 @@ def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
         "snapshot_id": version(leaves, "snapshot_id"),
         "dv": dvs.to_struct_array().combine_chunks().take(places),
     }
+
+
+def _removed(root: Root, kinds: Collection[ContentType]) -> dict[str, pa.ChunkedArray]:
+    """Return the files of DELETED entries. Changes of the root's snapshot are computed from them."""
+    entries = root.of(kinds, live=False)
+    is_removed = pc.equal(version(entries, "status"), int(Status.DELETED))
+    has_file = pc.greater(pc.utf8_length(entries.column("location")), 0)
+    removed = entries.filter(pc.and_(is_removed, pc.fill_null(has_file, False)))
+    return {"path": removed.column("location"), "length": removed.column("file_size_in_bytes")}
 
 
 @dataclass(frozen=True)
