@@ -38,9 +38,7 @@ class Principal:
         allow `sales.SECRET`.
         """
         name = ".".join(table)
-        return any(
-            fnmatchcase(name, pattern) and fnmatchcase(name.lower(), pattern.lower()) for pattern in self.tables
-        )
+        return any(fnmatchcase(name, pattern) and fnmatchcase(name.lower(), pattern.lower()) for pattern in self.tables)
 
     def check(self, table: tuple[str, ...]) -> None:
         """Raise ApiError if the user may not read a table."""
