@@ -98,11 +98,13 @@ def test_a_catalog_that_is_down(
 ) -> None:
     """The catalog gets no request that changes it."""
     operations: Any = table.operations
+    engine = operations.catalog.engine
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("the server is gone")
 
-    monkeypatch.setattr(operations.catalog.engine.dialect, "do_execute", fail)
+    monkeypatch.setattr(engine.dialect, "connect", fail)
+    engine.dispose()
     with pytest.raises(sm.CatalogError, match="the server is gone"):
         REQUESTS[asked](catalog, table)
 
