@@ -105,6 +105,7 @@ class Catalog(HoldsViews):
         Raises:
             TableAlreadyExistsError: the catalog has a table of the name.
             NoSuchNamespaceError: the catalog has no such namespace.
+            CommitStateUnknownError: the catalog has not answered, and may have added the table.
         """
 
     @abstractmethod
@@ -117,6 +118,8 @@ class Catalog(HoldsViews):
             NoSuchTableError: there is no such table.
             NoSuchNamespaceError: there is no namespace to move it to.
             TableAlreadyExistsError: there is a table of the new name.
+            CommitFailedError: another commit to the table came first.
+            CommitStateUnknownError: the catalog has not answered, and may have renamed the table.
         """
 
     @abstractmethod

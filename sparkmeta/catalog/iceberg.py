@@ -19,12 +19,13 @@ from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import RestViews
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog
+from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog, settled
 from sparkmeta.operations.rest import (
     LoadedTable,
     RestOperations,
     create_rest_table,
     load_rest_table,
+    refuse_missing_namespace,
     register_rest_table,
     rename_rest_table,
     rest_table_exists,
@@ -131,23 +132,35 @@ class IcebergCatalog(Catalog):
         self._refuse_nested(names[:-1])
         with catalog_errors(self.pyiceberg, names):
             files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
-            if self._is_sql:
-                load_version(files, metadata_location)
-                # Once it is registered, pyiceberg loads the table.
-                with suppress(_LocatedError):
-                    _locating(self.pyiceberg).register_table(names, metadata_location)
-                return self.load_table(names, session)
             if (glue := self._glue) is not None:
                 from sparkmeta.operations.glue import register_glue_table
 
                 register_glue_table(glue, names, load_version(files, metadata_location))
                 return self.load_table(names, session)
-            # The catalog may have credentials for the file that this process lacks.
-            with suppress(OSError):
-                _refuse_tree(load_version(files, metadata_location).metadata, names)
-            if (rest := self._rest) is not None:
-                return self._opened(register_rest_table(rest, names, metadata_location), names, session)
-            self.pyiceberg.register_table(names, metadata_location)
+            try:
+                metadata = load_version(files, metadata_location).metadata
+                if not self._is_sql:
+                    _refuse_tree(metadata, names)
+                properties: Mapping[str, str] = metadata.properties
+            except OSError:
+                if self._is_sql:
+                    raise
+                # The catalog may have credentials for the file that this process lacks.
+                properties = NO_PROPERTIES
+            refuse_missing_namespace(self.pyiceberg, names)
+
+            def is_done() -> bool:
+                return self._location(names) == metadata_location
+
+            with settled(self.pyiceberg, f"{'.'.join(names)} may have been registered", is_done, properties):
+                if (rest := self._rest) is not None:
+                    return self._opened(register_rest_table(rest, names, metadata_location), names, session)
+                if self._is_sql:
+                    # Once it is registered, pyiceberg loads the table.
+                    with suppress(_LocatedError):
+                        _locating(self.pyiceberg).register_table(names, metadata_location)
+                else:
+                    self.pyiceberg.register_table(names, metadata_location)
         return self.load_table(names, session)
 
     def rename_table(
@@ -157,18 +170,27 @@ class IcebergCatalog(Catalog):
         names, new_names = as_names(from_identifier), as_names(to_identifier)
         self._refuse_nested(new_names[:-1])
         with catalog_errors(self.pyiceberg, names):
-            if (rest := self._rest) is not None:
-                rename_rest_table(rest, names, new_names)
-            elif self._is_sql:
-                # Once it is renamed, pyiceberg loads the table.
-                with suppress(_LocatedError):
-                    _locating(self.pyiceberg).rename_table(names, new_names)
-            elif (glue := self._glue) is not None:
+            if (glue := self._glue) is not None:
                 from sparkmeta.operations.glue import rename_glue_table
 
                 rename_glue_table(glue, names, new_names)
-            else:
-                self.pyiceberg.rename_table(names, new_names)
+                return self.load_table(new_names, spark)
+            before = self.load_table(names, spark)
+            refuse_missing_namespace(self.pyiceberg, new_names)
+
+            def is_done() -> bool:
+                return (self._location(names), self._location(new_names)) == (None, before.metadata_location)
+
+            problem = f"{'.'.join(names)} may have been renamed to {'.'.join(new_names)}"
+            with settled(self.pyiceberg, problem, is_done, before.properties):
+                if (rest := self._rest) is not None:
+                    rename_rest_table(rest, names, new_names)
+                elif self._is_sql:
+                    # Once it is renamed, pyiceberg loads the table.
+                    with suppress(_LocatedError):
+                        _locating(self.pyiceberg).rename_table(names, new_names)
+                else:
+                    self.pyiceberg.rename_table(names, new_names)
         return self.load_table(new_names, spark)
 
     def drop_table(self, identifier: Identifier) -> None:
@@ -193,10 +215,7 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             if (rest := self._rest) is not None:
                 return rest_table_exists(rest, names)
-            with suppress(pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError):
-                locate(self.pyiceberg, names)
-                return True
-        return False
+            return self._location(names) is not None
 
     def list_tables(self, namespace: Identifier) -> list[tuple[str, ...]]:
         """Return the identifiers of the tables directly in a namespace. Raises NoSuchNamespaceError."""
@@ -250,6 +269,14 @@ class IcebergCatalog(Catalog):
         expires = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
         return table_of(loaded.version, session, files_for(session, location, io), names, operations)
+
+    def _location(self, names: tuple[str, ...]) -> str | None:
+        """Return the location of a table's metadata file; None if there is no such table."""
+        with suppress(pyiceberg.exceptions.NoSuchTableError, pyiceberg.exceptions.NoSuchNamespaceError):
+            if (rest := self._rest) is not None:
+                return load_rest_table(rest, names).version.metadata_location
+            return locate(self.pyiceberg, names).metadata_location
+        return None
 
     @property
     def _rest(self) -> RestCatalog | None:

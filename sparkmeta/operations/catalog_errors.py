@@ -22,10 +22,11 @@ from sparkmeta.errors import (
     ValidationError,
     ViewAlreadyExistsError,
 )
+from sparkmeta.operations.table_operations import Outcome, outcome_of
 from sparkmeta.storage.secrets import secrets_in, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyiceberg.catalog import Catalog
 
@@ -47,6 +48,16 @@ _KINDS: dict[type[Exception], type[SparkmetaError]] = {
 }
 # Libraries with which pyiceberg's catalogs reach their services.
 _CLIENTS = {"botocore", "google", "pydantic_core", "pyiceberg", "requests", "sqlalchemy", "thrift", "urllib3"}
+# Classes of errors of pyiceberg and these libraries that come without an answer, or with one of a failed server.
+_UNANSWERED = {
+    "BotoCoreError",
+    "ConnectionError",
+    "RequestException",
+    "ServerError",
+    "ServiceUnavailableError",
+    "TTransportException",
+    "TimeoutError",
+}
 
 
 @contextmanager
@@ -79,6 +90,30 @@ def errors_of_catalog(name: str, properties: Mapping[str, Any], identifier: tupl
         raise kind(about + shown_error(error, properties)) from _without_secrets(error, properties)
 
 
+@contextmanager
+def settled(
+    catalog: Catalog, problem: str, is_done: Callable[[], bool], properties: Mapping[str, str]
+) -> Iterator[None]:
+    """Look for the outcome of a block's request if the catalog does not answer it.
+
+    Args:
+        problem: what the catalog may have done, such as `db.t may have been registered`.
+        is_done: returns whether the catalog has carried out the request.
+        properties: the table properties `commit.status-check.*`, which limit how often to look.
+
+    Raises:
+        CommitStateUnknownError: the catalog has not carried out the request, but may still do so.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_unanswered(error):
+            raise
+        outcome = outcome_of(lambda: Outcome.WON if is_done() else Outcome.UNKNOWN, properties)
+        if outcome is not Outcome.WON:
+            raise CommitStateUnknownError(f"{problem}: {shown_error(error, catalog.properties)}") from None
+
+
 def shown_error(error: Exception, properties: Mapping[str, Any]) -> str:
     """Return the first line of an error's message, in which the credentials in properties are replaced."""
     return without_secrets(next(iter(str(error).splitlines()), type(error).__name__), properties)
@@ -90,6 +125,15 @@ def _kind(error: Exception) -> type[SparkmetaError] | None:
         if base in _KINDS:
             return _KINDS[base]
     return CatalogError if any(base.__module__.partition(".")[0] in _CLIENTS for base in classes) else None
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Return whether an error leaves open whether the catalog carries out the request."""
+    names = {base.__name__ for base in type(error).__mro__}
+    if "DBAPIError" in names:
+        # A transaction that fails in a statement, before its COMMIT, is rolled back.
+        return getattr(error, "statement", None) is None
+    return not names.isdisjoint(_UNANSWERED)
 
 
 def _without_secrets(error: Exception, properties: Mapping[str, Any]) -> Exception | None:

@@ -103,23 +103,33 @@ class FileSystemOperations:
     def drop(self) -> str:
         """Write the current metadata to a file that is not a version of the table, delete all versions, and return it.
 
-        The newest one is deleted last, so that there is a table until then.
+        The newest one is deleted last, so that there is a table until then. A version that is committed after the
+        listing stays.
 
         Raises:
             NoSuchTableError, ValidationError: see `refresh`.
+            CommitFailedError: other commits come first, again and again. Nothing is deleted.
             OSError: not all versions are deleted.
         """
-        newest, metadata = self.refresh()
+        (newest, metadata), older = self._all_versions()
         folder = join(self.folder, METADATA)
         dropped = join(folder, f"dropped-{uuid.uuid4()}.json")
         self.files.write_new(dropped, encoded(metadata, compressed=False, location=dropped))
-        listed = (status.location for status in self.files.list(folder, VERSIONED_FILES))
-        versions = {location: version for location in listed if (version := version_of(location)) is not None}
-        older = sorted(versions.keys() - {newest}, key=versions.__getitem__)
         for batch in ([join(folder, VERSION_HINT), *older], [newest]):
             for location, reason in self.files.delete_many(batch):
                 raise OSError(f"{location}: not deleted: {reason}")
         return dropped
+
+    def _all_versions(self) -> tuple[TableVersion, list[str]]:
+        """Return the current version, and the files of all others by their numbers."""
+        for _ in range(_LOADS):
+            newest = self.refresh()
+            listed = (status.location for status in self.files.list(join(self.folder, METADATA), VERSIONED_FILES))
+            versions = {location: version for location in listed if (version := version_of(location)) is not None}
+            older = sorted(versions.keys() - {newest.metadata_location}, key=versions.__getitem__)
+            if not older or versions[older[-1]] <= _version(newest.metadata_location):
+                return newest, older
+        raise CommitFailedError(f"{self.folder}: was not dropped: each of {_LOADS} listings has a newer version")
 
     def _load_newest(self) -> TableVersion:
         return load_version(self.files, newest_listed(self.files, self.folder).location, self.table_uuid)

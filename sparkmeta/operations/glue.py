@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyiceberg.exceptions as iceberg
@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from pyiceberg.catalog import METADATA_LOCATION
 from pyiceberg.catalog.glue import _construct_rename_table_input, _construct_table_input
 
-from sparkmeta.errors import CatalogError, CommitFailedError
+from sparkmeta.errors import CatalogError, CommitFailedError, CommitStateUnknownError
 from sparkmeta.operations.catalog_errors import catalog_errors, shown_error
 from sparkmeta.operations.pointer import Attempt, PointerOperations
 from sparkmeta.operations.table_operations import Outcome, TableVersion, failure, load_version, outcome_of
@@ -110,11 +110,7 @@ class GlueOperations(PointerOperations):
         return outcome_of(check, attempt.properties)
 
     def _current_entry(self) -> Mapping[str, Any] | None:
-        try:
-            entry: Mapping[str, Any] = self.catalog._get_glue_table(*self.identifier)
-        except iceberg.NoSuchTableError:
-            return None
-        return entry
+        return _entry(self.catalog, self.identifier)
 
     def _entry_of(self, version: TableVersion, replaced: Any = None, previous_location: str | None = None) -> Any:
         location, metadata = version
@@ -124,26 +120,127 @@ class GlueOperations(PointerOperations):
 
 
 def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], version: TableVersion) -> None:
-    """Add the table of a metadata file. Call it inside `with catalog_errors(...)`."""
+    """Add the table of a metadata file. Call it inside `with catalog_errors(...)`.
+
+    Raises:
+        TableAlreadyExistsError, NoSuchNamespaceError: nothing was added.
+        CommitStateUnknownError: Glue has not answered, and may have added the table.
+    """
     location, metadata = version
-    database, name = catalog.identifier_to_database_and_table(identifier)
-    catalog._create_glue_table(database, name, _construct_table_input(name, location, {}, metadata))
+    entry = _construct_table_input(identifier[-1], location, {}, metadata)
+    _create(catalog, identifier, entry, metadata.properties, f"{'.'.join(identifier)} may have been registered")
 
 
 def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
     """Rename a table: Glue has it under both names, then only under the new one.
 
-    Call it inside `with catalog_errors(...)`.
+    Call it inside `with catalog_errors(...)`. The old name is dropped only if nobody has changed its entry since it was
+    copied. Glue has no conditional drop, so a commit in the moment between this look and the drop is lost.
+
+    Raises:
+        NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError: nothing was renamed.
+        CommitFailedError: another commit to the table came first.
+        CommitStateUnknownError: the table may have both names, or only the new one.
     """
-    database, name = catalog.identifier_to_database_and_table(new_identifier)
-    entry = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier, iceberg.NoSuchTableError))
-    catalog._create_glue_table(database, name, _construct_rename_table_input(name, entry))
+    old_name, new_name = ".".join(identifier), ".".join(new_identifier)
+    copied = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier, iceberg.NoSuchTableError))
+    properties = copied.get("Parameters", {})
+    both = f"{old_name} may have the second name {new_name}"
+    _create(catalog, new_identifier, _construct_rename_table_input(new_identifier[-1], copied), properties, both)
+    is_sent = False
     try:
+        _refuse_changed(catalog, identifier, copied)
+        is_sent = True
         catalog.drop_table(identifier)
-    except Exception:
-        with suppress(Exception):
-            catalog.drop_table(new_identifier)
-        raise
+    except Exception as error:
+        # A request without an answer may still be under way.
+        is_over = _answer_in(error) is not None
+
+        def check() -> Outcome:
+            entry = _entry(catalog, identifier)
+            if entry is None and is_sent:
+                return Outcome.WON
+            return Outcome.LOST if not is_sent or (is_over and _is_same(entry, copied)) else Outcome.UNKNOWN
+
+        outcome = outcome_of(check, properties)
+        if outcome is Outcome.UNKNOWN:
+            problem = f"{old_name} may have been renamed to {new_name}, or has both names"
+            raise _unknown(catalog, problem, error) from None
+        if outcome is Outcome.LOST:
+            if not _drop_copy(catalog, new_identifier, copied):
+                raise _unknown(catalog, f"{old_name} has the second name {new_name}", error) from None
+            raise
+
+
+def _refuse_changed(catalog: GlueCatalog, identifier: tuple[str, ...], copied: Mapping[str, Any]) -> None:
+    """Raise CommitFailedError if the entry of a table to rename is no longer the one that was copied."""
+    if not _is_same(_entry(catalog, identifier), copied):
+        raise CommitFailedError(f"{'.'.join(identifier)} was not renamed: another commit, or a drop, came first")
+
+
+def _create(
+    catalog: GlueCatalog, identifier: tuple[str, ...], entry: Any, properties: Mapping[str, str], problem: str
+) -> None:
+    """Create an entry. A request whose answer is lost is sent again: Glue refuses it if the first one was executed.
+
+    Args:
+        properties: the table properties `commit.status-check.*`.
+        problem: what an unknown outcome may have done.
+    """
+    create = partial(catalog._create_glue_table, *catalog.identifier_to_database_and_table(identifier), entry)
+    try:
+        create()
+    except Exception as error:
+        if _is_refusal(error):
+            raise
+
+        def check() -> Outcome:
+            current = _entry(catalog, identifier)
+            if current is None:
+                create()
+                return Outcome.WON
+            return Outcome.WON if _location_of(current) == _location_of(entry) else Outcome.LOST
+
+        outcome = outcome_of(check, properties)
+        if outcome is Outcome.LOST:
+            raise
+        if outcome is Outcome.UNKNOWN:
+            raise _unknown(catalog, problem, error) from None
+
+
+def _drop_copy(catalog: GlueCatalog, identifier: tuple[str, ...], copied: Mapping[str, Any]) -> bool:
+    """Drop a new name whose table still has the old one, unless there was a commit to it. Return whether it is gone."""
+
+    def check() -> Outcome:
+        entry = _entry(catalog, identifier)
+        if entry is None:
+            return Outcome.WON
+        if _location_of(entry) != _location_of(copied):
+            return Outcome.LOST
+        catalog.drop_table(identifier)
+        return Outcome.WON
+
+    return outcome_of(check, copied.get("Parameters", {})) is Outcome.WON
+
+
+def _unknown(catalog: GlueCatalog, problem: str, error: Exception) -> CommitStateUnknownError:
+    return CommitStateUnknownError(f"{problem}: {shown_error(error, catalog.properties)}")
+
+
+def _entry(catalog: GlueCatalog, identifier: tuple[str, ...]) -> Mapping[str, Any] | None:
+    """Return the entry of a table; None if there is no such table."""
+    try:
+        entry: Mapping[str, Any] = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier))
+    except iceberg.NoSuchTableError:
+        return None
+    return entry
+
+
+def _is_same(entry: Mapping[str, Any] | None, before: Mapping[str, Any]) -> bool:
+    """Return whether an entry is as before. A new table's versions begin anew, but have other locations."""
+    if entry is None:
+        return False
+    return (entry.get("VersionId"), _location_of(entry)) == (before.get("VersionId"), _location_of(before))
 
 
 def _location_of(entry: Mapping[str, Any]) -> str | None:
@@ -153,8 +250,11 @@ def _location_of(entry: Mapping[str, Any]) -> str | None:
 
 def _is_refusal(error: BaseException) -> bool:
     """Return whether Glue has refused the only request that was sent."""
+    answer = _answer_in(error)
+    return answer is not None and 400 <= answer.get("HTTPStatusCode", 0) < 500 and not answer.get("RetryAttempts", 0)
+
+
+def _answer_in(error: BaseException) -> Mapping[str, Any] | None:
+    """Return what an error says of Glue's answer; None if there was no answer."""
     cause = error if isinstance(error, ClientError) else error.__cause__
-    if not isinstance(cause, ClientError):
-        return False
-    answer: Mapping[str, Any] = cause.response.get("ResponseMetadata", {})
-    return 400 <= answer.get("HTTPStatusCode", 0) < 500 and not answer.get("RetryAttempts", 0)
+    return cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from pyiceberg.catalog import Catalog
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.io import FileIO
     from requests import PreparedRequest
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _LOADING = {404: iceberg.NoSuchTableError}
 _SERVER_ERRORS = dict.fromkeys((500, 502, 503, 504), iceberg.ServerError)
 _CREATING = {404: iceberg.NoSuchNamespaceError, 409: iceberg.TableAlreadyExistsError, **_SERVER_ERRORS}
-_RENAMING = {404: iceberg.NoSuchTableError, 409: iceberg.TableAlreadyExistsError}
+_RENAMING = {404: iceberg.NoSuchTableError, 409: iceberg.TableAlreadyExistsError, **_SERVER_ERRORS}
 _COMMITTING = {404: iceberg.NoSuchTableError, 409: iceberg.CommitFailedException, 429: iceberg.CommitFailedException}
 _EXPIRED_TOKEN = {401, 419}
 _WORTH_RETRYING = {408, 409, 429}
@@ -240,7 +241,6 @@ def create_rest_table(
 def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metadata_location: str) -> LoadedTable:
     """Add the table of a metadata file. Call it inside `with catalog_errors(...)`."""
     catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
-    refuse_missing_namespace(catalog, identifier)
     url = catalog.url(Endpoints.register_table, namespace=catalog._encode_namespace_path(identifier[:-1]))
     request = {"name": identifier[-1], "metadata-location": metadata_location}
     return _loaded(catalog, identifier, rest_request(catalog, "POST", url, _CREATING, request))
@@ -249,13 +249,12 @@ def register_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], metad
 def rename_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
     """Rename a table. Call it inside `with catalog_errors(...)`."""
     catalog._check_endpoint(Capability.V1_RENAME_TABLE)
-    refuse_missing_namespace(catalog, new_identifier)
     ends = {"source": identifier, "destination": new_identifier}
     request = {end: {"namespace": names[:-1], "name": names[-1]} for end, names in ends.items()}
     rest_request(catalog, "POST", catalog.url(Endpoints.rename_table), _RENAMING, request)
 
 
-def refuse_missing_namespace(catalog: RestCatalog, identifier: tuple[str, ...]) -> None:
+def refuse_missing_namespace(catalog: Catalog, identifier: tuple[str, ...]) -> None:
     """Raise NoSuchNamespaceError, since some servers look for no namespace."""
     if not catalog.namespace_exists(identifier[:-1]):
         raise iceberg.NoSuchNamespaceError(f"there is no namespace {'.'.join(identifier[:-1])}")

@@ -32,8 +32,13 @@ class Principal:
     tables: tuple[str, ...] = ("*",)
 
     def may_read(self, table: tuple[str, ...]) -> bool:
-        """Return whether the user may read a table, given by its names."""
-        return any(fnmatchcase(".".join(table), pattern) for pattern in self.tables)
+        """Return whether the user may read a table, given by its names.
+
+        A pattern must also match when both are in lower case, since some catalogs ignore case: `sales.[!s]*` does not
+        allow `sales.SECRET`.
+        """
+        name = ".".join(table)
+        return any(fnmatchcase(name, pattern) and fnmatchcase(name.lower(), pattern.lower()) for pattern in self.tables)
 
     def check(self, table: tuple[str, ...]) -> None:
         """Raise ApiError if the user may not read a table."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Any
-
-from sqlalchemy.exc import OperationalError
 
 from tests.rest.proxy import Fault, Proxy, Way
 
@@ -27,7 +26,7 @@ class SqlServer:
         """Let the next commit be carried out or not, and its answer be lost; `is_last`: and those to all questions."""
         catalog: Any = table.operations
         engine = catalog.catalog.engine
-        real, down = engine.dialect.do_commit, OperationalError("", {}, Exception("the server is gone"))
+        real, down = engine.dialect.do_commit, sqlite3.OperationalError("the server is gone")
 
         def fail(*_: object) -> Any:
             raise down

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from botocore.exceptions import ClientError, ConnectionClosedError
+from pyiceberg.catalog.glue import GlueCatalog
 
 import sparkmeta as sm
 from tests.catalog.test_operations import SCHEMA, SPEC
@@ -14,12 +16,20 @@ from tests.s3 import ACCESS_KEY, BUCKET, SECRET_KEY
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.s3 import S3Server
+    from tests.s3 import Request, S3Server
 
 
 @pytest.fixture
 def catalog(s3: S3Server) -> sm.Catalog:
     return sm.load_catalog("aws", type="glue", warehouse=f"s3://{BUCKET}/glue", **s3.glue, **s3.properties)
+
+
+@pytest.fixture
+def once(s3: S3Server) -> sm.Catalog:
+    """A catalog whose client repeats no request."""
+    return sm.load_catalog(
+        "aws", type="glue", warehouse=f"s3://{BUCKET}/glue", **s3.glue, **s3.properties, **{"glue.max-retries": 0}
+    )
 
 
 def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
@@ -68,6 +78,141 @@ def test_glue(spark: SparkSession, catalog: sm.Catalog) -> None:
     catalog.drop_table(f"{ns}.w")
     catalog.drop_namespace(ns)
     assert not catalog.namespace_exists(ns)
+
+
+# No waits between looks at an unknown outcome.
+IMPATIENT = {"commit.status-check.min-wait-ms": "0"}
+
+
+@pytest.fixture
+def table(spark: SparkSession, catalog: sm.Catalog) -> sm.Table:
+    ns = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(ns)
+    return catalog.create_table(f"{ns}.old", SCHEMA, properties=IMPATIENT, spark=spark)
+
+
+def renamed(catalog: sm.Catalog, table: sm.Table) -> sm.Table:
+    return catalog.rename_table(table.name(), (table.name()[0], "new"))
+
+
+def names(catalog: sm.Catalog, table: sm.Table) -> list[str]:
+    return [name for _, name in catalog.list_tables(table.name()[0])]
+
+
+def first(action: str) -> Any:
+    """Return a fault of the first request of an action."""
+    left = [action]
+
+    def is_next(request: Request) -> bool:
+        return bool(left) and request.action == left[0] and bool(left.pop())
+
+    return is_next
+
+
+def commit(table: sm.Table) -> None:
+    with table.transaction() as tx:
+        tx.set_properties(committed="yes")
+
+
+@pytest.mark.parametrize("action", ["CreateTable", "DeleteTable"])
+def test_a_lost_answer_to_a_rename(s3: S3Server, catalog: sm.Catalog, table: sm.Table, action: str) -> None:
+    """The client repeats the request, which Glue then refuses."""
+    with s3.faulty(loses_answer=first(action)):
+        after = renamed(catalog, table)
+    assert (after.metadata, names(catalog, table)) == (table.metadata, ["new"])
+
+
+def test_a_lost_answer_to_a_registration(s3: S3Server, catalog: sm.Catalog, table: sm.Table) -> None:
+    catalog.drop_table(table.name())
+    with s3.faulty(loses_answer=first("CreateTable")):
+        assert catalog.register_table(table.name(), table.metadata_location).metadata == table.metadata
+    commit(table)
+    fault = first("CreateTable")
+    with s3.faulty(refuses=lambda request: 500 * fault(request)), pytest.raises(sm.TableAlreadyExistsError):
+        catalog.register_table(table.name(), table.metadata_location)
+
+
+def test_an_unknown_registration(s3: S3Server, catalog: sm.Catalog, table: sm.Table, once: sm.Catalog) -> None:
+    catalog.drop_table(table.name())
+    name = ".".join(table.name())
+    with (
+        s3.faulty(refuses=lambda request: 500 * (request.action == "CreateTable")),
+        pytest.raises(sm.CommitStateUnknownError, match=f"^{name} may have been registered: "),
+    ):
+        once.register_table(name, table.metadata_location)
+
+
+def test_a_commit_before_the_old_name_is_dropped(
+    catalog: sm.Catalog, table: sm.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = GlueCatalog._create_glue_table
+
+    def slow(*arguments: Any) -> None:
+        create(*arguments)
+        commit(table)
+
+    monkeypatch.setattr(GlueCatalog, "_create_glue_table", slow)
+    with pytest.raises(
+        sm.CommitFailedError, match=r"^ns_\w+\.old was not renamed: another commit, or a drop, came first"
+    ):
+        renamed(catalog, table)
+    assert (names(catalog, table), table.refresh().properties["committed"]) == (["old"], "yes")
+
+
+def test_a_drop_of_the_old_name_that_glue_refuses(s3: S3Server, once: sm.Catalog, table: sm.Table) -> None:
+    fault = first("DeleteTable")
+    with s3.faulty(refuses=lambda request: 403 * fault(request)), pytest.raises(sm.CatalogError, match="403"):
+        renamed(once, table)
+    assert names(once, table) == ["old"]
+
+
+def test_a_new_name_that_stays(s3: S3Server, once: sm.Catalog, table: sm.Table) -> None:
+    with (
+        s3.faulty(refuses=lambda request: 403 * (request.action == "DeleteTable")),
+        pytest.raises(sm.CommitStateUnknownError, match=r"^(ns_\w+)\.old has the second name \1\.new: .*403"),
+    ):
+        renamed(once, table)
+    assert names(once, table) == ["new", "old"]
+
+
+def test_a_commit_to_the_new_name(once: sm.Catalog, table: sm.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not dropped with the new name, when the old one stays."""
+    new = (table.name()[0], "new")
+
+    def refused(*_: Any) -> None:
+        monkeypatch.undo()
+        commit(once.load_table(new))
+        raise ClientError({"Error": {"Code": "AccessDeniedException"}}, "DeleteTable")
+
+    monkeypatch.setattr(GlueCatalog, "drop_table", refused)
+    with pytest.raises(sm.CommitStateUnknownError, match=r"^(ns_\w+)\.old has the second name \1\.new: .*AccessDenied"):
+        renamed(once, table)
+    assert once.load_table(new).properties["committed"] == "yes"
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "no answer", "another table"])
+def test_an_unknown_drop_of_the_old_name(
+    fault: str, s3: S3Server, once: sm.Catalog, table: sm.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is dropped."""
+    drop = GlueCatalog.drop_table
+
+    def failing(self: GlueCatalog, identifier: Any) -> None:
+        if fault == "no answer":
+            raise ConnectionClosedError(endpoint_url="https://glue")
+        drop(self, identifier)
+        if fault == "another table":
+            once.create_table(identifier, SCHEMA)
+        else:
+            s3.refuses = lambda request: 500 * (request.action == "GetTable")
+        raise ClientError({"Error": {"Code": "InternalServiceException"}}, "DeleteTable")
+
+    monkeypatch.setattr(GlueCatalog, "drop_table", failing)
+    problem = r"^(ns_\w+)\.old may have been renamed to \1\.new, or has both names: "
+    with s3.faulty(refuses=s3.refuses), pytest.raises(sm.CommitStateUnknownError, match=problem):
+        renamed(once, table)
+    assert names(once, table) == (["new"] if fault == "unreadable" else ["new", "old"])
+    assert once.load_table((table.name()[0], "new")).metadata == table.metadata
 
 
 def test_a_glue_that_refuses(s3: S3Server, catalog: sm.Catalog) -> None:

@@ -19,6 +19,7 @@ from sparkmeta.errors import (
 )
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import latest_metadata
+from sparkmeta.operations.table_operations import load_version
 from sparkmeta.storage.files import FileStatus, LocalFiles
 from tests.commit.tables import appended, new_table, with_properties
 from tests.faults import Fault, FaultyFiles, Kind
@@ -68,6 +69,46 @@ def commits(swap: FileSystemOperations, number: int) -> TableVersion:
     for _ in range(number):
         base = swap.commit(base, appended(base.metadata))
     return base
+
+
+# -- a drop while others commit -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReadSlowly(LocalFiles):
+    """Files of a reader in whose way others commit: after each of a number of metadata files that it reads."""
+
+    commits: list[Callable[[], object]]
+
+    def read(self, location: str) -> bytes:
+        data = super().read(location)
+        if self.commits:
+            self.commits.pop()()
+        return data
+
+
+def test_a_commit_while_a_table_is_dropped(swap: FileSystemOperations) -> None:
+    """The file that stays describes the version of that commit."""
+    create(swap)
+    dropped = FileSystemOperations(ReadSlowly([lambda: commits(swap, 1)]), swap.folder).drop()
+    assert names(swap.folder) == {dropped.rpartition("/")[2]}
+    metadata = load_version(LocalFiles(), dropped).metadata
+    assert (len(metadata.snapshots), [entry.metadata_file for entry in metadata.metadata_log]) == (
+        1,
+        [f"{swap.folder}/metadata/v1.metadata.json"],
+    )
+
+
+def test_a_drop_that_is_always_late(swap: FileSystemOperations) -> None:
+    create(swap)
+    slow = FileSystemOperations(ReadSlowly([lambda: commits(swap, 1)] * 50), swap.folder)
+    with pytest.raises(CommitFailedError, match=r"/table: was not dropped: each of 20 listings has a newer version"):
+        slow.drop()
+    newest = swap.refresh()
+    assert names(swap.folder) == {
+        "version-hint.text",
+        *(f"v{number}.metadata.json" for number in range(1, len(newest.metadata.snapshots) + 2)),
+    }
 
 
 # -- a base so old that the next version's name is free again ------------------------------------------------------

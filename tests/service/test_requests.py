@@ -27,6 +27,7 @@ import sparkmeta as sm
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import app, plans
 from sparkmeta.service.access import ANYBODY, Principal, Principals, one_token, principals_from_json
+from sparkmeta.service.errors import ApiError
 from sparkmeta.service.options import ServeOptions
 from sparkmeta.service.pages import PageWriter, cut_pages
 from sparkmeta.service.requests import parse_plan_request
@@ -410,6 +411,22 @@ def test_principals_that_are_none(text: str):
 
 
 # -- the catalog ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "refused"),
+    [
+        ("sales.[!s]*", "sales.Orders", "sales.SECRET"),
+        ("sales.[!S]*", "sales.orders", "sales.secret"),
+        ("Sales.[A-Z]*", "Sales.Orders", "sales.Orders"),
+    ],
+)
+def test_patterns_and_case(pattern: str, allowed: str, refused: str):
+    """Some catalogs ignore case, so what a pattern excludes is excluded in both cases."""
+    principal = Principal("some", (pattern,))
+    principal.check(tuple(allowed.split(".")))
+    with pytest.raises(ApiError, match=f"some may not read {refused}"):
+        principal.check(tuple(refused.split(".")))
 
 
 def test_the_catalog(client: Client):
