@@ -159,8 +159,8 @@ class Table(RowTable):
             NoSuchSnapshotError: the table does not have one of the snapshots.
             ValidationError: the first is not an ancestor of the second, or required history has expired.
             CorruptFileError: a root contradicts itself. When the DataFrame runs: a file is damaged.
-            NotFoundError: when the DataFrame runs with added_positions: a replaced deletion vector is gone, as after the
-                expiry of the snapshot before.
+            NotFoundError: when the DataFrame runs with added_positions: a replaced deletion vector is gone, as after
+                the expiry of the snapshot before.
         """
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return file_changes(self.state, *ids, columns, lenient=lenient)

@@ -272,7 +272,7 @@ def checkpointed(frame: DataFrame) -> DataFrame:
     """
     rows = materialize(frame)
     if rows is frame:
-        raise UnsupportedError("this session keeps no rows (localCheckpoint), which writing files takes")
+        raise UnsupportedError("this session can't checkpoint rows (localCheckpoint), which writing files needs")
     return rows
 
 
