@@ -40,9 +40,9 @@ class ServeOptions:
         queued: how many plans wait for a slot; further ones are refused.
         cached_bytes: how much of the answers of finished plans is kept in memory.
         vend_credentials: whether clients that ask for credentials get those that the catalog vends to the service.
-        max_request_bytes: the limit of a request's body.
-        max_pages: the limit of a plan's pages.
-        max_spool_bytes: the limit of what this service has in the spool.
+        max_request_bytes: the largest request body, in bytes.
+        max_pages: how many pages a plan has at most.
+        max_spool_bytes: how many bytes this service has in the spool at most.
     """
 
     host: str = "127.0.0.1"

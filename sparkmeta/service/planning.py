@@ -149,7 +149,7 @@ class Planning:
         ticket = self._signer.ticket(token)
         if ticket is None or bool(ticket.page) != page or (ticket.table, ticket.principal) != (table, principal.name):
             what = ("plan task", NO_TASK) if page else ("plan id", NO_PLAN)
-            raise ApiError(404, what[1], f"The {what[0]} does not exist, or has expired")
+            raise ApiError(404, what[1], f"{'.'.join(table)}: there is no such {what[0]}, or it has expired")
         return ticket
 
     def completed(
@@ -200,12 +200,12 @@ class Planning:
                 return Pages(ticket.result, record["first"].encode(), tuple(record["names"]), 0, 0)
         elif self.spool.read(ticket.result, POLLED) and time.time() < ticket.expires - self.options.keep_seconds:
             return None
-        raise ApiError(404, NO_PLAN, "The plan id does not exist, or has expired")
+        raise ApiError(404, NO_PLAN, f"{'.'.join(ticket.table)}: there is no such plan id, or it has expired")
 
     def page(self, ticket: Ticket) -> bytes:
         """Return a page, compressed by gzip. Raises ApiError if it is gone."""
         if (data := self.spool.read(ticket.result, ticket.page)) is None:
-            raise ApiError(404, NO_TASK, "The plan task does not exist any more")
+            raise ApiError(404, NO_TASK, f"{'.'.join(ticket.table)}: the page of the plan task is gone")
         return data
 
     def release(self, ticket: Ticket) -> None:

@@ -148,6 +148,11 @@ def test_a_serverless_session(
     with pytest.raises(sm.NotFoundError, match=leaf):
         newest.maintenance.expire_snapshots(older_than=later).commit()
     assert newest.refresh().metadata_location == newest.metadata_location
+    with store.new_output(leaf).create() as stream:
+        stream.write(b"damaged")
+    with pytest.raises(sm.ValidationError, match=leaf):
+        catalog.purge_table("shop.tree", spark).commit()
+    assert catalog.table_exists("shop.tree")
 
     with pytest.raises(AnalysisException, match="CONFIG_NOT_AVAILABLE"):
         spark.conf.set("spark.sparkmeta.planning", "join")
