@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError, shown
+from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.updates import log_after_gap
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _typing_schemas(
     """Return the newest schemas that have the source columns of specs which none of the given schemas has."""
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
     known = set().union(*(schema.field_ids for schema in metadata.schemas if schema.schema_id in schema_ids))
-    missing = {field.source_id for spec in specs for field in spec.fields} - known
+    missing = {source_id for spec in specs for sources in partition_sources(spec) for source_id in sources} - known
     having = ([schema.schema_id for schema in newest_first if source_id in schema.field_ids] for source_id in missing)
     return {ids[0] for ids in having if ids}
 
