@@ -438,6 +438,26 @@ def test_folders_of_a_store(s3: S3Server, kind: str) -> None:
     assert sum(len(batch) for batch in reader.walk(f"{folder}/none", recursive=True)) == 0
 
 
+def test_empty_names_in_keys(s3: S3Server) -> None:
+    """Level by level, each file is listed once, with its key as it is."""
+    import boto3
+
+    root = f"empty-{uuid.uuid4()}"
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=s3.url, **keys)
+    names = {"data/a", "data//b", "data/c//d/e", "/data/a", "//f"}
+    for name in names:
+        client.put_object(Bucket=BUCKET, Key=f"{root}/{name}", Body=b"12")
+    reader = ExecutorReader(s3.io("fsspec").properties | {"py-io-impl": FILE_IOS["fsspec"]})
+    level, listed = [f"s3://{BUCKET}/{root}"], list[str]()
+    for _ in range(4):
+        rows = [row for folder in level for batch in reader.walk(folder, recursive=False) for row in batch.to_pylist()]
+        level = [row["path"] for row in rows if row["is_folder"]]
+        listed += [row["path"] for row in rows if not row["is_folder"]]
+    assert level == []
+    assert sorted(listed) == sorted(f"s3://{BUCKET}/{root}/{name}" for name in names)
+
+
 @pytest.mark.parametrize("kind", FILE_IOS)
 def test_a_table_on_s3(spark: SparkSession, s3: S3Server, kind: str) -> None:
     properties = s3.properties | {"py-io-impl": FILE_IOS["fsspec"]}
