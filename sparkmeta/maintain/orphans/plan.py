@@ -161,15 +161,20 @@ class OrphanPlan(Generic[TableT]):
         """Delete the orphans by tasks. Deleted files can't be restored.
 
         If the table has changed since the files were found, those that it needs now stay. One that can't be deleted is
-        no error: it is counted, and a second call, or a new plan, tries again.
+        no error: it is counted, and a new plan tries again. A second call deletes nothing.
 
         Returns:
-            What was deleted.
+            What was deleted, by the first call that raised no error.
 
         Raises:
             NoSuchTableError: the table is gone. No file is deleted.
             NotFoundError, ValidationError: see `files`. No file is deleted.
         """
+        if not self._done:
+            self._done.append(self._commit())
+        return self._done[0]
+
+    def _commit(self) -> Deletion:
         # Counted before the deletion: serverless sessions, which keep no rows, list the files again to count.
         self.summary()
         orphans = self._orphans
@@ -177,8 +182,7 @@ class OrphanPlan(Generic[TableT]):
         if current.metadata_location != orphans.metadata_location:
             with translated_errors():
                 orphans = self._unneeded(current, orphans.files)
-        self._done[:] = [delete_files(_deletable(orphans.files), executor_writer(current.state.files))]
-        return self._done[0]
+        return delete_files(_deletable(orphans.files), executor_writer(current.state.files))
 
     def result(self) -> dict[str, Any]:
         """Return the summary and the deleted files, null before the commit, as for JSON."""
