@@ -85,10 +85,11 @@ class HeadSummary:
 
     def __str__(self) -> str:
         files = "an unknown number of" if self.live_files is None else self.live_files
-        changed = "" if self.keeps_parent else "; its changes can't be read any more"
+        lost = "; the snapshot becomes a `replace` snapshot without a parent: incremental reads across it fail"
+        changed = "" if self.keeps_parent else lost
         return (
             f"{', '.join(self.refs)}: snapshot {self.snapshot_id} with {files} live files keeps "
-            f"{self.manifests_kept} Avro manifests, and {self.leaves_written} leaves are written anew{changed}"
+            f"{self.manifests_kept} Avro manifests, and {self.leaves_written} leaves are rewritten{changed}"
         )
 
 
@@ -101,7 +102,7 @@ class DowngradeSummary:
         snapshots_removed: the ids of snapshots with a tree that no branch or tag refers to.
         statistics_removed: the number of their statistics files.
         properties_removed: names of table properties that only trees have.
-        leaves_written: leaves, roots included, that are written anew, each counted once for all heads.
+        leaves_written: leaves, roots included, that are rewritten, each counted once for all heads.
     """
 
     table: str

@@ -97,7 +97,9 @@ class OrphanSummary:
 
     def __str__(self) -> str:
         total = f"{sum(self.files.values())} of {self.listed} files are orphans, with {sum(self.bytes.values())} bytes"
-        elsewhere = f"  {self.elsewhere} files of the table are elsewhere, where no orphans are looked for"
+        elsewhere = (
+            f"  {self.elsewhere} files referenced by the table are outside this location, which was not searched"
+        )
         mismatched = f"  {self.mismatched} files stay that the table has under another scheme or authority"
         others = f"  files of other tables stay: {', '.join(self.other_tables)}"
         return "\n".join(

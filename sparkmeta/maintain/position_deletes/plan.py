@@ -63,7 +63,7 @@ class DeleteRewriteSummary(RewriteSummary):
         files = f"{self.position_delete_files} position delete files"
         vectors = f"{self.deletion_vectors} deletion vectors of {self.puffin_files} small Puffin files move"
         makes_vectors = self.file_format == "PUFFIN"
-        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are written anew"
+        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are rewritten"
         return f"{self.table}: {what}\n  {self.records} deletes in {self.bytes} bytes"
 
 
