@@ -195,7 +195,7 @@ def paths_of_manifests(table: sm.Table, snapshot_id: int) -> list[str]:
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     table = append(new_table(spark, tmp_path), 1)
-    with pytest.raises(ValidationError, match="a downgrade to format version 3 only, not to 2"):
+    with pytest.raises(ValidationError, match="format_version is 2: expected 3; undo_upgrade returns"):
         table.maintenance.downgrade(2)
     with table.transaction() as tx:
         tx.set_properties({"write.manifest.compression-codec": "no such codec"})

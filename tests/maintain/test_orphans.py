@@ -384,6 +384,13 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         ({"older_than": datetime(2026, 1, 1)}, "older_than is .*a datetime with a time zone"),  # noqa: DTZ001
         ({"prefix_mismatch_mode": "none"}, "prefix_mismatch_mode is 'none': expected error, ignore or delete"),
         ({"location": "file:///"}, "location is 'file:///': expected a folder"),
+        ({"location": 5}, "location is 5: expected the URI or absolute path of a folder"),
+        ({"location": ""}, "location is '': expected the URI or absolute path of a folder"),
+        ({"location": "data"}, "location is 'data': expected the URI or absolute path of a folder"),
+        ({"equal_schemes": "s3a=s3"}, "equal_schemes is 's3a=s3': expected a mapping of strings to strings"),
+        ({"equal_authorities": {"a": 1}}, "equal_authorities is {'a': 1}: expected a mapping of strings to strings"),
+        ({"force": "no", "older_than": yesterday}, "force is 'no': expected true or false"),
+        ({"shared_location": "no"}, "shared_location is 'no': expected true or false"),
         ({"equal_schemes": {"s3a,": "s3"}}, "equal_schemes has 's3a,': 's3': expected names"),
         ({"files": spark.sql("SELECT 'a' AS file_path")}, "files has no column last_modified"),
         (

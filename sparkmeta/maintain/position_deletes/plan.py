@@ -165,6 +165,7 @@ def plan_delete_rewrite(
     refuse_rewrite(metadata)
     head = branch_head(table.state, branch)
     state = with_root(head, base_root(head)) if has_tree(metadata) else head
+    options.check()
     options.sizes(metadata.properties)
     delete_granularity(metadata.properties)
     delete_codec(metadata.properties)
