@@ -369,7 +369,9 @@ def test_another_location(spark: SparkSession, tmp_path: Path) -> None:
     age(folder)
     plan = table.maintenance.remove_orphan_files(location=f"file://{folder}/data")
     assert planned_paths(plan.files()) == {str(folder / "data/lost")}
-    assert table.maintenance.remove_orphan_files().summary().elsewhere == 1
+    summary = table.maintenance.remove_orphan_files().summary()
+    assert summary.elsewhere == 1
+    assert "1 files referenced by the table are outside this location, which was not searched" in str(summary)
     assert planned_paths(table.maintenance.remove_orphan_files(location=str(tmp_path)).files()) == planted
     with pytest.raises(NotFoundError, match="none: there is no file below it"):
         table.maintenance.remove_orphan_files(location=f"{folder}/none").files()
