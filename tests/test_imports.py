@@ -42,6 +42,7 @@ FLOORS = [
     {"storage"},
     {"session", "columns"},
     {"settings", "spec", "java"},
+    {"checks"},
     {"errors"},
 ]
 # What classic Spark has and Spark Connect has not, or serverless Spark refuses.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
+from sparkmeta.checks import SHARE, at_least, check_options, names_of
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.compact.choose import Scope
 from sparkmeta.compact.groups import Limits
 from sparkmeta.edit.leaves import partition_stats
 from sparkmeta.edit.options import TreeOptions
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -42,26 +43,26 @@ class CompactionOptions:
     max_root_files: int | None = 100
 
     def check(self) -> None:
-        """Raise ValidationError for a value out of range."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _LEAST and value is not None:
-                _whole(field.name, value, _LEAST[field.name])
-            if field.name in _SHARES and not (_number(value) and 0 < value <= 1):
-                raise ValidationError(f"{field.name} is {shown(value)}: expected a share above 0, up to 1")
+        """Check values, as far as no table is needed.
+
+        Raises:
+            ValidationError: a value is out of range or of the wrong type.
+            InvalidFilterError: the filter is not valid.
+        """
+        check_options(self, _RULES)
+        parse_filter(self.row_filter)
 
 
-_LEAST = {"target_leaf_bytes": 1, "max_entries": 1, "max_bytes": 1, "max_overlap": 0, "max_root_files": 0}
-_SHARES = ("min_masked_ratio", "min_leaf_ratio")
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValidationError(f"{name} is {shown(value)}: expected a whole number of {least} or more")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+_RULES = {
+    "cluster_by": names_of("columns or partition fields"),
+    "target_leaf_bytes": at_least(1),
+    "max_entries": at_least(1),
+    "max_bytes": at_least(1),
+    "min_masked_ratio": SHARE,
+    "min_leaf_ratio": SHARE,
+    "max_overlap": at_least(0),
+    "max_root_files": at_least(0),
+}
 
 
 def scope_of(
@@ -159,8 +160,6 @@ def _has_bounds(state: TableState, key: int) -> bool:
 
 
 def _named_keys(state: TableState, names: Sequence[str]) -> dict[int, tuple[int, ...]]:
-    if isinstance(names, str) or not names or len(set(names)) < len(names):
-        raise ValidationError(f"cluster_by is {shown(names)}: expected names of columns or partition fields, each once")
     keys: dict[int, list[int]] = {spec_id: [] for spec_id in state.types.tuple_sources}
     for name in names:
         known = False

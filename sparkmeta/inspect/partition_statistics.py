@@ -38,6 +38,14 @@ _DELETE_COUNTS = {
 }
 
 
+def has_partitions(state: TableState) -> bool:
+    """Return whether a spec of the table, which may be an older one, has partition fields."""
+    fields = (field for spec in state.specs.values() for field in spec.fields)
+    return bool(state.types.partition_type.fields) and not all(
+        isinstance(field.transform, VoidTransform) for field in fields
+    )
+
+
 def statistics_schema(state: TableState) -> Schema:
     """Return the schema of the table's partition statistics files (table spec, Partition Statistics File).
 
@@ -45,8 +53,7 @@ def statistics_schema(state: TableState) -> Schema:
         ValidationError: no spec of the table has partition fields.
     """
     partition = state.types.partition_type
-    fields = (field for spec in state.specs.values() for field in spec.fields)
-    if not partition.fields or all(isinstance(field.transform, VoidTransform) for field in fields):
+    if not has_partitions(state):
         raise ValidationError(f"{state.metadata.location}: the table has no partitions, and so no statistics of them")
     counts_deletes = state.metadata.format_version >= 3
     columns = [

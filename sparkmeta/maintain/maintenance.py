@@ -12,12 +12,13 @@ from sparkmeta.compact.plan import CompactionPlan, plan_compaction
 from sparkmeta.maintain.data_maintenance import DataMaintenance
 from sparkmeta.maintain.downgrade.plan import DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
+from sparkmeta.maintain.expiry_options import ExpiryOptions, listed
 from sparkmeta.maintain.health.examine import examine
 from sparkmeta.maintain.health.options import HealthOptions
 from sparkmeta.maintain.health.report import HealthReport
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
-from sparkmeta.maintain.orphans.plan import ERROR, OrphanPlan, plan_orphans
-from sparkmeta.maintain.orphans.prefixes import Folder
+from sparkmeta.maintain.orphans.options import ERROR, OrphanOptions
+from sparkmeta.maintain.orphans.plan import OrphanPlan, plan_orphans
 from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, plan_partition_stats
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
@@ -197,7 +198,9 @@ class Maintenance(DataMaintenance[TableT]):
                 or the table property `gc.enabled` is false.
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
-        return plan_expiry(self.table, older_than, retain_last, snapshot_ids, clean_expired_metadata, cleanup)
+        ids = listed(snapshot_ids)
+        ExpiryOptions(older_than, retain_last, ids, clean_expired_metadata, cleanup).check()
+        return plan_expiry(self.table, older_than, retain_last, ids, clean_expired_metadata, cleanup)
 
     def remove_orphan_files(  # noqa: PLR0913  keyword arguments
         self,
@@ -237,9 +240,10 @@ class Maintenance(DataMaintenance[TableT]):
                 false.
             UnsupportedError: the table is encrypted or read-only, or only Spark's sources can open its files.
         """
-        folder = Folder.of(location or self.table.metadata.location, equal_schemes, equal_authorities)
-        permitted = {"force": force, "shared_location": shared_location}
-        return plan_orphans(self.table, folder, older_than, files, prefix_mismatch_mode, **permitted)
+        options = OrphanOptions(
+            older_than, location, prefix_mismatch_mode, equal_schemes, equal_authorities, force, shared_location
+        )
+        return plan_orphans(self.table, options, files)
 
     def compute_partition_stats(
         self, snapshot_id: int | None = None, *, full: bool = False

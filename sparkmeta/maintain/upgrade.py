@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.table.refs import SnapshotRefType
 
+from sparkmeta.checks import FLAG, one_of
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.upgrade import upgrade_lists, upgrade_metadata
@@ -199,17 +200,22 @@ class UpgradePlan(Generic[TableT]):
 
 def plan_upgrade(table: TableT, format_version: int, *, compact: bool = False) -> UpgradePlan[TableT]:
     """See `Maintenance.upgrade`."""
-    to_tree = format_version == TREE_VERSION
-    if format_version not in _VERSIONS:
-        known = ", ".join(map(str, _VERSIONS))
-        raise ValidationError(
-            f"{table.full_name}: format_version is {shown(format_version)}: tables are upgraded to {known}"
-        )
-    if compact and not to_tree:
-        raise ValidationError(f"{table.full_name}: compact is true: only an upgrade to version {TREE_VERSION} compacts")
+    check_upgrade(format_version, compact=compact)
     _refuse(table.metadata, format_version)
-    table.refuse_read_only(as_tree=to_tree)
+    table.refuse_read_only(as_tree=format_version == TREE_VERSION)
     return UpgradePlan(table, format_version, compact)
+
+
+def check_upgrade(format_version: int, *, compact: bool = False) -> None:
+    """Check the options of `Maintenance.upgrade`, as far as no table is needed.
+
+    Raises:
+        ValidationError: an option has an invalid value.
+    """
+    one_of(*_VERSIONS).check("format_version", format_version)
+    FLAG.check("compact", compact)
+    if compact and format_version != TREE_VERSION:
+        raise ValidationError(f"compact is true: only an upgrade to version {TREE_VERSION} compacts")
 
 
 def can_upgrade(metadata: TableMetadata, format_version: int) -> bool:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import SparkmetaError, ValidationError, shown
 from sparkmeta.maintain.health.options import HealthOptions
-from sparkmeta.schedule.jobs import BY_NAME
+from sparkmeta.schedule.jobs import BY_NAME, from_text
 
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_WORDS = {"true": True, "false": False}
+_THRESHOLDS = {field.name: str(field.type) for field in fields(HealthOptions)}
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
-    """Parse YAML by pyiceberg's parser, to which all scalars are texts; numbers and booleans are read from these."""
+    """Parse YAML by pyiceberg's parser, to which all scalars are texts; keys say which are numbers and booleans."""
     import strictyaml
 
     try:
@@ -86,18 +84,47 @@ def _yaml(text: str, path: Path) -> dict[str, Any]:
         raise ValidationError(f"{path}: it is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(parsed, dict):
         raise ValidationError(f"{path} is {shown(parsed)}: expected keys and values")
-    return {key: value if key == "catalogs" else _typed(value) for key, value in parsed.items()}
+    typed: dict[str, Any] = _typed(
+        parsed, {"dry_run": "bool"}, thresholds=_typed_thresholds, jobs=_typed_jobs, tables=_typed_groups
+    )
+    return typed
 
 
-def _typed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _typed(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_typed(part) for part in value]
-    if value in _WORDS:
-        return _WORDS[value]
-    number = _NUMBER.fullmatch(value)
-    return value if number is None else float(value) if number[1] else int(value)
+def _typed(values: Any, annotations: Mapping[str, str], **parts: Callable[[Any], Any]) -> Any:
+    """Convert the texts of YAML by the annotated types of their keys.
+
+    Args:
+        values: key -> text. What is no mapping is returned unchanged; it is refused later.
+        annotations: key -> its type; other texts are strings.
+        parts: key -> what converts its value.
+    """
+    if not isinstance(values, dict):
+        return values
+    return {
+        key: parts[key](value) if key in parts else from_text(value, annotations.get(key, "str"))
+        for key, value in values.items()
+    }
+
+
+def _typed_groups(groups: Any) -> Any:
+    if not isinstance(groups, list):
+        return groups
+    return [_typed(group, {}, thresholds=_typed_thresholds, jobs=_typed_jobs) for group in groups]
+
+
+def _typed_thresholds(values: Any) -> Any:
+    return _typed(values, _THRESHOLDS)
+
+
+def _typed_jobs(jobs: Any) -> Any:
+    if not isinstance(jobs, dict):
+        return jobs
+    return {
+        name: _typed(options, BY_NAME[name].options)
+        if name in BY_NAME and isinstance(options, dict)
+        else from_text(options, "bool")
+        for name, options in jobs.items()
+    }
 
 
 def _config(document: Mapping[str, Any], file: str) -> MaintenanceConfig:
@@ -136,6 +163,11 @@ def _group(
     chosen = {name: options for name, options in jobs.items() if options is not False}
     if {"upgrade", "downgrade"} <= chosen.keys():
         raise ValidationError(f"{file}: {place}.jobs has upgrade and downgrade: expected one of them")
+    for name, options in chosen.items():
+        try:
+            BY_NAME[name].check_values(options)
+        except SparkmetaError as error:
+            raise ValidationError(f"{file}: {place}.jobs.{name}: {error}") from error
     merged = {**thresholds, **_table(group, "thresholds", file, place)}
     health = _thresholds(merged, file, f"{place}.thresholds")
     return TableGroup(catalog, names, excluded, locations, chosen, health)
@@ -151,12 +183,12 @@ def _jobs(jobs: Mapping[str, Any], file: str, place: str) -> dict[str, Any]:
             continue
         if not isinstance(options, dict):
             raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: expected options, or false")
-        BY_NAME[name].check(options, f"{file}: {place}.{name}")
+        BY_NAME[name].check_types(options, f"{file}: {place}.{name}")
     return dict(jobs)
 
 
 def _thresholds(values: Mapping[str, Any], file: str, place: str) -> HealthOptions:
-    _known(values, [field.name for field in fields(HealthOptions)], file, place)
+    _known(values, [*_THRESHOLDS], file, place)
     options = HealthOptions(**values)
     try:
         options.check()

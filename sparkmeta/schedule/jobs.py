@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from sparkmeta.checks import TEXT, Rule, rule_of
+from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.inspect.partition_statistics import has_partitions
+from sparkmeta.maintain.downgrade.plan import check_downgrade
+from sparkmeta.maintain.expiry_options import ExpiryOptions
 from sparkmeta.maintain.maintenance import Maintenance
-from sparkmeta.maintain.upgrade import can_upgrade
+from sparkmeta.maintain.orphans.options import OrphanOptions
+from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
+from sparkmeta.maintain.rewrite_data_files.options import DataRewriteOptions
+from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
+from sparkmeta.maintain.table_statistics.plan import check_columns
+from sparkmeta.maintain.upgrade import can_upgrade, check_upgrade
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
@@ -24,10 +34,12 @@ if TYPE_CHECKING:
 ALWAYS = "always"
 """An option of every job: run it even if health does not find it necessary. Its plan may still be empty."""
 
-_DURATION = re.compile(r"(\d+)\s*(m|h|d)")
+_TIME = re.compile(r"(\d+)\s*(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 # DataFrames and snapshots are not for configurations.
 _NOT_CONFIGURABLE = {"self", "files", "snapshot_id", "snapshot_ids"}
+# Options of which only the type can be checked without a table.
+_OF_COMMITS = {"branch", "snapshot_properties"}
 
 
 def _found(job: Job, report: HealthReport) -> bool:
@@ -66,7 +78,15 @@ def _of_earlier_version(table: Table, options: _Options) -> bool:
 
 
 def _has_partitions(table: Table, _options: _Options) -> bool:
-    return not table.spec().is_unpartitioned()
+    return has_partitions(table.state)
+
+
+def _checked_by(kind: type[Any]) -> Callable[..., None]:
+    return lambda **options: kind(**options).check()
+
+
+def _by_types(**_options: Any) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -79,35 +99,44 @@ class Job:
             job's plan and its options.
         suits: whether it can be done to a table, with its options; if not, it is passed over.
         defaults: options that its method requires.
+        refuse: raises an error for values of options out of range, as the plan does, without a table. By default, their
+            types suffice.
     """
 
     name: str
     is_needed: Callable[[Job, HealthReport], bool] = _found
     suits: Callable[[Table, _Options], bool] = _of_all
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    refuse: Callable[..., None] = _by_types
 
     @property
     def options(self) -> dict[str, str]:
         """The names of its options -> their annotated types."""
         parameters = inspect.signature(getattr(Maintenance, self.name)).parameters
-        return {name: str(kind.annotation) for name, kind in parameters.items() if name not in _NOT_CONFIGURABLE}
+        named = {name: str(kind.annotation) for name, kind in parameters.items() if name not in _NOT_CONFIGURABLE}
+        return {**named, ALWAYS: "bool"}
 
-    def check(self, options: Mapping[str, Any], place: str) -> None:
-        """Raise ValidationError for an unknown option, or for a value of a wrong type.
+    def check_types(self, options: Mapping[str, Any], place: str) -> None:
+        """Raise ValidationError for an unknown option, or a value of a wrong type.
 
         Args:
             place: where the options are in the configuration.
         """
         known = self.options
         for name, value in options.items():
-            if name == ALWAYS:
-                if not isinstance(value, bool):
-                    raise ValidationError(f"{place}.{name} is {shown(value)}: expected true or false")
-            elif name not in known:
-                listed = ", ".join(sorted([*known, ALWAYS]))
+            if name not in known:
+                listed = ", ".join(sorted(known))
                 raise ValidationError(f"{place}.{name} is {shown(value)}: unknown option; the options are {listed}")
-            elif not _fits(value, known[name]):
-                raise ValidationError(f"{place}.{name} is {shown(value)}: expected {_what(known[name])}")
+            _rule(known[name]).check(f"{place}.{name}", value)
+
+    def check_values(self, options: Mapping[str, Any]) -> None:
+        """Check values of the right types, as far as no table is needed.
+
+        Raises:
+            ValidationError: a value is out of range.
+            InvalidFilterError: a filter is not valid.
+        """
+        self.refuse(**{name: value for name, value in self._arguments(options).items() if name not in _OF_COMMITS})
 
     def applies(self, table: Table, options: Mapping[str, Any]) -> bool:
         """Return whether the job can be done to a table; if not, it is passed over."""
@@ -115,55 +144,66 @@ class Job:
 
     def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
         """Return the plan of the job for a table."""
+        return getattr(table.maintenance, self.name)(**self._arguments(options))
+
+    def _arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         named = {**self.defaults, **options}
-        given = {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
-        return getattr(table.maintenance, self.name)(**given)
+        return {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
 
 
 JOBS = (
-    Job("upgrade", _by_plan, _of_earlier_version, {"format_version": 4}),
-    Job("downgrade", _by_plan, _of_trees, {"format_version": 3}),
-    Job("rewrite_data_files", suits=_takes_rows),
-    Job("rewrite_position_delete_files", suits=_has_deletes),
+    Job("upgrade", _by_plan, _of_earlier_version, {"format_version": 4}, check_upgrade),
+    Job("downgrade", _by_plan, _of_trees, {"format_version": 3}, check_downgrade),
+    Job("rewrite_data_files", suits=_takes_rows, refuse=_checked_by(DataRewriteOptions)),
+    Job("rewrite_position_delete_files", suits=_has_deletes, refuse=_checked_by(DeleteRewriteOptions)),
     Job("remove_dangling_deletes", suits=_has_deletes),
-    Job("compact_manifests", suits=_of_trees),
-    Job("rewrite_manifests", suits=_of_lists),
-    Job("expire_snapshots", _by_plan),
-    Job("remove_orphan_files", _by_plan),
+    Job("compact_manifests", suits=_of_trees, refuse=_checked_by(CompactionOptions)),
+    Job("rewrite_manifests", suits=_of_lists, refuse=_checked_by(ManifestRewriteOptions)),
+    Job("expire_snapshots", _by_plan, refuse=_checked_by(ExpiryOptions)),
+    Job("remove_orphan_files", _by_plan, refuse=_checked_by(OrphanOptions)),
     Job("compute_partition_stats", _by_plan, _has_partitions),
-    Job("compute_table_stats", _by_plan),
+    Job("compute_table_stats", _by_plan, refuse=check_columns),
 )
 BY_NAME = {job.name: job for job in JOBS}
 
 
-def _fits(value: Any, annotation: str) -> bool:
-    """Return whether a value of a configuration file has a type that an annotation names."""
+_WORDS = {"true": True, "false": False}
+_WHOLE = re.compile(r"-?\d+")
+
+
+def from_text(value: Any, annotation: str) -> Any:
+    """Return a text of a configuration as a value of an annotated type; another value, or what is none, unchanged."""
+    if not isinstance(value, str):
+        return value
     kinds = annotation.split(" | ")
-    if "datetime" in kinds:
-        return isinstance(value, str) and _DURATION.fullmatch(value) is not None
-    return any(_has_type(value, kind) for kind in kinds)
+    if "bool" in kinds:
+        return _WORDS.get(value, value)
+    if "int" in kinds:
+        return int(value) if _WHOLE.fullmatch(value) else value
+    if "float" in kinds:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
 
 
-def _has_type(value: Any, kind: str) -> bool:
-    if kind in _OF_TEXTS:
-        texts = [*value, *value.values()] if isinstance(value, dict) else value
-        return isinstance(value, _OF_TEXTS[kind]) and all(isinstance(text, str) for text in texts)
-    return isinstance(value, _KINDS.get(kind, ())) and isinstance(value, bool) == (kind == "bool")
+def _is_duration(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and isinstance(_value(value, "datetime"), datetime)
+    except OverflowError:  # before the year 1
+        return False
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {"bool": bool, "int": int, "float": (int, float), "str": str}
-_OF_TEXTS: dict[str, type] = {"Sequence[str]": list, "Mapping[str, str]": dict}
+_DURATION = Rule("a duration such as 36h or 7d", _is_duration)
 
 
-def _what(annotation: str) -> str:
-    if "datetime" in annotation:
-        return "a duration such as 36h or 7d"
-    words = {"Sequence": "a list of strings", "Mapping": "a table of keys and values", "bool": "true or false"}
-    words |= {"float": "a number", "int": "a whole number", "str": "a string"}
-    return next((text for name, text in words.items() if name in annotation), annotation)
+def _rule(annotation: str) -> Rule:
+    """Return the rule of an option in a configuration, where times are durations and expressions are texts."""
+    return _DURATION if "datetime" in annotation else rule_of(annotation) or TEXT
 
 
 def _value(value: Any, annotation: str) -> Any:
     """Return an option's value for the method: durations are times before now."""
-    match = _DURATION.fullmatch(value) if isinstance(value, str) and "datetime" in annotation else None
+    match = _TIME.fullmatch(value) if isinstance(value, str) and "datetime" in annotation else None
     return value if match is None else datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})

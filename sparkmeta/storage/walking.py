@@ -20,7 +20,7 @@ from sparkmeta.storage.location import file_name, join, local_path
 from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyiceberg.io import FileIO
 
@@ -128,15 +128,32 @@ def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
 def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[_Item]:
     bucket, key, _ = store.split_path(join(folder, ""))
     prefix = f"{key.rstrip('/')}/" if key else ""
-    request = {"Bucket": bucket, "Prefix": prefix} | ({} if recursive else {"Delimiter": "/"})
+    call = partial(store.call_s3, "list_objects_v2", Bucket=bucket)
+    for kind, each in _s3_pages(io, folder, partial(call, Prefix=prefix, **({} if recursive else {"Delimiter": "/"}))):
+        if kind == "Contents":
+            yield from _s3_file(each, prefix)
+        elif name := each["Prefix"][len(prefix) : -1]:
+            yield name, None, None, True
+        else:
+            # No folder's location has an empty name at its end: the files below it are named by this folder.
+            for _, nested in _s3_pages(io, folder, partial(call, Prefix=each["Prefix"])):
+                yield from _s3_file(nested, prefix)
+
+
+def _s3_file(item: Mapping[str, Any], prefix: str) -> Iterator[_Item]:
+    # A name that ends with a slash marks an empty folder.
+    if not item["Key"].endswith("/"):
+        yield item["Key"][len(prefix) :], item["Size"], int(item["LastModified"].timestamp() * 1000), False
+
+
+def _s3_pages(io: FileIO, folder: str, call: partial[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield what pages of a listing have, folders as `CommonPrefixes` and files as `Contents`."""
+    request: dict[str, str] = {}
     while True:
-        page = requested(io, folder, partial(store.call_s3, "list_objects_v2", **request))
-        for each in page.get("CommonPrefixes", ()):
-            yield each["Prefix"][len(prefix) : -1], None, None, True
-        for each in page.get("Contents", ()):
-            # A name that ends with a slash marks an empty folder.
-            if not each["Key"].endswith("/"):
-                yield each["Key"][len(prefix) :], each["Size"], int(each["LastModified"].timestamp() * 1000), False
+        page = requested(io, folder, partial(call, **request))
+        for kind in ("CommonPrefixes", "Contents"):
+            for item in page.get(kind, ()):
+                yield kind, item
         if not page.get("IsTruncated"):
             return
         request["ContinuationToken"] = page["NextContinuationToken"]

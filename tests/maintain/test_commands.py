@@ -120,4 +120,4 @@ def test_an_upgrade(spark: SparkSession, tmp_path: Path) -> None:
     assert result["committed"] == upgraded.metadata_location
     assert [expression["name"] for expression in result["plan"]["expressions"]] == [field.name for field in SPEC.fields]
     assert "has the metadata tree of format version 4 already" in upgrade(location, "--commit", code=1)
-    assert "tables are upgraded to 2, 3, 4" in upgrade(location, "--format-version", "1", code=1)
+    assert "format_version is 1: expected 2, 3 or 4" in upgrade(location, "--format-version", "1", code=1)

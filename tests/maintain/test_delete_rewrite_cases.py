@@ -131,6 +131,8 @@ def test_files_about_the_same_data_file_are_merged(spark: SparkSession, tmp_path
 REFUSED: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "least": ({}, {"min_file_size_bytes": 100 << 20}, "min_file_size_bytes is 104857600, target_file_size_bytes"),
     "most": ({}, {"max_file_size_bytes": True}, "max_file_size_bytes is True: expected a whole number of 1 or more"),
+    "all": ({}, {"rewrite_all": "false"}, "rewrite_all is 'false': expected true or false"),
+    "none": ({}, {"min_input_files": None}, "min_input_files is None: expected a whole number of 1 or more"),
     "granularity": ({"write.delete.granularity": "row"}, {}, "granularity is 'row': expected file or partition"),
     "codec": ({"write.parquet.compression-codec": "zip"}, {}, "compression-codec is 'zip': expected one of zstd"),
     "target": ({"write.delete.target-file-size-bytes": "1k"}, {}, "size-bytes is '1k': expected a number of bytes"),

@@ -585,8 +585,19 @@ def test_as_pyiceberg_spells_it(tree: sm.Table) -> None:
 
 def test_what_is_refused(tree: sm.Table) -> None:
     expire = tree.maintenance.expire_snapshots
-    with pytest.raises(ValidationError, match="retain_last is 0: at least one snapshot stays"):
-        expire(retain_last=0)
+    for options, problem in (
+        ({"retain_last": 0}, "retain_last is 0: expected a whole number of 1 or more"),
+        ({"retain_last": "5"}, "retain_last is '5': expected a whole number of 1 or more"),
+        ({"retain_last": 1.5}, "retain_last is 1.5: expected a whole number"),
+        ({"retain_last": True}, "retain_last is True: expected a whole number"),
+        ({"snapshot_ids": 5}, "snapshot_ids is 5: expected ids of snapshots"),
+        ({"snapshot_ids": "57"}, "snapshot_ids is '57': expected ids of snapshots"),
+        ({"clean_expired_metadata": "false"}, "clean_expired_metadata is 'false': expected true or false"),
+    ):
+        with pytest.raises(ValidationError, match=problem):
+            expire(**options)
+    with pytest.raises(NoSuchSnapshotError, match="has no snapshot 7"):
+        expire(snapshot_ids=iter([7]))
     with pytest.raises(ValidationError, match=r"older_than is .*: expected a datetime with a time zone"):
         expire(older_than=datetime(2026, 1, 1))  # noqa: DTZ001  what is refused
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 7"):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 import sparkmeta as sm
+from sparkmeta.cli import main
 from sparkmeta.errors import ValidationError
 from sparkmeta.storage import access
 from tests.handmade import (
@@ -248,6 +251,16 @@ def test_leaves_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     report = table.maintenance.health()
     assert [finding.finding for finding in report.list_findings] == ["masked_entries"]
     assert (report.layout.masked, report.entries.files) == (3, 3)
+
+
+def test_the_command_has_the_threshold_of_the_call(spark: SparkSession, tmp_path: Path) -> None:
+    table = append(append(new_table(spark, tmp_path), 1, 2), 3, 4)
+    (finding,) = table.maintenance.health(max_overlap=1).list_findings
+    assert finding.call == "table.maintenance.compact_manifests(max_overlap=1).commit()"
+    words = shlex.split(finding.command)
+    assert words[-3:] == ["--max-overlap", "1", "--commit"]
+    done = CliRunner().invoke(main, [words[1], table.location(), *words[-3:]])
+    assert done.exit_code == 0, done.output
 
 
 def test_files_in_the_root_and_in_leaves(spark: SparkSession, tmp_path: Path) -> None:

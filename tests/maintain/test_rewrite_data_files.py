@@ -15,6 +15,7 @@ from pyiceberg.transforms import BucketTransform
 
 import sparkmeta as sm
 from sparkmeta.cli import main
+from sparkmeta.errors import ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
 from tests.maintain.test_expire import opened
@@ -472,3 +473,23 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     assert "8 data files became 4 in 1 commit" in done.output
     wrong = run(["rewrite-data-files", table.location(), "--rewrite-job-order", "size"])
     assert (wrong.exit_code, "rewrite_job_order is 'size'" in wrong.output) == (1, True)
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+BAD_VALUES: list[tuple[str, Any]] = [
+    ("delete_ratio_threshold", float("nan")), ("compression_factor", float("inf")), ("min_input_files", None),
+    ("max_file_group_size_bytes", None), ("partial_progress_max_commits", None), ("rewrite_all", "false"),
+    ("partial_progress_enabled", "no"), ("use_starting_sequence_number", 1), ("remove_dangling_deletes", None),
+    ("strategy", ["sort"]),
+]  # fmt: skip
+
+
+def test_options_of_wrong_types(spark: SparkSession, tmp_path: Path) -> None:
+    HandmadeTable(tmp_path).write()
+    maintenance = sm.load_table(f"file://{tmp_path}", spark=spark).maintenance
+    for name, value in BAD_VALUES:
+        with pytest.raises(ValidationError, match=re.escape(f"{name} is {value!r}: expected ")):
+            maintenance.rewrite_data_files(**{name: value})
+    with pytest.raises(ValidationError, match="full is 'false': expected true or false"):
+        maintenance.compute_partition_stats(full="false")  # type: ignore[arg-type]

@@ -168,10 +168,10 @@ def test_nulls_come_first_on_a_curve_of_any_type() -> None:
 
 
 OPTIONS: dict[str, Any] = {
-    "strategy": ("zorder", "it is one of binpack, sort"),
-    "rewrite_job_order": ("bytes", "it is one of none, bytes-asc"),
+    "strategy": ("zorder", "expected binpack or sort"),
+    "rewrite_job_order": ("bytes", "expected none, bytes-asc, bytes-desc, files-asc or files-desc"),
     "min_input_files": (0, "expected a whole number of 1 or more"),
-    "delete_ratio_threshold": (1.5, "expected a number above 0 and at most 1"),
+    "delete_ratio_threshold": (1.5, "expected a share above 0, up to 1"),
     "compression_factor": (0, "expected a number above 0"),
     "output_spec_id": (3, "the table has the partition specs 0"),
     "sort_order": ("id", "it requires strategy='sort'"),
@@ -184,5 +184,5 @@ OPTIONS: dict[str, Any] = {
 def test_an_option_out_of_range(name: str) -> None:
     value, problem = OPTIONS[name]
     with pytest.raises(ValidationError, match=name) as caught:
-        DataRewriteOptions(**{name: value}).check(metadata())
+        DataRewriteOptions(**{name: value}).check_for(metadata())
     assert problem in str(caught.value)

@@ -154,10 +154,12 @@ def test_unknown_fields_survive(spark: SparkSession, tmp_path: Path, version: in
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     table = empty_table(spark, tmp_path / "t", 3)
-    for version, problem in [(1, "tables are upgraded to 2, 3, 4"), (5, "format_version is 5"),
+    for version, problem in [(1, "format_version is 1: expected 2, 3 or 4"), (5, "format_version is 5"),
                              (2, "has format version 3 already"), (3, "has format version 3 already")]:  # fmt: skip
         with pytest.raises(sm.ValidationError, match=problem):
             table.maintenance.upgrade(version)
+    with pytest.raises(sm.ValidationError, match="compact is 'no': expected true or false"):
+        table.maintenance.upgrade(4, compact="no")  # type: ignore[arg-type]
     with pytest.raises(sm.ValidationError, match="compact is true"):
         empty_table(spark, tmp_path / "u", 2).maintenance.upgrade(3, compact=True)
     by_path = sm.load_table(empty_table(spark, tmp_path / "v", 1).metadata_location, spark=spark)

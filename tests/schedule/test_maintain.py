@@ -197,8 +197,25 @@ PROBLEMS = {
     "[jobs.compute_table_stats]\ncolumns = 'id'\n" + GROUP: "columns is 'id': expected a list of strings",
     "[jobs.compute_table_stats]\ncolumns = [1]\n" + GROUP: "columns is [1]: expected a list of strings",
     "[jobs.compact_manifests]\ncluster_by = 'ts'\n" + GROUP: "cluster_by is 'ts': expected a list of strings",
-    "[jobs.remove_orphan_files]\nequal_schemes = 's3'\n" + GROUP: "is 's3': expected a table of keys and values",
-    "[jobs.remove_orphan_files]\nequal_schemes = { s3a = 1 }\n" + GROUP: "expected a table of keys and values",
+    "[jobs.remove_orphan_files]\nequal_schemes = 's3'\n" + GROUP: "is 's3': expected a mapping of strings to strings",
+    "[jobs.remove_orphan_files]\nequal_schemes = { s3a = 1 }\n" + GROUP: "expected a mapping of strings to strings",
+    "[jobs.upgrade]\nformat_version = 9\n" + GROUP: "tables[0].jobs.upgrade: format_version is 9: expected 2, 3 or 4",
+    "[jobs.upgrade]\nformat_version = 3\ncompact = true\n" + GROUP: "jobs.upgrade: compact is true: only an upgrade to",
+    "[jobs.downgrade]\nformat_version = 2\n" + GROUP: "jobs.downgrade: format_version is 2: expected 3",
+    "[jobs.expire_snapshots]\ncleanup = 'some'\n" + GROUP: "cleanup is 'some': expected all, metadata or none",
+    "[jobs.expire_snapshots]\nretain_last = 0\n" + GROUP: "retain_last is 0: expected a whole number of 1 or more",
+    "[jobs.expire_snapshots]\nolder_than = '999999999d'\n" + GROUP: "older_than is '999999999d': expected a duration",
+    "[jobs.remove_orphan_files]\nolder_than = '1h'\n" + GROUP: "less than 24 hours ago",
+    "[jobs.remove_orphan_files]\nlocation = 'data'\n" + GROUP: "location is 'data': expected the URI or absolute path",
+    "[jobs.rewrite_data_files]\nstrategy = 'zorder'\n" + GROUP: "strategy is 'zorder': expected binpack or sort",
+    "[jobs.rewrite_data_files]\ntarget_file_size_bytes = -5\n"
+    + GROUP: "target_file_size_bytes is -5: expected a whole",
+    "[jobs.rewrite_data_files]\nrow_filter = 'id >'\n" + GROUP: "tables[0].jobs.rewrite_data_files: ",
+    "[jobs.rewrite_position_delete_files]\nmin_input_files = 0\n"
+    + GROUP: "min_input_files is 0: expected a whole number",
+    "[jobs.compact_manifests]\nmin_leaf_ratio = 2\n" + GROUP: "min_leaf_ratio is 2: expected a share above 0, up to 1",
+    "[jobs.rewrite_manifests]\ntarget_manifest_bytes = 0\n" + GROUP: "target_manifest_bytes is 0: expected a number of",
+    "[jobs.compute_table_stats]\ncolumns = []\n" + GROUP: "columns is []: expected the names of columns",
     "[jobs.compact_manifests]\nmin_leaf_ratio = true\n" + GROUP: "min_leaf_ratio is True: expected a number",
     "[jobs]\nexpire_snapshots = true\n" + GROUP: "jobs.expire_snapshots is True: expected options, or false",
     "[jobs.upgrade]\n[jobs.downgrade]\n" + GROUP: "tables[0].jobs has upgrade and downgrade: expected one of them",
@@ -241,7 +258,7 @@ columns = ["id"]
 equal_schemes = { "s3a,s3n" = "s3" }
 older_than = "7d"
 [jobs.compact_manifests]
-cluster_by = []
+cluster_by = ["id"]
 min_leaf_ratio = 1
 min_masked_ratio = 0.5
 snapshot_properties = { job = "7" }
@@ -296,6 +313,75 @@ tables:
     assert read_config(written(tmp_path / "m.yaml", yaml)) == read_config(written(tmp_path / "m.toml", toml))
     with pytest.raises(ValidationError, match="it is not valid YAML"):
         read_config(written(tmp_path / "bad.yml", "a: b: c"))
+
+
+def test_types_of_yaml_are_those_of_options(tmp_path: Path) -> None:
+    yaml = """
+tables:
+  - locations:
+      - /t
+    jobs:
+      rewrite_data_files:
+        branch: "2026"
+        snapshot_properties:
+          ticket: "4711"
+        row_filter: "true"
+        compression_factor: 1e-1
+        delete_ratio_threshold: .5
+        rewrite_all: true
+        min_input_files: 2
+      expire_snapshots: false
+"""
+    (group,) = read_config(written(tmp_path / "m.yaml", yaml)).tables
+    assert group.jobs == {
+        "rewrite_data_files": {
+            "branch": "2026",
+            "snapshot_properties": {"ticket": "4711"},
+            "row_filter": "true",
+            "compression_factor": 0.1,
+            "delete_ratio_threshold": 0.5,
+            "rewrite_all": True,
+            "min_input_files": 2,
+        }
+    }
+    with pytest.raises(ValidationError, match="min_input_files is 'few': expected a whole number"):
+        read_config(written(tmp_path / "bad.yaml", yaml.replace("files: 2", "files: few")))
+
+
+def test_options_of_a_group_are_checked_with_the_common_ones(tmp_path: Path) -> None:
+    text = """
+[jobs.remove_orphan_files]
+older_than = "1h"
+[jobs.rewrite_data_files]
+sort_order = "id"
+[[tables]]
+locations = ["/t"]
+jobs.remove_orphan_files.force = true
+jobs.rewrite_data_files.strategy = "sort"
+"""
+    assert len(read_config(written(tmp_path / "m.toml", text)).tables) == 1
+    with pytest.raises(
+        ValidationError, match=r"tables\[0\].jobs.remove_orphan_files: older_than is .*less than 24 hours"
+    ):
+        read_config(written(tmp_path / "bad.toml", text.replace("force = true", "force = false")))
+
+
+def test_statistics_of_partitions_of_an_older_spec(spark: SparkSession, tmp_path: Path) -> None:
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path / "tables"))
+    table = append(catalog.create_table("db.t", SCHEMA, SPEC, format_version=2, spark=spark), 1, 2)
+    with table.update_spec() as update:
+        for field in table.spec().fields:
+            update.remove_field(field.name)
+    assert table.refresh().spec().is_unpartitioned()
+    catalog.create_table("db.none", SCHEMA, format_version=2, spark=spark)
+    config = f"""
+[[tables]]
+locations = ["{tmp_path}/tables/db/t", "{tmp_path}/tables/db/none"]
+[jobs.compute_partition_stats]
+"""
+    code, results, _ = command("--config", str(written(tmp_path / "c.toml", config)), "--commit")
+    assert code == 0
+    assert [result["status"] for result in results] == ["committed", "not applicable"]
 
 
 def test_jobs_and_thresholds_of_a_group_come_first(tmp_path: Path) -> None:

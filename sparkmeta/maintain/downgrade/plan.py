@@ -14,7 +14,7 @@ from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.lists import list_properties, with_row_ids
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.edit.range_sort import task_reader
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.downgrade.heads import (
     Head,
     LeafGroup,
@@ -85,10 +85,11 @@ class HeadSummary:
 
     def __str__(self) -> str:
         files = "an unknown number of" if self.live_files is None else self.live_files
-        changed = "" if self.keeps_parent else "; its changes can't be read any more"
+        lost = "; the snapshot becomes a `replace` snapshot without a parent: incremental reads across it fail"
+        changed = "" if self.keeps_parent else lost
         return (
             f"{', '.join(self.refs)}: snapshot {self.snapshot_id} with {files} live files keeps "
-            f"{self.manifests_kept} Avro manifests, and {self.leaves_written} leaves are written anew{changed}"
+            f"{self.manifests_kept} Avro manifests, and {self.leaves_written} leaves are rewritten{changed}"
         )
 
 
@@ -101,7 +102,7 @@ class DowngradeSummary:
         snapshots_removed: the ids of snapshots with a tree that no branch or tag refers to.
         statistics_removed: the number of their statistics files.
         properties_removed: names of table properties that only trees have.
-        leaves_written: leaves, roots included, that are written anew, each counted once for all heads.
+        leaves_written: leaves, roots included, that are rewritten, each counted once for all heads.
     """
 
     table: str
@@ -287,13 +288,22 @@ def _head_summary(head: Head) -> HeadSummary:
 
 def plan_downgrade(table: TableT, format_version: int) -> DowngradePlan[TableT]:
     """See `Maintenance.downgrade`."""
-    if format_version != LIST_VERSION:
-        raise ValidationError(
-            f"{table.full_name}: there is a downgrade to format version {LIST_VERSION} only, not to {format_version}; "
-            "undo_upgrade returns to an earlier version, as long as no snapshot has a root"
-        )
+    check_downgrade(format_version)
     tree_metadata(table.metadata)
     table.refuse_read_only()
     heads = table_heads(table.state)
     _refuse(table.state, leaf_groups(heads))
     return DowngradePlan(table, heads)
+
+
+def check_downgrade(format_version: int) -> None:
+    """Check the option of `Maintenance.downgrade`.
+
+    Raises:
+        ValidationError: it is another format version than 3.
+    """
+    if format_version != LIST_VERSION:
+        raise ValidationError(
+            f"format_version is {shown(format_version)}: expected {LIST_VERSION}; undo_upgrade returns to an earlier "
+            "version, as long as no snapshot has a root"
+        )

@@ -115,8 +115,11 @@ class Examination:
         summary = plan.summary()
         if summary.is_empty:
             return
-        flag = "" if options.max_overlap == CompactionOptions.max_overlap else f"max_overlap={options.max_overlap}"
-        done = self._done_by("compact_manifests", "compact", flag)
+        most = options.max_overlap
+        chosen = (
+            ("", "") if most == CompactionOptions.max_overlap else (f"max_overlap={most}", f" --max-overlap {most}")
+        )
+        done = self._done_by("compact_manifests", "compact", *chosen)
         leaves = summary.data_leaves + summary.delete_leaves
         before = f"{leaves:,} leaves and {counted(summary.moved_files, 'root file')}"
         gain = f"{before} become about {summary.leaves_after} leaves, without {summary.masked:,} masked entries"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.checks import SHARE, Rule, are_texts, at_least, check_options
 
 
 @dataclass(frozen=True)
@@ -24,25 +23,16 @@ class HealthOptions:
 
     def check(self) -> None:
         """Raise ValidationError for a value of the wrong type or out of range."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _LEAST and not (_is_whole(value) and value >= _LEAST[field.name]):
-                problem = f"expected a whole number of {_LEAST[field.name]} or more"
-                raise ValidationError(f"{field.name} is {shown(value)}: {problem}")
-            if field.name in _SHARES and not (_is_number(value) and 0 < value <= 1):
-                raise ValidationError(f"{field.name} is {shown(value)}: expected a share above 0, up to 1")
-        names = self.columns
-        if names is not None and (isinstance(names, str) or len(set(names)) < len(names)):
-            raise ValidationError(f"columns is {shown(names)}: expected names of columns, each once")
+        check_options(self, _RULES)
 
 
-_LEAST = {"max_overlap": 0, "min_small_files": 2, "max_ref_age_days": 0, "max_metadata_json_bytes": 1}
-_SHARES = ("small_file_ratio", "max_deleted_ratio", "max_excess_stats_ratio")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+_RULES = {
+    "columns": Rule("names of columns, each once", lambda value: are_texts(value) and len(set(value)) == len([*value])),
+    "max_overlap": at_least(0),
+    "min_small_files": at_least(2),
+    "small_file_ratio": SHARE,
+    "max_deleted_ratio": SHARE,
+    "max_excess_stats_ratio": SHARE,
+    "max_ref_age_days": at_least(0),
+    "max_metadata_json_bytes": at_least(1),
+}

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import task_reader
-from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
-from sparkmeta.maintain.expire_snapshots import to_millis
+from sparkmeta.errors import NotFoundError, ValidationError, translated_errors
 from sparkmeta.maintain.orphans.listing import FILES, inventory_files, walked_files, with_local_status
+from sparkmeta.maintain.orphans.options import DELETE, ERROR, IGNORE
 from sparkmeta.maintain.orphans.other_tables import METADATA_FILE, other_tables, refuse_shared
 from sparkmeta.maintain.orphans.prefixes import Folder, hidden_pattern, prefix_of
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
@@ -32,13 +32,8 @@ from sparkmeta.storage.writing import TEMPORARY_PATTERN
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.maintain.orphans.options import OrphanOptions
     from sparkmeta.operations.base_table import BaseTable
-
-ERROR, IGNORE, DELETE = "error", "ignore", "delete"
-
-_HOUR_MS = 60 * 60 * 1000
-_LEAST_AGE_MS = 24 * _HOUR_MS
-_DEFAULT_AGE_MS = 3 * 24 * _HOUR_MS
 
 # Most folders, and pairs of prefixes, to name.
 _NAMED = 10
@@ -97,7 +92,9 @@ class OrphanSummary:
 
     def __str__(self) -> str:
         total = f"{sum(self.files.values())} of {self.listed} files are orphans, with {sum(self.bytes.values())} bytes"
-        elsewhere = f"  {self.elsewhere} files of the table are elsewhere, where no orphans are looked for"
+        elsewhere = (
+            f"  {self.elsewhere} files referenced by the table are outside this location, which was not searched"
+        )
         mismatched = f"  {self.mismatched} files stay that the table has under another scheme or authority"
         others = f"  files of other tables stay: {', '.join(self.other_tables)}"
         return "\n".join(
@@ -161,15 +158,20 @@ class OrphanPlan(Generic[TableT]):
         """Delete the orphans by tasks. Deleted files can't be restored.
 
         If the table has changed since the files were found, those that it needs now stay. One that can't be deleted is
-        no error: it is counted, and a second call, or a new plan, tries again.
+        no error: it is counted, and a new plan tries again. A second call deletes nothing.
 
         Returns:
-            What was deleted.
+            What was deleted, by the first call that raised no error.
 
         Raises:
             NoSuchTableError: the table is gone. No file is deleted.
             NotFoundError, ValidationError: see `files`. No file is deleted.
         """
+        if not self._done:
+            self._done.append(self._commit())
+        return self._done[0]
+
+    def _commit(self) -> Deletion:
         # Counted before the deletion: serverless sessions, which keep no rows, list the files again to count.
         self.summary()
         orphans = self._orphans
@@ -177,8 +179,7 @@ class OrphanPlan(Generic[TableT]):
         if current.metadata_location != orphans.metadata_location:
             with translated_errors():
                 orphans = self._unneeded(current, orphans.files)
-        self._done[:] = [delete_files(_deletable(orphans.files), executor_writer(current.state.files))]
-        return self._done[0]
+        return delete_files(_deletable(orphans.files), executor_writer(current.state.files))
 
     def result(self) -> dict[str, Any]:
         """Return the summary and the deleted files, null before the commit, as for JSON."""
@@ -291,32 +292,20 @@ class OrphanPlan(Generic[TableT]):
         return self.inventory is None and is_local(self.rules.folder.location)
 
 
-def plan_orphans(
-    table: TableT,
-    folder: Folder,
-    older_than: datetime | int | None,
-    files: DataFrame | None,
-    prefix_mismatch_mode: str,
-    *,
-    force: bool,
-    shared_location: bool,
-) -> OrphanPlan[TableT]:
+def plan_orphans(table: TableT, options: OrphanOptions, files: DataFrame | None) -> OrphanPlan[TableT]:
     """See `Maintenance.remove_orphan_files`."""
-    now = int(time.time() * 1000)
-    older_than_ms = now - _DEFAULT_AGE_MS if older_than is None else to_millis(older_than)
-    if older_than_ms > now - _LEAST_AGE_MS and not force:
-        problem = "less than 24 hours ago: files of writers that have not committed yet would be deleted"
-        raise ValidationError(f"older_than is {shown(older_than)}: {problem}; force=True permits it")
-    if prefix_mismatch_mode not in (ERROR, IGNORE, DELETE):
-        mode = shown(prefix_mismatch_mode)
-        raise ValidationError(f"prefix_mismatch_mode is {mode}: expected {ERROR}, {IGNORE} or {DELETE}")
+    options.check()
+    location = table.metadata.location if options.location is None else options.location
+    folder = Folder.of(location, options.equal_schemes, options.equal_authorities)
+    older_than_ms = options.older_than_ms(int(time.time() * 1000))
     refuse_without_gc(table.metadata)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
     executor_writer(table.state.files)
     if files is not None:
         inventory_files(files)
-    return OrphanPlan(table, OrphanRules(folder, older_than_ms, prefix_mismatch_mode, shared_location), files)
+    rules = OrphanRules(folder, older_than_ms, options.prefix_mismatch_mode, options.shared_location)
+    return OrphanPlan(table, rules, files)
 
 
 def _hash() -> Column:

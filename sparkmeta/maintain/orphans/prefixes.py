@@ -57,8 +57,8 @@ class Folder:
         Raises:
             ValidationError: the location is all of a disk, or a scheme or authority is empty.
         """
-        schemes = _equal_names(equal_schemes, "equal_schemes")
-        folder = Folder(location, schemes, _equal_names(equal_authorities, "equal_authorities"))
+        schemes = equal_names(equal_schemes, "equal_schemes")
+        folder = Folder(location, schemes, equal_names(equal_authorities, "equal_authorities"))
         if folder.key == "/" and is_local(location):
             raise ValidationError(f"location is {shown(location)}: expected a folder")
         return folder
@@ -99,14 +99,23 @@ class Folder:
         return path.startswith(self._beginning) & ~odd
 
 
-def _equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
+def equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
+    """Return each name in lower case -> the name that it equals.
+
+    Args:
+        names: lists of names such as ``s3a,s3n`` -> the name that they equal.
+        option: what they are called in an error message.
+
+    Raises:
+        ValidationError: a name is empty.
+    """
     equal: dict[str, str] = {}
     for several, name in (names or {}).items():
-        parts = [part.strip().lower() for part in str(several).split(",")]
-        if not (all(parts) and str(name).strip()):
+        parts = [part.strip().lower() for part in several.split(",")]
+        if not (all(parts) and name.strip()):
             problem = f"{shown(several)}: {shown(name)}: expected names, as in 's3a,s3n': 's3'"
             raise ValidationError(f"{option} has {problem}")
-        equal.update(dict.fromkeys(parts, str(name).strip().lower()))
+        equal.update(dict.fromkeys(parts, name.strip().lower()))
     return equal
 
 

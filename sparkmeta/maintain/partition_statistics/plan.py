@@ -13,6 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
 from sparkmeta.changes.history import lineage
+from sparkmeta.checks import FLAG
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.inspect.partition_statistics import statistics_file, statistics_schema
@@ -227,6 +228,7 @@ def _file_schema(state: TableState) -> pa.Schema:
 
 def plan_partition_stats(table: TableT, snapshot_id: int | None, full: bool) -> PartitionStatsPlan[TableT]:
     """See `Maintenance.compute_partition_stats`."""
+    FLAG.check("full", full)
     state = state_of(table, snapshot_id)
     statistics_schema(state)
     refuse_unknown_transforms(state)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.checks import at_least, check_options
+from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.errors import ValidationError
 from sparkmeta.write.delete_options import delete_target_bytes
 
 if TYPE_CHECKING:
@@ -42,31 +44,34 @@ class DeleteRewriteOptions:
     min_input_files: int = 5
     rewrite_all: bool = False
 
+    def check(self) -> None:
+        """Check values, as far as no table is needed.
+
+        Raises:
+            ValidationError: an option has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        counts = ("target_file_size_bytes", "min_file_size_bytes", "max_file_size_bytes", "min_input_files")
+        check_options(self, dict.fromkeys(counts, at_least(1)))
+        parse_filter(self.row_filter)
+        if self.target_file_size_bytes is not None:
+            self._sizes(self.target_file_size_bytes)
+
     def sizes(self, properties: Mapping[str, str]) -> FileSizes:
         """Return the sizes of files, which default to table properties.
 
         Raises:
-            ValidationError: an option or a table property has an invalid value.
+            ValidationError: sizes are not in order, or the table property is invalid.
         """
-        _check_count("min_input_files", self.min_input_files)
-        target = _check_count("target_file_size_bytes", self.target_file_size_bytes)
-        if target is None:
-            target = delete_target_bytes(properties)
-        least = _check_count("min_file_size_bytes", self.min_file_size_bytes)
-        most = _check_count("max_file_size_bytes", self.max_file_size_bytes)
-        least = int(target * _LEAST) if least is None else least
-        most = int(target * _MOST) if most is None else most
+        target = self.target_file_size_bytes
+        return self._sizes(delete_target_bytes(properties) if target is None else target)
+
+    def _sizes(self, target: int) -> FileSizes:
+        least = int(target * _LEAST) if self.min_file_size_bytes is None else self.min_file_size_bytes
+        most = int(target * _MOST) if self.max_file_size_bytes is None else self.max_file_size_bytes
         if not least <= target <= most:
             raise ValidationError(
                 f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
                 "must not decrease"
             )
         return FileSizes(target, least, most)
-
-
-def _check_count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValidationError(f"{name} is {shown(value)}: expected a whole number of 1 or more")
-    return value

@@ -63,7 +63,7 @@ class DeleteRewriteSummary(RewriteSummary):
         files = f"{self.position_delete_files} position delete files"
         vectors = f"{self.deletion_vectors} deletion vectors of {self.puffin_files} small Puffin files move"
         makes_vectors = self.file_format == "PUFFIN"
-        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are written anew"
+        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are rewritten"
         return f"{self.table}: {what}\n  {self.records} deletes in {self.bytes} bytes"
 
 
@@ -165,6 +165,7 @@ def plan_delete_rewrite(
     refuse_rewrite(metadata)
     head = branch_head(table.state, branch)
     state = with_root(head, base_root(head)) if has_tree(metadata) else head
+    options.check()
     options.sizes(metadata.properties)
     delete_granularity(metadata.properties)
     delete_codec(metadata.properties)

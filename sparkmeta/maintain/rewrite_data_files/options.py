@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
+from sparkmeta.checks import POSITIVE, SHARE, at_least, check_options, one_of
+from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.write.options import WriteOptions
 
@@ -28,6 +30,14 @@ _COUNTS: Final = (
     "max_files_to_rewrite",
 )  # fmt: skip
 _FROM_ZERO: Final = ("min_file_size_bytes", "partial_progress_max_failed_commits", "output_spec_id")
+_RULES: Final = {
+    **dict.fromkeys(_COUNTS, at_least(1)),
+    **dict.fromkeys(_FROM_ZERO, at_least(0)),
+    "strategy": one_of(*STRATEGIES),
+    "rewrite_job_order": one_of(*JOB_ORDERS),
+    "delete_ratio_threshold": SHARE,
+    "compression_factor": POSITIVE,
+}
 
 
 @dataclass(frozen=True)
@@ -86,27 +96,28 @@ class DataRewriteOptions:
     max_file_group_input_files: int | None = None
     max_files_to_rewrite: int | None = None
 
-    def check(self, metadata: TableMetadata) -> None:
-        """Refuse values that are out of range.
+    def check(self) -> None:
+        """Check values, as far as no table is needed.
+
+        Raises:
+            ValidationError: an option has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        check_options(self, _RULES)
+        parse_filter(self.row_filter)
+        if self.sort_order is not None and self.strategy != SORT:
+            raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it requires strategy='sort'")
+        if self.target_file_size_bytes is not None:
+            self._sizes(self.target_file_size_bytes)
+
+    def check_for(self, metadata: TableMetadata) -> None:
+        """Check values for a table.
 
         Raises:
             ValidationError: an option or table property has an invalid value.
+            InvalidFilterError: the filter is not valid.
         """
-        for names, least in ((_COUNTS, 1), (_FROM_ZERO, 0)):
-            for name in names:
-                _check_count(name, getattr(self, name), least)
-        for name, allowed in (("strategy", STRATEGIES), ("rewrite_job_order", JOB_ORDERS)):
-            if getattr(self, name) not in allowed:
-                problem = f"it is one of {', '.join(allowed)}"
-                raise ValidationError(f"{name} is {shown(getattr(self, name))}: {problem}")
-        for name, most in (("delete_ratio_threshold", 1.0), ("compression_factor", None)):
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or value <= 0 or (most is not None and value > most):
-                limit = "" if most is None else f" and at most {most:g}"
-                raise ValidationError(f"{name} is {shown(value)}: expected a number above 0{limit}")
-        if self.sort_order is not None and self.strategy != SORT:
-            raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it requires strategy='sort'")
+        self.check()
         if self.output_spec_id is not None and self.output_spec_id not in metadata.specs():
             known = ", ".join(map(str, sorted(metadata.specs())))
             problem = f"the table has the partition specs {known}"
@@ -122,6 +133,9 @@ class DataRewriteOptions:
         target = self.target_file_size_bytes
         if target is None:
             target = WriteOptions.of(metadata).target_bytes
+        return self._sizes(target)
+
+    def _sizes(self, target: int) -> FileSizes:
         least = int(target * _LEAST) if self.min_file_size_bytes is None else self.min_file_size_bytes
         most = int(target * _MOST) if self.max_file_size_bytes is None else self.max_file_size_bytes
         if not least < target < most:
@@ -130,8 +144,3 @@ class DataRewriteOptions:
                 "must increase"
             )
         return FileSizes(target, least, most)
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ValidationError(f"{name} is {shown(value)}: expected a whole number of {least} or more")

@@ -286,6 +286,6 @@ def plan_data_rewrite(
     refuse_encryption(head)
     refuse_types(metadata.schema(), metadata.location)
     executor_writer(head.files)
-    options.check(metadata)
+    options.check_for(metadata)
     order = row_order(metadata, options.sort_order) if options.strategy == SORT else None
     return DataRewritePlan(table, branch, properties, head, options, order)

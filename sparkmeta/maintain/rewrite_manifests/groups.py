@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
+from sparkmeta.checks import Rule, check_options, is_whole, names_of
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.edit.list_options import MOST_BYTES, ListOptions
 from sparkmeta.edit.rewritten_manifests import refuse_rewrite
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.avro.write import manifest_codec
 from sparkmeta.manifests.manifest_list import live_count
 from sparkmeta.plan.filter import ScanFilter
@@ -46,6 +47,24 @@ class ManifestRewriteOptions:
     sort_by: Sequence[str] | None = None
     target_manifest_bytes: int | None = None
 
+    def check(self) -> None:
+        """Check values, as far as no table is needed.
+
+        Raises:
+            ValidationError: an option has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        check_options(self, _RULES)
+        parse_filter(self.row_filter)
+
+
+_RULES = {
+    "sort_by": names_of("partition fields"),
+    "target_manifest_bytes": Rule(
+        f"a number of bytes from 1 to {MOST_BYTES}", lambda value: is_whole(value) and 1 <= value <= MOST_BYTES
+    ),
+}
+
 
 @dataclass(frozen=True)
 class ManifestGroup:
@@ -72,8 +91,10 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
 
     Raises:
         ValidationError: an option is not valid for the table.
+        InvalidFilterError: the filter is not valid for the table.
         UnsupportedError: a manifest can't be rewritten.
     """
+    options.check()
     target = target_bytes(state.metadata, options)
     manifest_codec(state.metadata.properties)
     keys = _keys(state, options)
@@ -127,8 +148,6 @@ def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple
     names = options.sort_by
     if names is None:
         return default
-    if isinstance(names, str) or not names or len(set(names)) < len(names):
-        raise ValidationError(f"sort_by is {shown(names)}: expected names of partition fields, each once")
     by_name = {key: {part.name: part.field_id for part in spec.fields} for key, spec in specs.items()}
     for name in names:
         if not any(name in fields for fields in by_name.values()):
@@ -143,15 +162,10 @@ def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> in
     """Return the target size of a manifest.
 
     Raises:
-        ValidationError: an option or a table property has an invalid value.
+        ValidationError: the table property has an invalid value.
     """
-    size: Any = options.target_manifest_bytes
-    if size is not None:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_BYTES:
-            problem = f"expected a number of bytes from 1 to {MOST_BYTES}"
-            raise ValidationError(f"target_manifest_bytes is {shown(size)}: {problem}")
-        return int(size)
-    return ListOptions.of(metadata.properties).target_bytes
+    size = options.target_manifest_bytes
+    return ListOptions.of(metadata.properties).target_bytes if size is None else size
 
 
 def total_bytes(manifests: pa.Table) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.types import PrimitiveType
 
+from sparkmeta.checks import Rule, are_texts
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.set_statistics import commit_statistics, state_of
 from sparkmeta.maintain.table_statistics.sketches import SKETCH_SCHEMA, ColumnSketches, merge_sketches
@@ -197,10 +198,24 @@ def _statistics_file(snapshot: Snapshot, location: str, puffin: PuffinFile) -> S
 
 def plan_table_stats(table: TableT, snapshot_id: int | None, columns: Sequence[str] | None) -> TableStatsPlan[TableT]:
     """See `Maintenance.compute_table_stats`."""
+    check_columns(columns)
     state = state_of(table, snapshot_id)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
     return TableStatsPlan(table, state, _chosen(state, columns))
+
+
+def check_columns(columns: Sequence[str] | None = None) -> None:
+    """Check the option of `Maintenance.compute_table_stats`, as far as no table is needed.
+
+    Raises:
+        ValidationError: it is no list of names.
+    """
+    if columns is not None:
+        _NAMES.check("columns", columns)
+
+
+_NAMES = Rule("the names of columns", lambda value: are_texts(value) and len(value) > 0)
 
 
 def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
@@ -211,8 +226,6 @@ def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
         if not chosen:
             raise ValidationError(f"{where}: no column has a type whose distinct values can be counted")
         return chosen
-    if isinstance(columns, str) or not columns:
-        raise ValidationError(f"columns is {shown(columns)}: expected the names of columns")
     chosen = {}
     for name in columns:
         try:

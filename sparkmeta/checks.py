@@ -1,0 +1,112 @@
+"""Check the values of options. An error names the option, its value and what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sparkmeta.errors import ValidationError, shown
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The values that an option may have.
+
+    Attributes:
+        expected: the values in words, for an error message.
+        fits: whether a value is one of them.
+    """
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValidationError for a value that does not fit.
+
+        Args:
+            name: the name of the option.
+            value: its value.
+        """
+        if not self.fits(value):
+            raise ValidationError(f"{name} is {shown(value)}: expected {self.expected}")
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def are_texts(values: Any) -> bool:
+    """Return whether a value is a collection of strings."""
+    return (
+        isinstance(values, Collection) and not isinstance(values, str) and all(isinstance(text, str) for text in values)
+    )
+
+
+def _are_pairs(values: Any) -> bool:
+    return isinstance(values, Mapping) and are_texts(values.keys()) and are_texts(values.values())
+
+
+FLAG = Rule("true or false", lambda value: isinstance(value, bool))
+WHOLE = Rule("a whole number", is_whole)
+TEXT = Rule("a string", lambda value: isinstance(value, str))
+SHARE = Rule("a share above 0, up to 1", lambda value: is_number(value) and 0 < value <= 1)
+POSITIVE = Rule("a number above 0", lambda value: is_number(value) and value > 0)
+
+_BY_TYPE = {
+    "bool": FLAG,
+    "int": WHOLE,
+    "float": Rule("a number", is_number),
+    "str": TEXT,
+    "Sequence[str]": Rule("a list of strings", are_texts),
+    "Mapping[str, str]": Rule("a mapping of strings to strings", _are_pairs),
+}
+
+
+def at_least(least: int) -> Rule:
+    """Return the rule of whole numbers from a least one on."""
+    return Rule(f"a whole number of {least} or more", lambda value: is_whole(value) and value >= least)
+
+
+def one_of(*allowed: Any) -> Rule:
+    """Return the rule of some strings or whole numbers."""
+    *others, last = map(str, allowed)
+    kind = type(allowed[0])
+    return Rule(f"{', '.join(others)} or {last}", lambda value: isinstance(value, kind) and value in allowed)
+
+
+def names_of(what: str) -> Rule:
+    """Return the rule of one or more different names."""
+    return Rule(f"names of {what}, each once", lambda value: are_texts(value) and 0 < len(set(value)) == len([*value]))
+
+
+def rule_of(annotation: str) -> Rule | None:
+    """Return the rule of values of an annotated type, besides None; None if the type has none."""
+    kinds = [kind for kind in annotation.split(" | ") if kind != "None"]
+    return _BY_TYPE.get(kinds[0]) if len(kinds) == 1 else None
+
+
+def check_options(options: Any, rules: Mapping[str, Rule]) -> None:
+    """Check the fields of a dataclass by their rules, or else by those of their annotated types.
+
+    None fits where the annotation allows it.
+
+    Args:
+        options: the instance of the dataclass.
+        rules: field -> its rule.
+
+    Raises:
+        ValidationError: a value does not fit.
+    """
+    for each in fields(options):
+        value, annotation = getattr(options, each.name), str(each.type)
+        rule = rules.get(each.name) or rule_of(annotation)
+        if rule is not None and not (value is None and annotation.endswith("| None")):
+            rule.check(each.name, value)
