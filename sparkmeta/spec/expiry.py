@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
+from sparkmeta.checks import at_least
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError, shown
 from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.updates import log_after_gap
@@ -62,8 +63,8 @@ class Expired:
 def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
     """Return the snapshots and refs that expire.
 
-    Of a branch, the snapshots stay from its head back to the first that is old and no more among the last to retain.
-    The heads of tags stay. A snapshot that no ref leads to stays while it is young.
+    Of a branch, the snapshots stay from its head until the first that is older than the cutoff and beyond the newest
+    ones to retain. The heads of tags stay. A snapshot that no ref leads to stays while it is young.
 
     Raises:
         NoSuchSnapshotError: the table does not have a snapshot that is named.
@@ -71,8 +72,8 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
             `gc.enabled` is false.
     """
     refuse_without_gc(metadata)
-    if rules.retain_last is not None and rules.retain_last < 1:
-        raise ValidationError(f"retain_last is {shown(rules.retain_last)}: at least one snapshot stays")
+    if rules.retain_last is not None:
+        at_least(1).check("retain_last", rules.retain_last)
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     max_age = _property(metadata, _MAX_SNAPSHOT_AGE, _FIVE_DAYS_MS)
     cutoff = rules.now_ms - max_age if rules.older_than_ms is None else rules.older_than_ms
@@ -173,7 +174,7 @@ def _check_named(
         names = sorted(name for name, ref in refs.items() if ref.snapshot_id == snapshot_id)
         if names:
             raise ValidationError(
-                f"{metadata.location}: snapshot {snapshot_id} can't expire: it is referenced by {', '.join(names)}"
+                f"{metadata.location}: snapshot {snapshot_id} can't expire: it is the head of {', '.join(names)}"
             )
 
 

@@ -603,7 +603,7 @@ def test_what_is_refused(tree: sm.Table) -> None:
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 7"):
         expire(snapshot_ids=[7])
     current = tree.metadata.current_snapshot_id
-    with pytest.raises(ValidationError, match=f"snapshot {current} can't expire: it is referenced by main"):
+    with pytest.raises(ValidationError, match=f"snapshot {current} can't expire: it is the head of main"):
         expire(snapshot_ids=[current])
     with pytest.raises(ValidationError, match="cleanup is 'some': expected all, metadata or none"):
         expire(cleanup="some")
