@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from sparkmeta.spec.summary import FileKind
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
 
@@ -133,7 +134,8 @@ class Attempt:
             self._check_referenced(state, added)
         if FileKind.DELETION_VECTOR not in added.tally.counts:
             return removal
-        deletes = replaced_deletes(state, added, removal, searches)
+        with self._conflicting():
+            deletes = replaced_deletes(state, added, removal, searches)
         if self.progress.replaced is not None and self.progress.replaced != deletes.names:
             raise CommitConflictError(
                 f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
@@ -164,10 +166,18 @@ class Attempt:
 
     def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
         """Find files by a filter. Raises CommitConflictError if others may have added a partly matching file."""
-        try:
+        with self._conflicting():
             return matching.find(state, self.progress.searches)
+
+    @contextmanager
+    def _conflicting(self) -> Iterator[None]:
+        """Raise CommitConflictError for a change that does not fit the table after others have committed."""
+        try:
+            yield
+        except CommitConflictError:
+            raise
         except ValidationError as error:
-            if snapshots_since(state, self.changes.start):
+            if snapshots_since(self.head, self.changes.start):
                 raise CommitConflictError(f"{error}: others have committed since") from error
             raise
 

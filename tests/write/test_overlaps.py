@@ -65,3 +65,21 @@ def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
             stale.commit()
     else:
         assert rows_of(stale.commit()) == [(1, "a", 1), (2, "b", 3), (7, "b", 7)]
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("others", ["id <= 3", "id = 1"])
+def test_others_delete_rows_of_the_same_file(
+    interpreted: SparkSession, tmp_path: Path, version: int, others: str
+) -> None:
+    """It is a conflict, whether their deletion vector has more positions than ours or not."""
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    properties = {"write.delete.mode": "merge-on-read"}
+    table: Any = catalog.create_table("db.v", SCHEMA, format_version=version, properties=properties, spark=interpreted)
+    table = table.append(frame(interpreted, [(i, "a", i) for i in range(6)]).coalesce(1))
+    stale = table.transaction()
+    stale.delete("id = 5")
+    after = table.delete(others)
+    with pytest.raises(sm.CommitConflictError, match="deletion vector"):
+        stale.commit()
+    assert len(rows_of(table.refresh())) == len(rows_of(after)) < 6
