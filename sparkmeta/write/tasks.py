@@ -6,11 +6,11 @@ Spark tasks import this module.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,10 @@ from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.write.avro_file import AvroOutput
 from sparkmeta.write.file_schema import FileColumns, file_schema, uuid_bytes
-from sparkmeta.write.metrics import FileMetrics, Leaf
+from sparkmeta.write.metrics import Leaf
 from sparkmeta.write.orc_file import OrcOutput
-from sparkmeta.write.parquet_file import ParquetOutput, Written
+from sparkmeta.write.parquet_file import ParquetOutput
+from sparkmeta.write.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
@@ -48,17 +49,10 @@ METRICS_MAPS: Final = (
 )
 # Files per batch of results.
 _BATCH_FILES: Final = 256
-# Maximum Arrow bytes that the files of a task have buffered, together.
-_MOST_BUFFERED: Final = 512 << 20
 # Arrow bytes of rows that are divided by partition at a time.
 _POOL: Final = 16 << 20
 # Files that are open at a time. Each may hold a buffer of its store, 50 MB with s3fs, and in ORC an unfinished stripe.
 _MOST_OPEN: Final = 8
-# The bytes of a column of buffered rows besides its values.
-_COLUMN_OVERHEAD: Final = 600
-_BATCH_OVERHEAD: Final = 1 << 12
-# Rows between checks of the file size, as in Java.
-_LEAST_ROWS: Final = 1000
 
 
 def files_schema(partition: pa.StructType | None) -> pa.Schema:
@@ -82,23 +76,6 @@ def files_schema(partition: pa.StructType | None) -> pa.Schema:
             pa.field("sort_order_id", pa.int32()),
         ]
     )
-
-
-class Output(Protocol):
-    """A data file that is being written."""
-
-    @property
-    def size(self) -> int:
-        """The bytes written so far."""
-
-    def write(self, table: pa.Table) -> None:
-        """Write rows."""
-
-    def close(self) -> Written:
-        """Finish the file."""
-
-    def abort(self) -> None:
-        """Release the file without finishing it."""
 
 
 @dataclass(frozen=True)
@@ -194,111 +171,18 @@ class DataFileTasks:
 
 
 @dataclass
-class _Closed:
-    location: str
-    key: tuple[pa.Scalar, ...]
-    written: Written
-    metrics: FileMetrics
-
-
-@dataclass(eq=False)
-class _PartitionFile:
-    """The rows of a partition that are not written yet, and the file to which they go.
-
-    Attributes:
-        key: the partition values.
-        location: the file.
-        output: the file, if it is open.
-        ratio: the expected ratio of the file's bytes to the Arrow bytes of its rows.
-        value_bytes: the Arrow bytes of the values of the buffered rows.
-    """
-
-    tasks: DataFileTasks
-    key: tuple[pa.Scalar, ...]
-    location: str = ""
-    output: Output | None = None
-    ratio: float = 1.0
-    value_bytes: int = 0
-    _metrics: FileMetrics | None = None
-    _buffered: list[pa.Table] = field(default_factory=list)
-
-    @property
-    def memory(self) -> int:
-        """The bytes that the buffered rows take."""
-        return self.value_bytes + len(self._buffered) * len(self.tasks.schema) * _COLUMN_OVERHEAD
-
-    def room(self) -> float:
-        """Return how many more Arrow bytes fit into the row group or file."""
-        options = self.tasks.options
-        written = self.output.size if self.output is not None else 0
-        left = max(options.target_bytes - written, 1)
-        return min(options.group_bytes / self.ratio, _MOST_BUFFERED, left / self.ratio) - self.value_bytes
-
-    def buffer(self, rows: pa.Table) -> pa.Table:
-        """Buffer the first rows, up to the end of the row group or file, and return the others."""
-        # For a slice, `nbytes` counts only the bytes of its rows.
-        size, room = rows.nbytes, max(self.room(), 0.0)
-        count = len(rows) if size <= room else min(max(int(len(rows) * room / size), _LEAST_ROWS), len(rows))
-        part = rows.slice(0, count)
-        self._buffered.append(part)
-        self.value_bytes += part.nbytes
-        return rows.slice(count)
-
-    def flush(self, new_location: Callable[[tuple[pa.Scalar, ...]], str]) -> None:
-        """Write the buffered rows as a row group, to a new file if none is open.
-
-        Args:
-            new_location: returns the location of a new file of a partition.
-        """
-        if not self._buffered:
-            return
-        table = pa.concat_tables(self._buffered)
-        if self.output is None:
-            self.location = new_location(self.key)
-            self.output = self.tasks.open(self.location)
-            self._metrics = FileMetrics(self.tasks.leaves)
-        assert self._metrics is not None
-        before = self.output.size
-        self.output.write(table)
-        self._metrics.add(table)
-        grown = self.output.size - before
-        if self.value_bytes > _BATCH_OVERHEAD and grown:
-            self.ratio = min(max(grown / self.value_bytes, 0.01), 4.0)
-        self._buffered, self.value_bytes = [], 0
-
-    def close(self) -> _Closed:
-        """Finish the open file."""
-        assert self.output is not None
-        assert self._metrics is not None
-        closed = _Closed(self.location, self.key, self.output.close(), self._metrics)
-        self.output = self._metrics = None
-        self.tasks.writer.sync(self.location)
-        return closed
-
-    def abort(self) -> None:
-        """Release the file, if it is open."""
-        if self.output is None:
-            return
-        output, self.output = self.output, None
-        try:
-            output.abort()
-        except Exception as error:  # noqa: BLE001  the file is deleted next
-            _log.warning("%s: not closed: %s", self.location, error)
-
-
-@dataclass
 class _Task:
     """The files of one task attempt."""
 
     tasks: DataFileTasks
-    closed: list[_Closed] = field(default_factory=list)
+    closed: list[ClosedFile] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
     _pooled: list[pa.RecordBatch] = field(default_factory=list)
     _pooled_bytes: int = 0
     # By partition.
-    _files: dict[tuple[pa.Scalar, ...], _PartitionFile] = field(default_factory=dict)
+    _files: dict[tuple[pa.Scalar, ...], PartitionFile] = field(default_factory=dict)
     # Those that are open, the one that was written to least recently first.
-    _open: dict[_PartitionFile, None] = field(default_factory=dict)
+    _open: dict[PartitionFile, None] = field(default_factory=dict)
     _ratio: float = 1.0
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -334,13 +218,13 @@ class _Task:
             identity = tuple(array[first] for array in identities)
             file = self._files.get(identity)
             if file is None:
-                file = _PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
+                file = PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
                 self._files[identity] = file
             self._write(file, rows)
-        while sum(file.memory for file in self._files.values()) > _MOST_BUFFERED:
+        while sum(file.memory for file in self._files.values()) > MOST_BUFFERED:
             self._flush(max(self._files.values(), key=lambda file: file.memory))
 
-    def _write(self, file: _PartitionFile, rows: pa.Table) -> None:
+    def _write(self, file: PartitionFile, rows: pa.Table) -> None:
         """Write rows in parts that end at the end of a row group or file."""
         while len(rows):
             rows = file.buffer(rows)
@@ -350,7 +234,7 @@ class _Task:
             if file.output is not None and file.output.size >= self.tasks.options.target_bytes:
                 self._close(file)
 
-    def _flush(self, file: _PartitionFile) -> None:
+    def _flush(self, file: PartitionFile) -> None:
         if file.output is None and len(self._open) >= _MOST_OPEN:
             oldest = next(iter(self._open))
             oldest.flush(self._new_location)
@@ -361,7 +245,7 @@ class _Task:
             self._open.pop(file, None)
             self._open[file] = None
 
-    def _close(self, file: _PartitionFile) -> None:
+    def _close(self, file: PartitionFile) -> None:
         self.closed.append(file.close())
         del self._open[file]
 
@@ -446,7 +330,7 @@ def _by_partition(values: Sequence[pa.Array], rows: pa.Table) -> Iterator[tuple[
         yield int(places[0]), rows.take(pa.array(places))
 
 
-def _result(tasks: DataFileTasks, closed: Sequence[_Closed]) -> pa.RecordBatch:
+def _result(tasks: DataFileTasks, closed: Sequence[ClosedFile]) -> pa.RecordBatch:
     schema = tasks.result_schema
     columns: dict[str, Any] = {
         "content": [int(ContentType.EQUALITY_DELETES if tasks.equality_ids else ContentType.DATA)] * len(closed),
@@ -480,7 +364,7 @@ def _problem(schema: pa.Schema, text: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _tuples(tasks: DataFileTasks, closed: Sequence[_Closed], kind: pa.StructType) -> pa.Array:
+def _tuples(tasks: DataFileTasks, closed: Sequence[ClosedFile], kind: pa.StructType) -> pa.Array:
     children = []
     for place, child in zip(tasks.tuple_places, kind, strict=True):
         if place is None:
