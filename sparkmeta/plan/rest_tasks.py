@@ -155,6 +155,16 @@ def refuse_table(state: TableState) -> None:
                 )
 
 
+def dropped_sources(state: TableState) -> set[int]:
+    """Return the source columns of identity partition fields that the table's current schema lacks."""
+    return {
+        field.source_id
+        for spec in state.specs.values()
+        for field in spec.fields
+        if isinstance(field.transform, IdentityTransform) and _is_dropped(state, field)
+    }
+
+
 def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
     """Raise UnsupportedError if a scan reads an identity partition column that the table has dropped.
 
@@ -165,15 +175,9 @@ def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str],
         schema: the scan's schema.
         selected: the names of the selected columns; `*` for all.
     """
-    sources = {
-        field.source_id
-        for spec in state.specs.values()
-        for field in spec.fields
-        if isinstance(field.transform, IdentityTransform) and _is_dropped(state, field)
-    }
     key = str if case_sensitive else str.lower
     names = {key(name) for name in selected}
-    for source_id in sorted(sources & schema.field_ids):
+    for source_id in sorted(dropped_sources(state) & schema.field_ids):
         name = schema.find_column_name(source_id) or ""
         parts = key(name).split(".")
         if "*" in names or any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1)):
