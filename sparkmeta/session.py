@@ -131,7 +131,7 @@ def resolve_session(spark: SparkSession | None) -> SparkSession:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is a Spark Connect client's."""
+    """Return whether a session is a Spark Connect client's."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -163,7 +163,7 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """As `local_frame`, for rows with wide projections: tasks evaluate those of many rows, not the optimizer."""
+    """Return `local_frame` for rows with wide projections: tasks, not the optimizer, evaluate those of many rows."""
     frame = local_frame(spark, table)
     return frame.coalesce(_MANY_PARTITIONS) if len(table) > _INTERPRETED_ROWS else frame
 

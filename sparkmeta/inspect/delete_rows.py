@@ -196,7 +196,7 @@ def _parquet(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet_positions(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
-    """As `_parquet`, without the deleted rows; paths are dictionary-encoded, as they are in the file."""
+    """Yield paths and positions without the deleted rows. Paths are dictionary-encoded, as in the file."""
     schema = pq.read_schema(pa.BufferReader(data))
     names = {field_id(field) or _IDS.get(field.name): field.name for field in schema}
     columns = [names[column] for column in (_IDS["file_path"], _IDS["pos"]) if column in names]

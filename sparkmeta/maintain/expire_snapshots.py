@@ -229,7 +229,7 @@ class _ExpiryStep:
         return without_expired(state.metadata, expired, specs, int(time.time() * 1000))
 
     def is_idle(self, state: TableState) -> bool:
-        """Whether the step would change nothing."""
+        """Return whether the step would change nothing."""
         unchanged = {"last_updated_ms": state.metadata.last_updated_ms}
         return bool(self.apply(state).model_copy(update=unchanged) == state.metadata)
 

@@ -143,7 +143,7 @@ class ManifestReader:
     def driver_table(
         self, manifests: pa.Table, projection: EntryProjection, most_entries: int = MOST_TESTED_ENTRIES
     ) -> pa.Table | None:
-        """As `table`; None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
+        """Return what `table` does, or None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
         if not self.fits_driver(manifests, projection, most_entries):
             return None
         parts = self.driver_parts(manifests, projection)

@@ -87,7 +87,7 @@ def spark_name_key(location: str) -> str:
 
 
 def spark_uri(location: str) -> str:
-    """The location as Hadoop takes a URI: percent-encoded; a path without a scheme is on a disk of this machine."""
+    """Return a location as a percent-encoded URI for Hadoop. A path without a scheme is on this machine."""
     match = _PARTS.fullmatch(location)
     assert match is not None
     return f"{match[1] or 'file'}://{match[2] or ''}{_quoted(match[3])}"

@@ -64,7 +64,7 @@ def _data(state: TableState) -> DataFrame:
 
 
 def _applies(state: TableState) -> Sql:
-    """Whether a delete entry, joined with the least sequence numbers, may apply to a live data file."""
+    """Return SQL for whether a delete entry, joined with the least sequence numbers, may apply to a live data file."""
     by_partition = sql.when(is_global_delete(state), sql.col(_OF_TABLE)).otherwise(sql.col(_OF_PARTITION))
     oldest = sql.when(sql.col(_PATH).isNotNull(), sql.col(_OF_FILE)).otherwise(by_partition)
     is_equality = sql.col("content_type") == int(ContentType.EQUALITY_DELETES)

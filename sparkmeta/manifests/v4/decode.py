@@ -45,7 +45,7 @@ def decode_tree_manifest(
 def tree_entries(
     data: bytes | memoryview, part: ManifestPart, projection: EntryProjection, types: TreeTypes
 ) -> pa.Table:
-    """As `decode_tree_manifest`, in one chunk, for a projection without metrics maps."""
+    """Decode a tree manifest into one chunk, for a projection without metrics maps; see `decode_tree_manifest`."""
     read, columns = types.stats_of(projection), {*projection.columns, *types.ALWAYS_READ}
     table, properties = read_manifest(data, read, part.location, columns, stats_of_fields(types.sources))
     ordinals = pa.array(np.arange(len(table)), pa.int64())

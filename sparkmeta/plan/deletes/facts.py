@@ -65,12 +65,14 @@ def compared_ids(deletes: DeleteEntries, state: TableState) -> list[int]:
 
 
 def compares(delete: Sql, field_id: int) -> Sql:
-    """Whether a delete of a group compares a column."""
+    """Return SQL for whether a delete of a group compares a column."""
     return sql.coalesce(sql.array_contains(delete["equality_ids"], field_id), False)
 
 
 def all_apply(scope: str, deletes: DeleteEntries, state: TableState) -> Sql:
-    """Whether the facts tell that all of a group apply to a data file; of equality deletes they may not tell it.
+    """Return SQL that is true only if all deletes of a group apply to a data file.
+
+    It may be false for equality deletes that all apply.
 
     Args:
         scope: the column of the facts, named as what the group is about.
@@ -86,7 +88,7 @@ def all_apply(scope: str, deletes: DeleteEntries, state: TableState) -> Sql:
 
 
 def none_applies(scope: str, key: Sql, state: TableState) -> Sql:
-    """Whether there is no group, or the facts tell that nothing of it applies to a data file: all of it is too old.
+    """Return SQL that is true only if there is no group, or its deletes are too old to apply to a data file.
 
     Args:
         scope: the column of the facts.
@@ -99,7 +101,7 @@ def none_applies(scope: str, key: Sql, state: TableState) -> Sql:
 
 
 def _are_about(scope: str, state: TableState) -> Sql:
-    """Whether facts are of a group about a data file: hashes may have brought another."""
+    """Return SQL for whether facts are of the data file's group. Another group may have the same hash."""
     facts = sql.col(scope)
     if scope == OF_TABLE:
         return facts["is_global"]
