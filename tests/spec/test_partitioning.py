@@ -24,7 +24,6 @@ from pyiceberg.types import (
     StringType,
     StructType,
     TimestampType,
-    UnknownType,
 )
 
 from sparkmeta.errors import CorruptFileError, ValidationError
@@ -152,7 +151,7 @@ def test_the_type_of_a_spec() -> None:
         NestedField(1001, "at_day", DateType(), required=False),
         NestedField(1002, "name", StringType(), required=False),
         NestedField(1003, "id_bucket", IntegerType(), required=False),
-        NestedField(1004, "never", UnknownType(), required=False),
+        NestedField(1004, "never", StringType(), required=False),
     )
     assert spec_partition_type(partitioned, [NEW, OLD]) == kind
     assert spec_partition_type(partitioned, [OLD, NEW], OLD).fields[0].field_type == IntegerType()
