@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
 
 from sparkmeta.session import is_connect
 from sparkmeta.state import TableState
@@ -106,6 +108,8 @@ def _copy(spark: SparkSession) -> SparkSession:
     """Return a new session with the settings of another one."""
     copy = spark.newSession()
     for key, value in spark.conf.getAll.items():
-        if copy.conf.isModifiable(key):
-            copy.conf.set(key, value)
+        # Sessions share the settings that can't be set. `isModifiable` knows only Spark's own.
+        if copy.conf.get(key, None) != value:
+            with suppress(PySparkException):
+                copy.conf.set(key, value)
     return copy

@@ -33,6 +33,7 @@ from sparkmeta.service.pages import PageWriter, cut_pages
 from sparkmeta.service.requests import parse_plan_request
 from sparkmeta.service.spool import Spool
 from sparkmeta.service.tables import Tables
+from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
 from tests.service.serving import Client, Gate, LocatedTables, eventually, served
 from tests.small_table import orders, write_small_table
@@ -682,6 +683,14 @@ def test_a_table_without_uuid_that_is_created_anew(spark: SparkSession, tmp_path
             (folder / "v1.metadata.json").write_text(json.dumps(metadata))
             (task,) = client.planned("t")
             assert task["data-file"]["file-path"].startswith(f"{tmp_path.as_uri()}/{number}/")
+
+
+def test_settings_of_the_session(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
+    """Plans use them, also those that Spark does not know."""
+    cache = tmp_path / "cache"
+    with configured(spark, {"spark.sparkmeta.manifest-cache": str(cache)}), served(tables, spark) as service:
+        assert len(Client(service).planned("many")) == FILES
+    assert any(path.is_file() for path in cache.rglob("*.parquet"))
 
 
 def test_methods_of_endpoints_without_tables(client: Client):
