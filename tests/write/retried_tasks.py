@@ -1,13 +1,17 @@
-"""A process whose Spark tries tasks again: `python -m tests.write.retried_tasks master folder`.
+"""A process whose Spark starts tasks twice: `python -m tests.write.retried_tasks master folder fails|hangs`.
 
-It changes rows of a table, while an attempt of a task fails once its file is begun, so that Spark starts another.
-Prints the ids of the rows, the files that the table does not name, and the orphans.
+It changes rows of a table, while an attempt of a task fails or hangs once its file is begun. Spark then starts another:
+of a task that hangs, by speculation, on another host. Prints the ids of the rows, the files that the table does not
+name, and the orphans.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +27,36 @@ from tests.maintain.test_expire import planned_paths, soon
 from tests.write.list_files import unreached_files
 from tests.write.test_changes import BY_PART, MODES, SCHEMA
 
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.25",
+    "spark.speculation.minTaskRuntime": "1s",
+    # For a job with no more tasks than cores.
+    "spark.speculation.task.duration.threshold": "5s",
+    "spark.executor.memory": "512m",
+}
+HANGING_SECONDS = 120
 
-def main(master: str, folder: Path) -> None:
+
+@dataclass(frozen=True)
+class HangingWriter(FaultyWriter):
+    """Hangs where `FaultyWriter` fails."""
+
+    def _do(self, name: str, location: str, act: Callable[[], Any]) -> Any:
+        try:
+            return super()._do(name, location, act)
+        except OSError as error:
+            if "injected" not in str(error):
+                raise
+            time.sleep(HANGING_SECONDS)
+            raise
+
+
+def main(master: str, folder: Path, kind: str) -> None:
     config = {"spark.master": master, "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    config |= SPECULATION if kind == "hangs" else {}
     spark = local_session("retried tasks", cores=2, memory="1g", config=config)
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=f"{folder}/warehouse")
     catalog.create_namespace("db")
@@ -47,10 +78,12 @@ def main(master: str, folder: Path) -> None:
         notes = folder / name
         notes.mkdir()
         fault = Fault(1, Kind.ANSWER_LOST, "any")
-        writer = FaultyWriter(folder=str(notes), fault=fault)
+        writer = (HangingWriter if kind == "hangs" else FaultyWriter)(folder=str(notes), fault=fault)
+        began = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
             tasks_use(patch, writer)
             change(through(table, FaultyFiles(LocalFiles())))
+        assert time.monotonic() - began < HANGING_SECONDS, "Spark waited for the task that hangs"
         table = table.refresh()
         noted[name] = sorted(path.name for path in notes.iterdir())
     read = [tuple(row) for row in table.scan().to_df().select("id", "n").collect()]
@@ -60,4 +93,4 @@ def main(master: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
