@@ -262,8 +262,6 @@ def plan_expiry(
     cleanup: str,
 ) -> ExpiryPlan[TableT]:
     """See `Maintenance.expire_snapshots`."""
-    if cleanup not in (ALL, METADATA, NONE):
-        raise ValidationError(f"cleanup is {shown(cleanup)}: expected all, metadata or none")
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
     if cleanup != NONE:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyiceberg import exceptions as iceberg
-
 from sparkmeta.errors import (
     CatalogError,
     FileAccessError,
@@ -32,8 +30,8 @@ CANCELLED = "PlanCancelledException"
 TIMEOUT = "GatewayTimeoutException"
 
 # The first that fits counts. Errors of the table's metadata and files are none of these.
-_KINDS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...] = (
-    ((NoSuchTableError, iceberg.NoSuchTableError), 404, NO_TABLE),
+_KINDS: tuple[tuple[type[Exception], int, str], ...] = (
+    (NoSuchTableError, 404, NO_TABLE),
     (NoSuchNamespaceError, 404, NO_NAMESPACE),
     (UnsupportedError, 406, UNSUPPORTED),
     (ValueError, 400, BAD_REQUEST),
@@ -86,7 +84,7 @@ def api_error(error: BaseException) -> ApiError:
         return busy("the catalog does not answer, or refuses the request: the log of the service says why")
     if isinstance(known, FileAccessError):
         return busy(message)
-    for kinds, status, name in _KINDS:
-        if isinstance(known, kinds):
+    for kind, status, name in _KINDS:
+        if isinstance(known, kind):
             return ApiError(status, name, message)
     return ApiError(500, INTERNAL, message)

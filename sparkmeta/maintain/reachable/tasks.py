@@ -20,7 +20,7 @@ from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, is_live, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.executors import ExecutorReader
@@ -180,9 +180,8 @@ def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
 def _removed(root: Root, kinds: Collection[ContentType]) -> dict[str, pa.ChunkedArray]:
     """Return the files of DELETED entries. Changes of the root's snapshot are computed from them."""
     entries = root.of(kinds, live=False)
-    is_removed = pc.equal(version(entries, "status"), int(Status.DELETED))
     has_file = pc.greater(pc.utf8_length(entries.column("location")), 0)
-    removed = entries.filter(pc.and_(is_removed, pc.fill_null(has_file, False)))
+    removed = entries.filter(pc.and_not(pc.fill_null(has_file, False), is_live(entries)))
     return {"path": removed.column("location"), "length": removed.column("file_size_in_bytes")}
 
 
