@@ -341,12 +341,13 @@ def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
     specs = {}
     for spec_id, spec in state.specs.items():
         sources = dict(state.types.tuple_sources[spec_id]) if has_tree(state.metadata) else {}
+        unwritable = state.types.unwritable_fields.get(spec_id, ())
         specs[spec_id] = tuple(
             TupleField(
                 field.field_id,
                 tuple(dict.fromkeys((names.get(field.field_id, field.name), field.name))),
                 sources.get(field.field_id),
-                state.types.partition_fields[field.field_id],
+                ANY if field.field_id in unwritable else str(state.types.partition_types[field.field_id]),
                 isinstance(field.transform, VoidTransform),
             )
             for field in spec.fields

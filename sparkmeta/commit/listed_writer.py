@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FILE_COLUMNS, refuse_kinds
 from sparkmeta.commit.file_tasks import (
     CONTENT,
@@ -116,12 +115,11 @@ class ListedFileWriter:
     def _forms(self) -> dict[tuple[int, int], ManifestFormat]:
         """The formats of new manifests by content and partition spec, without specs that tasks refuse."""
         name, target = self.names.file("m"), self.options.target_bytes
-        fields = self.state.types.spec_fields
-        known = [spec_id for spec_id in self.state.specs if all(kind != ANY for _, kind in fields[spec_id])]
+        known = self.state.specs.keys() - self.state.types.unwritable_fields.keys()
         return {
             (content, spec_id): manifest_format(self.state, kind, spec_id, name, target)
             for content, kind in enumerate(_CONTENTS)
-            for spec_id in known
+            for spec_id in sorted(known)
         }
 
     def _write(self, encoded: DataFrame, content: int, spec_id: int, count: int) -> pa.Table:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.spec.entry import ContentType, Status
 
@@ -45,8 +44,8 @@ def old_layout(state: TableState) -> OldLayout:
     """
     assert state.tree is not None
     old = state.manifests.filter(state.tree.has_old_layout(state.manifests))
-    unknown = [spec_id for spec_id, fields in state.types.spec_fields.items() if any(kind == ANY for _, kind in fields)]
-    is_unknown = pc.is_in(old.column("partition_spec_id"), pa.array(unknown, pa.int32()))
+    unknown = pa.array(state.types.unwritable_fields, pa.int32())
+    is_unknown = pc.is_in(old.column("partition_spec_id"), unknown)
     known = old.filter(pc.invert(is_unknown))
     counts = _position_delete_files(state, known)
     return OldLayout(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import ANY
 from sparkmeta.edit.range_sort import spread, task_reader, task_rows
 from sparkmeta.edit.sorted_manifests import manifest_format
 from sparkmeta.errors import UnsupportedError, translated_errors
@@ -128,8 +127,7 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
     Raises:
         UnsupportedError: they are encrypted or not Avro, or the spec has an unknown transform.
     """
-    unknown = [field_id for field_id, kind in state.types.spec_fields[spec_id] if kind == ANY]
-    if unknown:
+    if unknown := state.types.unwritable_fields.get(spec_id):
         raise UnsupportedError(
             f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
             f"{unknown[0]}: its manifests can't be rewritten"

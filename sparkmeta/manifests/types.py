@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.transforms import VoidTransform
+from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
@@ -28,7 +28,7 @@ from sparkmeta.spec.partitioning import (
 )
 
 if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
 
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
@@ -173,20 +173,42 @@ class TableTypes:
         """Spec id -> (partition field id, Iceberg type name) of its fields, in the spec's order.
 
         A field has the same type in all specs. Specs in which it is void use the type of the others. It is `ANY` if the
-        transform is unknown, or no schema has the source column, as after an expiry that removed schemas.
+        transform is unknown, or if its values have the type of a column that no schema has, as after an expiry that
+        removed schemas.
         """
-        fields = [field for spec in self.specs.values() for field in spec.fields]
-        schemas = self.metadata.schemas
         unknown = {
             field.field_id
-            for field in fields
-            if has_unknown_values(field.transform) or source_type(field.source_id, schemas) is None
+            for spec in self.specs.values()
+            for field in spec.fields
+            if has_unknown_values(field.transform) or self._has_lost_type(field)
         }
         names = {field_id: ANY if field_id in unknown else str(kind) for field_id, kind in self.partition_types.items()}
         return {
             spec_id: [(field.field_id, names[field.field_id]) for field in spec.fields]
             for spec_id, spec in self.specs.items()
         }
+
+    @cached_property
+    def unwritable_fields(self) -> dict[int, tuple[int, ...]]:
+        """Spec id -> its partition fields whose values can't be written, of specs that have any.
+
+        Their transform is unknown, or the table is a tree, which has values only as stats of columns, and no schema has
+        the column. Manifests of versions 1 to 3 hold values of such a column as text.
+        """
+        is_tree = isinstance(self.metadata, TableMetadataV4)
+        unwritable = {
+            spec_id: tuple(
+                field.field_id
+                for field in spec.fields
+                if has_unknown_values(field.transform) or (is_tree and self._has_lost_type(field))
+            )
+            for spec_id, spec in self.specs.items()
+        }
+        return {spec_id: fields for spec_id, fields in unwritable.items() if fields}
+
+    def _has_lost_type(self, field: PartitionField) -> bool:
+        has_source_type = isinstance(field.transform, IdentityTransform | TruncateTransform)
+        return has_source_type and source_type(field.source_id, self.metadata.schemas) is None
 
     @cached_property
     def partition_types(self) -> dict[int, IcebergType]:

@@ -276,8 +276,8 @@ def _is_void(field: PartitionField) -> bool:
 
 
 def _partition_struct_field(field: PartitionField, schemas: Sequence[Schema], current: Schema | None) -> NestedField:
-    source = source_type(field.source_id, schemas, current)
-    kind = StringType() if source is None else field.transform.result_type(source)
+    source = source_type(field.source_id, schemas, current) or StringType()
+    kind = field.transform.result_type(source)
     return NestedField(field.field_id, field.name, kind, required=False)
 
 

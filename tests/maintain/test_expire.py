@@ -370,6 +370,41 @@ def test_a_spec_whose_column_is_dropped(spark: SparkSession, version: int, by_ja
     assert {(row.id, row.c) for row in shop.sql("SELECT * FROM {t}").collect()} == rows
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: int) -> None:
+    """Partition values of a type that no schema has any more are told apart, and survive rewrites as text."""
+    shop = Workshop(Java(spark), f"lost_source_{version}")
+    shop.create("id BIGINT, part INT, code STRING", "part, bucket(4, code)", version=version)
+    shop.insert("1, 1, 'a'", "2, 1, 'a'", "3, 2, 'a'", "4, null, 'a'")
+    shop.sql("ALTER TABLE {t} DROP PARTITION FIELD part")
+    shop.sql("ALTER TABLE {t} DROP PARTITION FIELD bucket(4, code)")
+    shop.sql("ALTER TABLE {t} DROP COLUMNS part, code")
+    shop.insert("5")
+    shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
+    table = opened(shop)
+    assert len(table.metadata.schemas) == 1
+
+    def assert_rows(table: sm.Table, *ids: int) -> None:
+        shop.sql("REFRESH TABLE {t}")
+        assert sorted(row.id for row in table.scan().to_df().collect()) == list(ids)
+        assert sorted(row.id for row in shop.sql("SELECT id FROM {t}").collect()) == list(ids)
+
+    table = table.append(spark.createDataFrame([(6,)], "id long"))
+    assert_rows(table, 1, 2, 3, 4, 5, 6)
+    table = table.delete("id = 1")
+    assert_rows(table, 2, 3, 4, 5, 6)
+    table = table.maintenance.rewrite_manifests().commit()
+    assert_rows(table, 2, 3, 4, 5, 6)
+    table = table.delete("id = 2 or id = 5")
+    assert_rows(table, 3, 4, 6)
+    shop.insert("7")
+    shop.sql("DELETE FROM {t} WHERE id = 3")
+    table = opened(shop)
+    assert_rows(table, 4, 6, 7)
+    table.maintenance.rewrite_data_files(min_input_files=1, rewrite_all=True).commit()
+    assert_rows(table.refresh(), 4, 6, 7)
+
+
 # -- when something goes wrong ---------------------------------------------------------------------------------------
 
 

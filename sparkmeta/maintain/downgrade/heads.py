@@ -148,13 +148,12 @@ def leaf_groups(heads: Sequence[Head]) -> list[LeafGroup]:
 
 
 def refuse_unknown_transforms(state: TableState, spec_ids: Iterable[int]) -> None:
-    """Raise UnsupportedError for a partition spec with a transform that is not known: its tuples can't be written."""
+    """Raise UnsupportedError for a partition spec whose tuples can't be written."""
     for spec_id in sorted(set(spec_ids)):
-        unknown = [field_id for field_id, kind in state.types.spec_fields[spec_id] if kind == ANY]
-        if unknown:
+        if unwritable := state.types.unwritable_fields.get(spec_id):
             raise UnsupportedError(
-                f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
-                f"{unknown[0]}: its files can't be written to other manifests"
+                f"{state.metadata.location}: partition spec {spec_id} has a transform or source column that is not "
+                f"known, of field {unwritable[0]}: its files can't be written to other manifests"
             )
 
 

@@ -42,7 +42,7 @@ class GroupJob:
         """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
 
         Raises:
-            UnsupportedError: tasks can't open the table's files, or a transform is not known.
+            UnsupportedError: tasks can't open the table's files, or partition values can't be written.
             CorruptFileError: a leaf is damaged.
             ValidationError: the leaves changed while they were read.
         """

@@ -222,7 +222,7 @@ class AvroRecords:
         key = f"f{field_id}"
         values = [file["f102"] and file["f102"][key] for file in self._files]
         if type_name == ANY:
-            values = [value if value is None else _as_text(value) for value in values]
+            values = [value if value is None else as_text(value) for value in values]
         if pa.types.is_decimal(kind):
             return typed_values(self._array(values, pa.binary(), name), type_name, self._schema.location, name)
         storage = _STORAGE.get(kind.id)
@@ -269,7 +269,8 @@ class AvroRecords:
 _STORAGE = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a decoded partition value of type `ANY`."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 

@@ -23,6 +23,7 @@ from sparkmeta.manifests.avro.container import Data
 from sparkmeta.manifests.avro.decode import (
     BATCH_RECORDS,
     AvroRecords,
+    as_text,
     compiler,
     manifest_header,
     map_items,
@@ -214,6 +215,8 @@ class _Encoder:
         partition = next(field["type"] for field in record["fields"] if field_id_of(field) == PARTITION_FIELD_ID)
         sizes = fixed_sizes(form.encoded)
         self._partition = {field["name"]: _fixed_size(field["type"], sizes) for field in partition["fields"]}
+        # Also of values whose type is lost: see `TableTypes.unwritable_fields`.
+        self._texts = {field["name"] for field in partition["fields"] if "string" in field["type"]}
 
     def entries(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[pa.Array]) -> pa.BinaryArray:
         columns = [column.to_pylist() for column in numbers]
@@ -242,8 +245,13 @@ class _Encoder:
             return items if items is None else [{"k": key, "v": item} for key, item in items]
         if field_id == PARTITION_FIELD_ID:
             values = value or {}
-            return {name: _widened(values.get(name), size) for name, size in self._partition.items()}
+            return {name: self._partition_value(name, values.get(name)) for name in self._partition}
         return REQUIRED_DEFAULTS.get(field_id) if value is None else value
+
+    def _partition_value(self, name: str, value: Any) -> Any:
+        if value is not None and name in self._texts:
+            return as_text(value)
+        return _widened(value, self._partition[name])
 
 
 def _fixed_size(kind: Any, sizes: Mapping[str, int]) -> int | None:
