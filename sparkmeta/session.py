@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+from zipimport import zipimporter
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -35,6 +38,9 @@ _THREADS = 16
 # it: a coalesce to more partitions than there are keeps the optimizer from it, and does nothing else.
 _INTERPRETED_ROWS = 1000
 _MANY_PARTITIONS = 1 << 16
+
+# The archives that Spark puts on the path of Python workers.
+_SPARK_ARCHIVE = re.compile(r"pyspark\.zip|py4j-.*\.zip|spark-core_.*\.jar")
 
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
@@ -103,6 +109,8 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, tasks)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # On TCP sockets, each Python task waits 40 ms for delayed acknowledgements. Since Spark 4.1.
+        "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
         # If true, PySpark sends the source line of each operation on a Column to the JVM: ten calls instead of two, for
         # each of a plan's hundreds of operations. The first session that uses it decides for the process.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -193,9 +201,7 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
 
 @dataclass(frozen=True)
 class _Task:
-    """A function that spares its Python worker garbage collections of the modules that it has loaded.
-
-    PySpark's daemon collects garbage after each task, which takes 0.1 s with these modules.
+    """A function that spares its Python worker what PySpark does between tasks.
 
     Attributes:
         function: the function.
@@ -209,11 +215,24 @@ class _Task:
         names = self.names
         yield from self.function(batches if names is None else (batch.rename_columns(names) for batch in batches))
         _exempt_modules()
+        _exempt_archives()
 
 
 @cache
 def _exempt_modules() -> None:
+    """Exempt loaded modules from garbage collections: PySpark's daemon collects after each task, 0.1 s with these."""
     gc.freeze()
+
+
+def _exempt_archives() -> None:
+    """Exempt Spark's own archives from `importlib.invalidate_caches`, which PySpark calls before each task.
+
+    Python 3.11 then reads the directories of archives on the path again, those of Spark in 80 ms. An import that needs
+    them takes the directories that were read before.
+    """
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter) and _SPARK_ARCHIVE.fullmatch(os.path.basename(finder.archive)):  # noqa: PTH119
+            del sys.path_importer_cache[path]
 
 
 def map_by_tasks(spark: SparkSession, units: pa.Table, function: MapFunction, schema: pa.Schema) -> DataFrame:

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zipimport import zipimporter
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from sparkmeta.errors import SessionError
-from sparkmeta.session import is_connect, local_frame, local_session, materialize, resolve_session
+from sparkmeta.session import is_connect, local_frame, local_session, map_arrow, materialize, resolve_session
 
 
 @pytest.mark.connect
@@ -49,3 +56,34 @@ def test_local_rows_behind_empty_chunks_are_there(spark: SparkSession) -> None:
     table = pa.concat_tables([rows.slice(0, 0), rows.slice(0, 0), rows])
     assert [tuple(row) for row in local_frame(spark, table).collect()] == [(7, "x")]
     assert local_frame(spark, table.slice(0, 0)).collect() == []
+
+
+WORKER = pa.schema([("pid", pa.int64()), ("archives", pa.list_(pa.string())), ("unix_sockets", pa.string())])
+
+
+def look_at_worker(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        finders = [finder for finder in sys.path_importer_cache.values() if isinstance(finder, zipimporter)]
+        archives = sorted({Path(finder.archive).name for finder in finders})
+        # Looks into each archive of the path.
+        assert importlib.util.find_spec("no_such_module") is None
+        yield pa.RecordBatch.from_pylist(
+            [
+                {
+                    "pid": os.getpid(),
+                    "archives": archives,
+                    "unix_sockets": os.environ["PYTHON_UNIX_DOMAIN_ENABLED"].lower(),
+                }
+            ],
+            WORKER,
+        )
+
+
+@pytest.mark.connect
+def test_what_spark_does_between_python_tasks(spark: SparkSession) -> None:
+    """Before each task, Spark lets a worker's importers read their archives again, which must be none of its own."""
+    looks = [map_arrow(spark.range(1).coalesce(1), look_at_worker, WORKER).collect()[0] for _ in range(5)]
+    later = [look for place, look in enumerate(looks) if look.pid in {earlier.pid for earlier in looks[:place]}]
+    assert later
+    assert [look.archives for look in later] == [[]] * len(later)
+    assert {look.unix_sockets for look in looks} == {"true"}
