@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes", pa.int64()), ("rows", pa.binary())])
 """The result of a Spark task: a page that it has written, or a few scan tasks themselves (`rows`, an Arrow stream)."""
 
-SUFFIX = ".json.gz"
+SUFFIX = ".page"
+"""Of files of compressed text. PyArrow would compress a file named `.gz` again."""
 
 # isal takes a sixth of zlib's time.
 _gzip = import_module("isal.igzip" if find_spec("isal") else "gzip")

@@ -54,16 +54,21 @@ QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """`many`: files of a partition each, half of them with a deletion vector; `small`: three appends by pyiceberg."""
-    many = HandmadeTable(tmp_path_factory.mktemp("many"))
+    """`many`, and `small`: three appends by pyiceberg."""
+    small = write_small_table(tmp_path_factory.mktemp("small"))
+    return {"many": many_files(tmp_path_factory.mktemp("many")), "small": small.metadata_location}
+
+
+def many_files(folder: Path) -> str:
+    """A table of `FILES` files of a partition each, half of them with a deletion vector."""
+    many = HandmadeTable(folder)
     paths = [f"file:///t/{number:03}.parquet" for number in range(FILES)]
     parts = [{"part": f"p{number % 3}"} for number in range(FILES)]
     for start in range(0, FILES, 20):
         places = range(start, start + 20)
         many.add(0, 1, *(data(paths[n], partition=parts[n], record_count=10) for n in places))
         many.add(1, 1, *(deletion_vector(paths[n], partition=parts[n]) for n in places if n % 2))
-    small = write_small_table(tmp_path_factory.mktemp("small"))
-    return {"many": many.write(), "small": small.metadata_location}
+    return many.write()
 
 
 @pytest.fixture(scope="module")
