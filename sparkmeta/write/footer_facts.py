@@ -21,7 +21,7 @@ from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.resolve import Column, FromFile, MappedName, Source, has_ids, resolve
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY
-from sparkmeta.write.metrics import Leaf, cut, cut_up
+from sparkmeta.write.metrics import Leaf, truncated_bounds
 
 _SHAPES: Final = ("geometry", "geography")
 _INT96: Final = "INT96"
@@ -216,8 +216,9 @@ def metrics_of(leaves: Sequence[Leaf], facts: Mapping[int, Facts]) -> dict[str, 
             maps["null_value_counts"][leaf.id] = known.nulls
         if known.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_SHAPES):
             continue
-        maps["lower_bounds"][leaf.id] = _encoded(cut(known.least, leaf.length), leaf.type)
-        if (most := cut_up(known.most, leaf.length)) is not None:
+        least, most = truncated_bounds(leaf, known.least, known.most)
+        maps["lower_bounds"][leaf.id] = _encoded(least, leaf.type)
+        if most is not None:
             maps["upper_bounds"][leaf.id] = _encoded(most, leaf.type)
     return maps
 

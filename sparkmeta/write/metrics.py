@@ -23,6 +23,7 @@ _LEAST_SURROGATE: Final = 0xD800
 _MOST_SURROGATE: Final = 0xDFFF
 _MOST_CODE_POINT: Final = 0x10FFFF
 _SHAPES: Final = ("geometry", "geography")
+_TRUNCATED: Final = ("string", "binary")
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,10 @@ class FileMetrics:
             if leaf.id not in self._least:
                 continue
             least, most = (bound_of(bounds[leaf.id]) for bounds in (self._least, self._most))
-            lower[leaf.id] = _encoded(cut(least, leaf.length), leaf.type)
-            if (rounded := cut_up(most, leaf.length)) is not None:
-                upper[leaf.id] = _encoded(rounded, leaf.type)
+            least, most = truncated_bounds(leaf, least, most)
+            lower[leaf.id] = _encoded(least, leaf.type)
+            if most is not None:
+                upper[leaf.id] = _encoded(most, leaf.type)
         return {"lower_bounds": lower, "upper_bounds": upper}
 
 
@@ -195,6 +197,16 @@ def bound_of(value: pa.Scalar | None) -> Any:
     return value.as_py()
 
 
+def truncated_bounds(leaf: Leaf, least: Any, most: Any) -> tuple[Any, Any]:
+    """Return the bounds of a column whose values are from `least` to `most`.
+
+    Those of text and binary are truncated. The upper one is None if no truncated value is above `most`.
+    """
+    if leaf.type not in _TRUNCATED:
+        return least, most
+    return _cut(least, leaf.length), _cut_up(most, leaf.length)
+
+
 def _encoded(value: Any, type_name: str) -> bytes:
     kind = bound_arrow_type(type_name)
     if pa.types.is_date(kind):
@@ -207,14 +219,14 @@ def _encoded(value: Any, type_name: str) -> bytes:
     return encoded
 
 
-def cut(value: Any, length: int) -> Any:
+def _cut(value: str | bytes, length: int) -> str | bytes:
     """Truncate text or bytes to a lower bound of the value."""
-    return value[:length] if isinstance(value, str | bytes) and length < FULL else value
+    return value[:length] if length < FULL else value
 
 
-def cut_up(value: Any, length: int) -> Any:
+def _cut_up(value: str | bytes, length: int) -> str | bytes | None:
     """Truncate text or bytes to an upper bound of the value; None if there is none."""
-    if not isinstance(value, str | bytes) or len(value) <= length:
+    if len(value) <= length:
         return value
     return _next_text(value[:length]) if isinstance(value, str) else _next_bytes(value[:length])
 

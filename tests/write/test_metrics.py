@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import FixedType, NestedField, UUIDType
 
+import sparkmeta as sm
 from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
 from sparkmeta.write.metrics import FileMetrics, metric_leaves
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
@@ -21,8 +31,11 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "double": (pa.float64(), st.floats() | st.sampled_from([0.0, -0.0, math.nan])),
     "string": (pa.string(), st.text(max_size=6) | st.text("a\ud7ff\U0010ffff", min_size=2, max_size=5)),
     "binary": (pa.binary(), st.binary(max_size=6) | st.binary(min_size=2, max_size=5).map(lambda b: b"\xff" * len(b))),
+    "fixed[5]": (pa.binary(5), st.binary(min_size=5, max_size=5)),
+    "uuid": (pa.binary(16), st.binary(min_size=16, max_size=16)),
     "boolean": (pa.bool_(), st.booleans()),
 }
+TRUNCATED = ("string", "binary")
 MODES = st.sampled_from([NO_METRICS, COUNTS_ONLY, 1, 2, 3, 16, FULL])
 
 
@@ -99,9 +112,9 @@ def test_metrics_of_a_column(case: tuple[str, int, list[list[Any]], bool]) -> No
         assert bounds == {"lower_bounds": {}, "upper_bounds": {}}
         return
     least, most = min(numbers, key=order), max(numbers, key=order)
-    lower = least[:length] if isinstance(least, str | bytes) else least
+    lower = least[:length] if name in TRUNCATED else least
     assert bounds["lower_bounds"] == {1: encoded(lower, name)}
-    upper = cut_up(most, length)
+    upper = cut_up(most, length) if name in TRUNCATED else most
     assert bounds["upper_bounds"] == ({} if upper is None else {1: encoded(upper, name)})
 
 
@@ -111,3 +124,23 @@ def test_nothing_inside_of_lists_and_maps_has_metrics(kind: str) -> None:
         (Column("element", 2, "int"),) if kind == "list" else (Column("key", 2, "string"), Column("value", 3, "int"))
     )
     assert not metric_leaves((Column("c", 1, kind, children),), dict.fromkeys((1, 2, 3), 16))
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_bounds_of_uuids_and_fixed_values_are_whole(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """Only text and binary may be truncated, in files that are written and in files that are added."""
+    schema = Schema(NestedField(1, "u", UUIDType()), NestedField(2, "f", FixedType(20)))
+    catalog = sm.load_catalog("bounds", type="hadoop", warehouse=str(tmp_path / "warehouse"))
+    catalog.create_namespace("db")
+    properties = {"write.metadata.metrics.default": "truncate(8)"}
+    table = catalog.create_table("db.t", schema, format_version=version, properties=properties, spark=spark)
+    value, text = bytes(range(1, 17)), str(uuid.UUID(bytes=bytes(range(1, 17))))
+    table = table.append(spark.createDataFrame([(text, bytearray(range(20)))], "u STRING, f BINARY"))
+    path = tmp_path / "added.parquet"
+    fixed = pa.array([bytes(range(20))], pa.binary(20))
+    pq.write_table(pa.table({"u": pa.array([value], pa.binary(16)), "f": fixed}), path)
+    table = table.add_files([str(path)])
+    whole = [(1, value), (2, bytes(range(20)))]
+    for file in table.inspect.data_files().select("lower_bounds", "upper_bounds").collect():
+        assert [sorted(map(tuple, bounds.items())) for bounds in file] == [whole, whole]
+    assert table.scan(f"u = '{text}'").to_df().count() == 2
