@@ -208,11 +208,12 @@ class _Task:
     def _divide(self, batch: pa.RecordBatch) -> None:
         """Pass rows to the files of their partitions."""
         names = batch.schema.names
+        # First, since it names the column of a value that is not valid.
+        table = self.tasks.columns.table_of(batch, self.tasks.schema)
         values = [
             _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
             for place, field in enumerate(self.tasks.places.fields)
         ]
-        table = self.tasks.columns.table_of(batch, self.tasks.schema)
         identities = [*map(_identity, values)]
         for first, rows in _by_partition(identities, table):
             identity = tuple(array[first] for array in identities)

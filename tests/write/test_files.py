@@ -114,8 +114,11 @@ UNFIT = {
 }
 
 
-def test_values_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
-    table = new_table(spark, tmp_path, EVERY_TYPE, PartitionSpec())
+@pytest.mark.parametrize("partitioned", [(), ("u", "fx", "t", "dec")], ids=str)
+def test_values_that_do_not_fit(spark: SparkSession, tmp_path: Path, partitioned: tuple[str, ...]) -> None:
+    sources = (EVERY_TYPE.find_field(name) for name in partitioned)
+    fields = (PartitionField(each.field_id, 1000 + n, IdentityTransform(), each.name) for n, each in enumerate(sources))
+    table = new_table(spark, tmp_path, EVERY_TYPE, PartitionSpec(*fields))
     for value, message in UNFIT.items():
         with pytest.raises(sm.ValidationError) as caught:
             table.append(spark.sql(f"SELECT 1L id, {value}"))
