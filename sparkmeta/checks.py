@@ -59,13 +59,15 @@ WHOLE = Rule("a whole number", is_whole)
 TEXT = Rule("a string", lambda value: isinstance(value, str))
 SHARE = Rule("a share above 0, up to 1", lambda value: is_number(value) and 0 < value <= 1)
 POSITIVE = Rule("a number above 0", lambda value: is_number(value) and value > 0)
+NAMES = Rule("a list of strings", are_texts)
+OPTIONS = Rule("a mapping of names to values", lambda value: isinstance(value, Mapping) and are_texts(value.keys()))
 
 _BY_TYPE = {
     "bool": FLAG,
     "int": WHOLE,
     "float": Rule("a number", is_number),
     "str": TEXT,
-    "Sequence[str]": Rule("a list of strings", are_texts),
+    "Sequence[str]": NAMES,
     "Mapping[str, str]": Rule("a mapping of strings to strings", _are_pairs),
 }
 

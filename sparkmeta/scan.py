@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
+from sparkmeta.checks import NAMES, OPTIONS, at_least
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
@@ -102,10 +103,9 @@ class Scan:
         """Return this scan limited to a number of rows, whichever Spark reads first.
 
         Raises:
-            ValidationError: the number is negative.
+            ValidationError: it is not a whole number from 0 on.
         """
-        if rows < 0:
-            raise ValidationError(f"limit is {rows}: expected a whole number from 0")
+        at_least(0).check("limit", rows)
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
@@ -363,6 +363,8 @@ def table_scan(
     options: Mapping[str, Any],
 ) -> Scan:
     """Return the scan that `Table.scan` starts from."""
+    NAMES.check("selected_fields", selected_fields)
+    OPTIONS.check("options", options)
     settings = {key: str(value) for key, value in options.items()}
     scan = Scan(state, parse_filter(row_filter), tuple(selected_fields), case_sensitive, snapshot_id, None, settings)
     scan.snapshot()

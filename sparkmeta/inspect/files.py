@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from sparkmeta.checks import NAMES
 from sparkmeta.inspect.readable_metrics import READABLE_METRICS, SOURCE, leaf_columns, readable_metrics
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
@@ -151,6 +152,7 @@ def _selection(
 
 def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
     """Return names of columns, with structs replaced by their fields."""
+    NAMES.check("columns", columns)
     selected: set[str] = set()
     for column in columns:
         matching = [name for name in known if name == column or name.startswith(f"{column}.")]

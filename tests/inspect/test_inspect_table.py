@@ -68,6 +68,8 @@ def test_questions_without_an_answer(table: sm.Table) -> None:
     for wrong in ("nonsense", "readable_metrics.nonsense", "data_file", "file"):
         with pytest.raises(ValueError, match=f"{wrong!r} is not a column; the columns are content, file_path"):
             table.inspect.files(columns=[wrong])
+    with pytest.raises(sm.ValidationError, match="columns is 'file_path': expected a list of strings"):
+        table.inspect.files(columns="file_path")
 
 
 def test_only_the_columns_that_are_asked_for(table: sm.Table) -> None:

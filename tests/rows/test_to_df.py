@@ -427,8 +427,13 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
     assert spark.sql("SELECT count(*) FROM rows_of_all").collect() == [(len(ids),)]
     rows = spark.sql("SELECT id FROM rows_of_all WHERE id IN (SELECT id FROM rows_of_some) ORDER BY id").collect()
     assert [row.id for row in rows] == [number for number in ids if number < 10]
-    with pytest.raises(ValidationError, match="limit is -1"):
-        table.scan().limit(-1)
+    for wrong in (-1, "5", 1.5, True, None):
+        with pytest.raises(ValidationError, match=f"limit is {wrong!r}: expected a whole number of 0 or more"):
+            table.scan().limit(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="selected_fields is 'id': expected a list of strings"):
+        table.scan(selected_fields="id")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match=r"options is .*: expected a mapping of names to values"):
+        table.scan(options=["read.split.target-size"])  # type: ignore[arg-type]
 
 
 def test_an_empty_table(corpus: Corpus, spark: SparkSession) -> None:
