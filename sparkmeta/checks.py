@@ -59,6 +59,7 @@ WHOLE = Rule("a whole number", is_whole)
 TEXT = Rule("a string", lambda value: isinstance(value, str))
 SHARE = Rule("a share above 0, up to 1", lambda value: is_number(value) and 0 < value <= 1)
 POSITIVE = Rule("a number above 0", lambda value: is_number(value) and value > 0)
+NAME = Rule("a name", lambda value: isinstance(value, str) and value != "")
 NAMES = Rule("a list of strings", are_texts)
 OPTIONS = Rule("a mapping of names to values", lambda value: isinstance(value, Mapping) and are_texts(value.keys()))
 

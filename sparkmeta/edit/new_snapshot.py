@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
+from sparkmeta.checks import NAME
 from sparkmeta.edit.flush import spill_manifest_dvs
 from sparkmeta.edit.next_root import LoadBlob, Stamp, TreeChange, next_root
 from sparkmeta.edit.options import TreeOptions
@@ -158,7 +159,8 @@ def branch_head(state: TableState, branch: str) -> TableState:
 
 
 def refuse_tag(metadata: TableMetadata, branch: str) -> None:
-    """Raise ValidationError if a branch to commit to is a tag, which can't move."""
+    """Raise ValidationError if a branch to commit to is a tag, which can't move, or its name is not text."""
+    NAME.check("branch", branch)
     ref = metadata.refs.get(branch)
     if ref is not None and ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
         raise ValidationError(f"{metadata.location}: {branch!r} is a tag, not a branch: it takes no new snapshots")

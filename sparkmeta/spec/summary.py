@@ -67,10 +67,16 @@ _COMPUTED = {
 
 
 def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
-    """Return a copy of properties for snapshot summaries. Raises ValidationError if a key or value is not a string."""
+    """Return a copy of properties for snapshot summaries.
+
+    Raises:
+        ValidationError: a key or value is not a string, or a key is that of a computed property.
+    """
     for key, value in (properties or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValidationError(f"snapshot_properties[{shown(key)}] is {shown(value)}: keys and values are strings")
+        if key in _COMPUTED or key.startswith(_PARTITION_PREFIX):
+            raise ValidationError(f"snapshot summary: property {key} is computed and can't be set")
     return dict(properties or {})
 
 
@@ -152,9 +158,7 @@ class SnapshotSummaryBuilder:
         Raises:
             ValidationError: ``properties`` has a key that is computed, or a replace adds more rows than it removes.
         """
-        if computed := sorted(key for key in self.properties if key in _COMPUTED or key.startswith(_PARTITION_PREFIX)):
-            raise ValidationError(f"snapshot summary: property {computed[0]} is computed and can't be set")
-        summary = {**self.properties, **self.metrics.to_dict(), **self._commit_counts()}
+        summary = {**summary_properties(self.properties), **self.metrics.to_dict(), **self._commit_counts()}
         name = operation.value if isinstance(operation, Operation) else operation
         if name == Operation.REPLACE.value and (surplus := self._surplus()) > 0:
             raise ValidationError(f"snapshot summary: a replace adds {surplus} records more than it removes")

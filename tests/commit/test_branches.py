@@ -230,6 +230,18 @@ def test_a_tag_takes_no_commits(table: sm.Table, spark: SparkSession) -> None:
     assert table.refresh().metadata == table.metadata
 
 
+@pytest.mark.parametrize("name", [None, "", 7])
+def test_a_branch_has_a_name(table: sm.Table, spark: SparkSession, name: Any) -> None:
+    frame = spark.createDataFrame([(1, "x")], "id long, p string")
+    for change in (
+        lambda: table.transaction().update_snapshot(name),
+        lambda: table.append(frame, branch=name),
+        lambda: table.maintenance.compact_manifests(branch=name),
+    ):
+        with pytest.raises(ValidationError, match=f"branch is {name!r}: expected a name"):
+            change()
+
+
 def test_a_branch_that_becomes_a_tag_meanwhile_takes_no_commits(table: sm.Table) -> None:
     stale = table
 

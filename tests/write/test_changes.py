@@ -280,6 +280,13 @@ def test_changes_of_a_branch(spark: SparkSession, tmp_path: Path) -> None:
     assert table.snapshot_by_name("audit").summary["job"] == "7"
 
 
+def test_what_is_refused_before_rows_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path).append(frame(spark, ordinary(0, 6)))
+    unread = frame(spark, ordinary(6, 3)).withColumn("n", F.raise_error(F.lit("rows were read")).cast("int"))
+    with pytest.raises(sm.ValidationError, match="property added-records is computed and can't be set"):
+        table.append(unread, snapshot_properties={"added-records": "1"})
+
+
 @pytest.mark.java
 def test_a_deletion_vector_absorbs_older_deletes(spark: SparkSession) -> None:
     spark.sql("CREATE NAMESPACE IF NOT EXISTS java.peers")
