@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
+from pyiceberg.expressions.literals import DateLiteral
 from pyiceberg.types import DateType, IntegerType, LongType, StringType
 from pyspark.sql import functions as F
 
@@ -31,8 +32,13 @@ def count_and_range(
         null_is_a_key: whether a null in a key equals null.
     """
     ranged = [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]
-    ends = [end(F.col(quoted(name))).alias(f"{end.__name__}{place}") for place, name in enumerate(ranged)
-            for end in (F.min, F.max, F.count)]  # fmt: skip
+    dates = {name for name in ranged if isinstance(schema.find_field(name).field_type, DateType)}
+    ends = [
+        # Python has no dates after the year 9999.
+        end(F.unix_date(quoted(name)) if name in dates else F.col(quoted(name))).alias(f"{end.__name__}{place}")
+        for place, name in enumerate(ranged)
+        for end in (F.min, F.max, F.count)
+    ]
     values = rows.agg(F.count("*").alias("count"), *ends).toArrow().to_pylist()[0]
     row_filter: BooleanExpression = AlwaysTrue()
     for place, name in enumerate(ranged):
@@ -42,6 +48,8 @@ def count_and_range(
             if null_is_a_key:
                 row_filter = And(row_filter, is_null)
             continue
+        if name in dates:
+            least, most = DateLiteral(least), DateLiteral(most)
         at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
         at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
         in_range: BooleanExpression = And(at_least, at_most)

@@ -10,7 +10,7 @@ from pyarrow import orc
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
+from pyiceberg.types import DateType, IntegerType, LongType, NestedField, StringType, StructType
 
 import sparkmeta as sm
 from tests.peers.file_maker import local_path
@@ -294,3 +294,17 @@ def test_rows_of_other_commits(spark: SparkSession, tmp_path: Path) -> None:
     plan = table.maintenance.rewrite_data_files(rewrite_all=True)
     table.equality_delete(frame(spark, [(2, "x", 1)]), ["id"])
     assert [row.id for row in plan.commit().scan().to_df().collect()] == [7]
+
+
+def test_dates_that_python_lacks(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys of upserts and equality deletes from the year 10000 on, which are in the conflict filter too."""
+    catalog = sm.load_catalog("dates", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    schema = Schema(NestedField(1, "d", DateType()), NestedField(2, "n", IntegerType()))
+    table = catalog.create_table("db.t", schema, spark=spark)
+    far = "date_add(DATE'9999-12-31', 10)"
+    table = table.append(spark.sql(f"SELECT {far} d, 1 n UNION ALL SELECT DATE'2026-01-01', 2"))
+    table = table.upsert(spark.sql(f"SELECT {far} d, 10 n"), ["d"], isolation="serializable")
+    assert sorted(row.n for row in table.scan().to_df().select("n").collect()) == [2, 10]
+    table = table.equality_delete(spark.sql(f"SELECT {far} d"), ["d"], isolation="serializable")
+    assert [row.n for row in table.scan().to_df().select("n").collect()] == [2]
