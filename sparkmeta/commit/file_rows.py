@@ -25,6 +25,8 @@ from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.stats import COUNTS
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField
+
     from sparkmeta.state import TableState
 
 # Columns of `inspect.files` -> fields of the content entry.
@@ -337,7 +339,7 @@ def file_rows(state: TableState) -> FileRows:
 
 def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
     """Return the fields of a table's partition specs by spec id."""
-    names = {field.field_id: field.name for field in state.types.partition_type.fields}
+    names = state.types.partition_field_names
     specs = {}
     for spec_id, spec in state.specs.items():
         sources = dict(state.types.tuple_sources[spec_id]) if has_tree(state.metadata) else {}
@@ -345,7 +347,7 @@ def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
         specs[spec_id] = tuple(
             TupleField(
                 field.field_id,
-                tuple(dict.fromkeys((names.get(field.field_id, field.name), field.name))),
+                _names_in_rows(field, names),
                 sources.get(field.field_id),
                 ANY if field.field_id in unwritable else str(state.types.partition_types[field.field_id]),
                 isinstance(field.transform, VoidTransform),
@@ -353,3 +355,9 @@ def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
             for field in spec.fields
         )
     return specs
+
+
+def _names_in_rows(field: PartitionField, names: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the names that a partition field may have in rows of files: its own only if no other field has that."""
+    name = names[field.field_id]
+    return (name,) if field.name in names.values() else (name, field.name)

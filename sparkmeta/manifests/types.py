@@ -156,17 +156,29 @@ class TableTypes:
         Of several fields with one name that of the newest spec has it, and the others end in their id.
         """
         union = partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
-        fields = {field.field_id: field for field in union.fields}
+        names = self.partition_field_names
+        return StructType(*(field.model_copy(update={"name": names[field.field_id]}) for field in union.fields))
+
+    @cached_property
+    def partition_field_names(self) -> dict[int, str]:
+        """Partition field id -> a name that no other field has, of the fields of all specs.
+
+        The fields of `partition_type` have their names there, and come first. The others, whose source columns were
+        dropped, are named by the same rule.
+        """
+        schema = self.typing_schema
         newest_first = sorted(self.specs.values(), key=lambda spec: spec.spec_id, reverse=True)
-        names: dict[str, int] = {}
-        for field_id in dict.fromkeys(field.field_id for spec in newest_first for field in spec.fields):
-            if field_id in fields:
-                name = fields[field_id].name
-                while name in names:
-                    name = f"{name}_{field_id}"
-                names[name] = field_id
-        by_id = {field_id: name for name, field_id in names.items()}
-        return StructType(*(field.model_copy(update={"name": by_id[field.field_id]}) for field in union.fields))
+        fields = [field for spec in newest_first for field in spec.fields]
+        names: dict[int, str] = {}
+        # Of several names of a field, that in the newest spec with its source column counts.
+        for field in sorted(fields, key=lambda field: field.source_id not in schema._lazy_id_to_field):
+            if field.field_id in names:
+                continue
+            name = field.name
+            while name in names.values():
+                name = f"{name}_{field.field_id}"
+            names[field.field_id] = name
+        return names
 
     @cached_property
     def spec_fields(self) -> dict[int, list[tuple[int, str]]]:

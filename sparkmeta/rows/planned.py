@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import at_most_one
 from sparkmeta.columns import sql
+from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.arrays import whole
@@ -34,6 +35,7 @@ from sparkmeta.spec.entry import ContentType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.manifests.types import TableTypes
     from sparkmeta.plan.choose import Choice
     from sparkmeta.plan.deletes.entries import DeleteEntries
     from sparkmeta.state import TableState
@@ -220,6 +222,15 @@ class PlannedFiles:
             pairs = codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy()
             codes = np.unique(pairs, return_inverse=True)[1].reshape(-1)
         return codes
+
+    def partitions(self, types: TableTypes) -> pa.StructArray | None:
+        """Return the partition tuples of the files, with the fields of all specs; None if the table has no fields."""
+        key = self.table.column(PARTITION_KEY).combine_chunks()
+        values = {}
+        for field_id, name in types.partition_field_names.items():
+            value, kind = key.field(f"p{field_id}"), bound_arrow_type(types.partition_fields[field_id])
+            values[name] = value.cast(kind) if pa.types.is_floating(kind) else value  # keys have floats as text
+        return pa.StructArray.from_arrays([*values.values()], names=[*values]) if values else None
 
     @cached_property
     def file_deletes(self) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
@@ -189,12 +189,12 @@ class _Writer:
         applied = deletes.select("data_path", F.col("delete.file_path").alias("delete_path"))
         return masks.join(applied, ["delete_path", "data_path"], "left_semi").select(*MASK_SCHEMA.names)
 
-    @property
+    @cached_property
     def owners(self) -> pa.Table:
         """The data files (`data_path`) and their partitions."""
-        table = self.files.table
-        names = [name for name in ("spec_id", PARTITION) if name in table.column_names]
-        return table.select(["file_path", *names]).rename_columns(["data_path", *names])
+        owners = self.files.table.select(["file_path", "spec_id"]).rename_columns(["data_path", "spec_id"])
+        partitions = self.files.partitions(self.state.types)
+        return owners if partitions is None else owners.append_column(PARTITION, partitions)
 
     def of_files(self, deletes: pa.Table) -> pa.Table:
         """Return deletes that have an `owner` as `delete`, with the `data_path` and partition of their owner."""

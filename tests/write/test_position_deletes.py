@@ -139,3 +139,45 @@ def test_conflicts(spark: SparkSession, tmp_path: Path, case: str, granularity: 
     else:
         left = set(map(tuple, after.scan().to_df().collect())) - {ordinary(1, 2)[0]}
         assert set(map(tuple, stale.commit().scan().to_df().collect())) == left
+
+
+# (version, granularity, whether a new partition field has the name of a removed one)
+DROPPED = [(2, "file", True), (2, "partition", False), (3, "file", False), (4, "file", True)]
+MORE_DROPPED = [(2, "file", False), (2, "partition", True), (3, "file", True), (4, "file", False)]
+
+
+@pytest.mark.java
+@pytest.mark.parametrize(("version", "granularity", "reuses_name"), DROPPED + MORE_DROPPED if SOAK else DROPPED)
+def test_partitions_of_dropped_columns(
+    spark: SparkSession, version: int, granularity: str, reuses_name: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletes keep the partitions of their data files if no column has these any more, or another field their name."""
+    if granularity == "partition":
+        monkeypatch.setattr(deletes, "_DRIVER_BYTES", -1)  # tasks write them
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS java.peers")
+    name = f"dropped_{version}_{granularity}_{reuses_name}"
+    shop = Workshop(Java(spark), name, catalog_name="java")
+    properties = MERGE_ON_READ | {"write.delete.granularity": granularity}
+    shop.create("id BIGINT, part STRING, f DOUBLE", "part, f", version=min(version, 3), properties=properties)
+    shop.insert(*(f"{i}, '{'ab'[i % 2]}', {'-0.0D' if i < 4 else '1.0E-7D'}" for i in range(12)))
+    for column in ("part", "f"):
+        shop.sql(f"ALTER TABLE {{t}} DROP PARTITION FIELD {column}")
+    shop.sql("ALTER TABLE {t} DROP COLUMNS part, f")
+    if reuses_name:
+        shop.sql("ALTER TABLE {t} ADD PARTITION FIELD bucket(2, id) AS part")
+    table = sm.load_table(str(shop.folder), spark=spark)
+    if version == 4:
+        table = table.maintenance.upgrade(4).commit()
+
+    def assert_rows(table: sm.Table, *ids: int) -> None:
+        assert sorted(row.id for row in table.scan().to_df().collect()) == list(ids)
+        if version == 4:
+            assert not table.check().collect()
+        else:
+            shop.sql("REFRESH TABLE {t}")
+            assert sorted(row.id for row in shop.sql("SELECT id FROM {t}").collect()) == list(ids)
+
+    assert_rows(table := table.delete("id = 1 or id = 2"), 0, *range(3, 12))
+    assert_rows(table := table.update({"id": 30}, "id = 3"), 0, *range(4, 12), 30)
+    merge = table.merge(spark.createDataFrame([(4,)], "id BIGINT"), ["id"])
+    assert_rows(merge.when_matched().update({"id": 40}).merge(), 0, *range(5, 12), 30, 40)
