@@ -244,7 +244,7 @@ class RowTransaction(Transaction[TableT]):
         snapshot_properties: Mapping[str, str] | None = None,
     ) -> Self:
         """Add existing data files; see `Table.add_files`."""
-        with self._change(branch, snapshot_properties) as change:
+        with self._change(branch, snapshot_properties, writes=False) as change:
             added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
             if added.needs_mapping and name_mapping(self.table_metadata) is None:
                 self.set_properties({NAME_MAPPING: self.table_metadata.schema().name_mapping.model_dump_json()})
@@ -361,13 +361,16 @@ class RowTransaction(Transaction[TableT]):
     # -- steps and their end ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _change(self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False) -> Iterator[_Change]:
+    def _change(
+        self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False, writes: bool = True
+    ) -> Iterator[_Change]:
         """Begin a change of rows. If it fails, drop it from the transaction and delete its files.
 
         Args:
             branch: the branch.
             properties: extra properties for the snapshot's summary.
             reads: whether the change depends on the branch's rows, so that no earlier step may change them.
+            writes: whether the change writes all files that it adds, so that none can be in the table already.
         """
         self._refuse_committed()
         self.table.refuse_read_only()
@@ -376,7 +379,9 @@ class RowTransaction(Transaction[TableT]):
         if reads and any(hasattr(step, "names") for step in self._steps):
             problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
-        update = self.update_snapshot(branch, properties).assume_new_files()
+        update = self.update_snapshot(branch, properties)
+        if writes:
+            update.assume_new_files()
         change, before = _Change(update, head), len(self._written)
         try:
             yield change

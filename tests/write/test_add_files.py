@@ -110,11 +110,17 @@ def test_entries_beside_iceberg_and_pyiceberg(spark: SparkSession, tmp_path: Pat
 
 
 def new_table(
-    spark: SparkSession, folder: Path, spec: PartitionSpec, *, schema: Schema = SCHEMA, **properties: str
+    spark: SparkSession,
+    folder: Path,
+    spec: PartitionSpec,
+    *,
+    schema: Schema = SCHEMA,
+    version: int = 4,
+    **properties: str,
 ) -> sm.Table:
     catalog = sm.load_catalog("added", type="hadoop", warehouse=str(folder / "w"))
     catalog.create_namespace("db")
-    return catalog.create_table("db.t", schema, spec, format_version=4, properties=properties, spark=spark)
+    return catalog.create_table("db.t", schema, spec, format_version=version, properties=properties, spark=spark)
 
 
 def write(path: Path, **columns: Any) -> str:
@@ -258,6 +264,25 @@ def test_duplicates(spark: SparkSession, tmp_path: Path) -> None:
     ):
         with pytest.raises(sm.ValidationError, match=problem):
             table.add_files(wrong)
+
+
+@pytest.mark.parametrize(("version", "direct_files"), [(1, ""), (2, ""), (3, ""), (4, "100"), (4, "0")])
+def test_duplicates_at_the_commit(spark: SparkSession, tmp_path: Path, version: int, direct_files: str) -> None:
+    """A commit refuses paths that other commits, or earlier changes of its transaction, have added."""
+    paths = [write(tmp_path / f"{number}.parquet", id=pa.array([1], pa.int64()), name=["a"]) for number in range(3)]
+    properties = {"write.tree.direct-files": direct_files} if direct_files else {}
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "name"))
+    table = new_table(spark, tmp_path, spec, version=version, **properties).add_files(paths[:1])
+    with pytest.raises(sm.CommitConflictError, match=r"/0\.parquet is in the table already"):
+        table.add_files(paths, check_duplicate_files=False)
+    late = table.transaction().add_files(paths[1:2])
+    table.add_files(paths[1:2])
+    with pytest.raises(sm.CommitConflictError, match=r"/1\.parquet is in the table already"):
+        late.commit()
+    twice = table.refresh().transaction().add_files(paths[2:]).add_files(paths[2:])
+    with pytest.raises(sm.CommitConflictError, match=r"/2\.parquet is in the table already"):
+        twice.commit()
+    assert table.refresh().scan().count() == 2
 
 
 def test_many_files(spark: SparkSession, tmp_path: Path) -> None:
