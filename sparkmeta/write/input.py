@@ -246,6 +246,8 @@ def _taken(wanted: IcebergType) -> str:
 def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
     """Return the value of a field in rows, in the field's `spark_type`.
 
+    A field that the rows lack has its write default, except in null structs.
+
     Args:
         rows: the type of the rows, which `check_columns` has accepted.
         schema: the table's.
@@ -257,7 +259,8 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
     value, kind = sql.Sql(""), cast("spark.DataType", rows)
     for depth, field in enumerate(way):
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
-            return _default_value(field, wanted)
+            default = _default_value(field, wanted)
+            return sql.when(value.isNotNull(), default) if depth else default
         value = value[field.name] if depth else sql.col(sql.quoted(field.name))
         kind = kind[field.name].dataType
     if isinstance(wanted, UUIDType):

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     DoubleType,
     IntegerType,
@@ -175,3 +176,17 @@ def test_names_with_dots_and_quotes(version: int, spark: SparkSession, tmp_path:
     table.maintenance.rewrite_data_files(rewrite_all=True).commit()
     table = table.refresh()
     assert rows() == expected
+
+
+def test_partitions_of_nested_defaults(spark: SparkSession, tmp_path: Path) -> None:
+    """A field that rows lack has its write default, but is null where its struct is."""
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA, format_version=3, spark=spark)
+    table.update_schema().add_column(("point", "z"), IntegerType(), default_value=5).commit()
+    table.refresh().update_spec().add_field("point.z", IdentityTransform(), "z").commit()
+    table = table.refresh().append(spark.sql(f"SELECT id, point FROM {ROWS}"))
+    files = table.inspect.data_files().selectExpr("partition.z", "record_count").collect()
+    assert sorted(map(tuple, files), key=repr) == [(5, 2), (None, 1)]
+    for row_filter, ids in (("point.z is null", {2}), ("point.z = 5", {1, 3})):
+        assert {row.id for row in table.scan(row_filter).to_df().collect()} == ids
