@@ -63,7 +63,8 @@ def partition_value(transform: Transform[Any, Any], source: IcebergType, value: 
         value: a value of `spark_type(source)`.
 
     Returns:
-        A value of the `spark_type` of the transform's result. It does not depend on the session's time zone.
+        A value of the `spark_type` of the transform's result. It does not depend on the session's time zone. Truncated
+        decimals with more digits than their type has are null.
     """
     match transform:
         case IdentityTransform():
@@ -128,7 +129,9 @@ def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
             kind = f"DECIMAL({source.precision}, {source.scale})"
             wide = Sql(f"CAST('{step:f}' AS DECIMAL({_MOST_DIGITS}, {source.scale}))")
             rest = Sql(f"CAST({sql.call('pmod', value, wide).text} AS {kind})")
-            return None if step >= 10 ** (source.precision - source.scale) else (value - rest).cast(kind)
+            if step >= 10 ** (source.precision - source.scale):
+                return None
+            return Sql(f"TRY_CAST({sql.call('try_subtract', value, rest).text} AS {kind})")
     return None
 
 

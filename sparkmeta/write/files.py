@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionField as SpecField
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection
-from pyiceberg.transforms import UnknownTransform, VoidTransform
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.transforms import TruncateTransform, UnknownTransform, VoidTransform
+from pyiceberg.types import DecimalType, LongType, NestedField
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType as SparkLong
@@ -233,14 +233,35 @@ class _Write:
         if not added:
             return self.rows
         frame = self.rows.select("*", *(value.column() for value in added))
-        if not by_tasks:
-            return frame
+        if by_tasks:
+            frame = self._transformed(frame, values, by_tasks)
+        fitting = {name: self._fitting(name, field).column() for name, field in values if self._may_not_fit(field)}
+        return frame.withColumns(fitting) if fitting else frame
+
+    def _transformed(
+        self, frame: DataFrame, values: Sequence[tuple[str, SpecField | SortField]], by_tasks: Sequence[TaskValue]
+    ) -> DataFrame:
+        """Replace values with their transforms where Spark SQL has no exact form of these."""
         results = {each.name: spark_type(each.transform.result_type(each.source)) for each in by_tasks}
         row_type = StructType([*self.row_type.fields])
         for name, field in values:
             source = self._source(field)
             row_type.add(name, results.get(name, spark_type(field.transform.result_type(source.type))))
         return map_arrow(frame, TaskValues(tuple(by_tasks)), row_type)
+
+    def _may_not_fit(self, field: SpecField | SortField) -> bool:
+        """Return whether a transform can have results with more digits than their type has, which are null."""
+        truncates = isinstance(field.transform, TruncateTransform)
+        return truncates and isinstance(self._source(field).type, DecimalType)
+
+    def _fitting(self, name: str, field: SpecField | SortField) -> Sql:
+        """Return truncated decimals. Fails, when it runs, for a value whose result is null."""
+        source, result = self._source(field), sql.col(name)
+        column = f"{self.table}: column {self.schema.find_column_name(field.source_id)} is "
+        problem = f": {field.transform} of it does not fit {source.type}"
+        failure = sql.raise_error(sql.concat(column, source.value.cast("STRING"), problem))
+        unfit = source.value.isNotNull() & result.isNull()
+        return sql.when(unfit, failure.cast(spark_type(source.type))).otherwise(result)
 
     def _source(self, field: SpecField | SortField) -> _Source:
         if isinstance(field, SpecField) and isinstance(field.transform, VoidTransform):

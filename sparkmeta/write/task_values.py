@@ -32,7 +32,10 @@ class TaskValue:
 
 @dataclass(frozen=True)
 class TaskValues:
-    """Replaces source values with transformed ones, transforming each distinct value of a batch once. Picklable."""
+    """Replaces source values with transformed ones, transforming each distinct value of a batch once. Picklable.
+
+    Truncated decimals with more digits than their type has become null.
+    """
 
     values: tuple[TaskValue, ...]
 
@@ -49,10 +52,16 @@ class TaskValues:
                 coded = array.dictionary_encode("encode")
                 distinct = [functions[field.name](_plain(value)) for value in coded.dictionary.to_pylist()]
                 kind = pa.int32() if field.name in buckets else array.type
-                arrays.append(pa.array(distinct, kind).take(coded.indices))
+                arrays.append(pa.array([_fitting(value, kind) for value in distinct], kind).take(coded.indices))
                 fields.append(pa.field(field.name, kind))
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, Decimal | str | bytes | None) else bytes(value)
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    """Return a value; None for a decimal with too many digits."""
+    fits = not isinstance(value, Decimal) or value.copy_abs() < Decimal(10) ** (kind.precision - kind.scale)
+    return value if fits else None

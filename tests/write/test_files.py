@@ -40,6 +40,7 @@ from sparkmeta.write.files import data_file_tasks
 from sparkmeta.write.orc_file import OrcOutput
 from sparkmeta.write.parquet_file import ParquetOutput, Written
 from sparkmeta.write.tasks import PARTITION_COLUMN
+from tests.conftest import configured
 from tests.rows.comparison import row_texts
 
 if TYPE_CHECKING:
@@ -177,6 +178,26 @@ def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> N
             for (field, each, _), value in zip(fields, source, strict=True)
         ]
         assert list(row._partition) == expected
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(("precision", "width"), [(3, 10), (38, 10), (3, 1000)])
+def test_truncated_decimals_that_do_not_fit(
+    spark: SparkSession, tmp_path: Path, precision: int, width: int, ansi: str
+) -> None:
+    schema = Schema(NestedField(1, "d", DecimalType(precision, 0)))
+    table = new_table(spark, tmp_path, schema, PartitionSpec(PartitionField(1, 1000, TruncateTransform(width), "p")))
+    least = -(10**precision) + 1
+    with configured(spark, {"spark.sql.ansi.enabled": ansi}):
+        for value in (least, -1) if width == 1000 else (least,):
+            with pytest.raises(
+                sm.ValidationError, match=rf"column d is {value}: truncate\[{width}\] of it does not fit"
+            ):
+                table.append(spark.sql(f"SELECT CAST('{value}' AS DECIMAL({precision}, 0)) d"))
+        assert table.refresh().current_snapshot() is None
+        table = table.append(spark.sql(f"SELECT CAST('{-least}' AS DECIMAL({precision}, 0)) d UNION ALL SELECT NULL"))
+    values = table.inspect.data_files().select("partition.p").toArrow().column(0).to_pylist()
+    assert set(values) == {None, Decimal(-least // width * width)}
 
 
 def written_files(table: sm.Table, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
