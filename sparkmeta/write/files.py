@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _SORT_COLUMN: Final = "_sort_value_{}"
+_CONSTANT: Final = "_constant"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 LINEAGE: Final = (
@@ -196,7 +197,7 @@ class _Write:
         divided_by_tasks = distribution == "hash" and self.state.spark.conf.get(_ADAPTIVE, "true") == "true"
         if order or (keys and not divided_by_tasks):
             frame = frame.sortWithinPartitions(*keys)
-        return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
+        return self._selected(frame, partitions)
 
     def _as_arranged(
         self, frame: DataFrame, partitions: Sequence[str], keys: Sequence[Column], arrangement: Arrangement
@@ -213,7 +214,12 @@ class _Write:
             frame = frame.repartition(arrangement.tasks, *partitions)
         if keys:
             frame = frame.sortWithinPartitions(*keys)
-        return frame.select(*map(sql.quoted, self.row_type.names), *partitions)
+        return self._selected(frame, partitions)
+
+    def _selected(self, frame: DataFrame, partitions: Sequence[str]) -> DataFrame:
+        """Return the columns that tasks take, or a constant if there are none: batches without columns lose rows."""
+        names = [*map(sql.quoted, self.row_type.names), *partitions]
+        return frame.select(*names) if names else frame.select(F.lit(0).alias(_CONSTANT))
 
     def _with_values(self) -> DataFrame:
         """Append the values of partition fields and sort fields to the rows' columns."""

@@ -180,6 +180,12 @@ def test_transforms_that_tasks_compute(spark: SparkSession, tmp_path: Path) -> N
         assert list(row._partition) == expected
 
 
+def test_rows_without_columns(spark: SparkSession, tmp_path: Path) -> None:
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", StringType()))
+    table = new_table(spark, tmp_path, schema, PartitionSpec()).append(spark.range(3).select())
+    assert list(map(tuple, table.scan().to_df().collect())) == [(None, None)] * 3
+
+
 @pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize(("precision", "width"), [(3, 10), (38, 10), (3, 1000)])
 def test_truncated_decimals_that_do_not_fit(
