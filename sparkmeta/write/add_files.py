@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyiceberg.transforms import VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
@@ -117,13 +118,17 @@ def existing_files(state: TableState) -> ExistingFiles:
             field.name,
             field.source_id,
             field.transform,
-            schema.find_type(field.source_id),
+            # The schema may lack the column of a void field.
+            types.partition_types[field.field_id]
+            if isinstance(field.transform, VoidTransform)
+            else schema.find_type(field.source_id),
             types.partition_fields[field.field_id],
         )
         for field in spec.fields
     )
-    names = {field.source: schema.find_column_name(field.source) or "" for field in fields}
-    defaults = {field.source: bound_value(schema.find_field(field.source).initial_default) for field in fields}
+    sources = {field.source for field in fields}.intersection(schema.field_ids)
+    names = {source: schema.find_column_name(source) or "" for source in sources}
+    defaults = {source: bound_value(schema.find_field(source).initial_default) for source in sources}
     tuple_fields = types.partition_type.fields
     partition = pa.struct(
         [pa.field(each.name, bound_arrow_type(types.partition_fields[each.field_id])) for each in tuple_fields]

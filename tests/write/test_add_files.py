@@ -266,6 +266,16 @@ def test_duplicates(spark: SparkSession, tmp_path: Path) -> None:
             table.add_files(wrong)
 
 
+def test_a_void_field_of_a_dropped_column(spark: SparkSession, tmp_path: Path) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "name"))
+    table = new_table(spark, tmp_path, spec, version=1).append(spark.sql("SELECT 1L id, 'a' name"))
+    table.update_spec().remove_field("name").commit()
+    table.refresh().update_schema().delete_column("name").commit()
+    path = write(tmp_path / "name=b" / "1.parquet", id=pa.array([7], pa.int64()))
+    table = table.refresh().add_files([path])
+    assert sorted(row.id for row in table.scan().to_df().collect()) == [1, 7]
+
+
 @pytest.mark.parametrize(("version", "direct_files"), [(1, ""), (2, ""), (3, ""), (4, "100"), (4, "0")])
 def test_duplicates_at_the_commit(spark: SparkSession, tmp_path: Path, version: int, direct_files: str) -> None:
     """A commit refuses paths that other commits, or earlier changes of its transaction, have added."""
