@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SOURCE_ROW: Final = "_merge_source_row"
 """A number for each row of the source."""
 
+_ROWS: Final = "_merge_rows"
+
 
 @dataclass(frozen=True)
 class MergeSource:
@@ -80,8 +82,9 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
     duplicate = None
     if keys is not None:
         columns = [F.col(quoted(name)) for name in keys]
-        several = rows.dropna(subset=list(map(quoted, keys))).groupBy(*columns).count().where("count > 1").limit(1)
-        duplicate = next(iter(several.drop("count").toArrow().to_pylist()), None)
+        counts = rows.dropna(subset=list(map(quoted, keys))).groupBy(*columns).agg(F.count("*").alias(_ROWS))
+        several = counts.where(F.col(_ROWS) > 1).limit(1)
+        duplicate = next(iter(several.drop(_ROWS).toArrow().to_pylist()), None)
     return MergeSource(rows, keys, count, row_filter, duplicate)
 
 

@@ -270,3 +270,17 @@ def test_a_source_of_constants(spark: SparkSession, tmp_path: Path) -> None:
         source = spark.sql(f"SELECT {key}L AS id, 5 AS n")
         table = table.merge(source, on=["id"]).when_matched().update_all().when_not_matched().insert_all().merge()
     assert sorted(map(tuple, table.scan().to_df().collect())) == [(0, 0), (1, 5), (2, 20), (7, 5)]
+
+
+def test_a_key_named_count(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
+    layout = Schema(NestedField(1, "count", LongType()), NestedField(2, "n", IntegerType()))
+    table = catalog.create_table("db.t", layout, format_version=2, spark=spark)
+    table = table.append(spark.sql("SELECT 1L `count`, 1 n")).upsert(
+        spark.sql("SELECT * FROM VALUES (1L, 5), (2L, 6) AS v(`count`, n)"), ["count"]
+    )
+    twice = spark.sql("SELECT * FROM VALUES (2L, 8), (2L, 9) AS v(`count`, n)")
+    with pytest.raises(sm.ValidationError, match=r"two of the rows have the key \{'count': 2\}"):
+        table.upsert(twice, ["count"])
+    table = table.merge(twice, "count").when_matched().delete().merge()
+    assert list(map(tuple, table.scan().to_df().collect())) == [(1, 5)]
