@@ -55,7 +55,7 @@ class Validation:
         start: the snapshot that the operation read; None for an empty table.
         row_filter: the rows that it read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether new deletes of rows that it read do not count as conflicts.
+        ignores_deletes: whether rows that it read may be deleted if it only deletes or adds rows.
     """
 
     start: int | None
@@ -104,7 +104,7 @@ def validate(head: TableState, validation: Validation, operation: Operation) -> 
         everything = validation.row_filter is None and names_rows
         for scope in [_scope(head, history, AlwaysTrue())] if everything else scopes:
             _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
-    by_rows = operation.removes_by_rows or not names_rows
+    by_rows = operation.removes_by_rows or not (names_rows or validation.ignores_deletes)
     for scope in scopes:
         if by_rows or (operation.adds_deletes and not validation.ignores_deletes):
             _refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")

@@ -182,9 +182,9 @@ class SnapshotUpdate:
 
         - new deletes that apply to files that this update removes by name;
         - new deletes of rows that may match, unless this update only removes files by name and adds no deletes, or
-          `ignore_deletes` is set because it only deletes rows, which others may delete as well;
-        - removed data files that may match, if this update removes files by filter or partition, or neither removes
-          files by name nor adds deletes;
+          `ignore_deletes` is set because it only deletes or adds rows, so that others may delete rows as well;
+        - removed data files that may match, if this update removes files by filter or partition, or only adds data
+          files and `ignore_deletes` is not set;
         - added data files that may match, if `isolation` is "serializable".
 
         Args:
@@ -193,7 +193,8 @@ class SnapshotUpdate:
                 For added data, also defaults to the whole table if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
-            ignore_deletes: whether new deletes of matching rows do not conflict with the deletes that this update adds.
+            ignore_deletes: whether deletes and removals of matching rows do not conflict with the deletes that this
+                update adds, nor with an update that only adds data files.
 
         Raises:
             ValidationError: an unknown isolation.

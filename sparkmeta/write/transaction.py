@@ -233,7 +233,9 @@ class RowTransaction(Transaction[TableT]):
             else:
                 added = self._write(rows.rewritten(files), lineage=lineage)
                 change.update.row_delta(added=added, removed=rows.matching.named(paths))
-        change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level)
+        # Others may delete or rewrite the rows that new ones were compared with.
+        only_adds = not len(paths)
+        change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level, ignore_deletes=only_adds)
 
     def add_files(
         self,

@@ -284,3 +284,22 @@ def test_a_key_named_count(spark: SparkSession, tmp_path: Path) -> None:
         table.upsert(twice, ["count"])
     table = table.merge(twice, "count").when_matched().delete().merge()
     assert list(map(tuple, table.scan().to_df().collect())) == [(1, 5)]
+
+
+def test_insertions_and_other_commits(spark: SparkSession, tmp_path: Path) -> None:
+    """Only added rows conflict with rows that a merge inserts."""
+    table = new_table(spark, tmp_path)
+    for rows in ([(1, "a", 1), (9, "a", 9)], [(2, "a", 2), (8, "a", 8)]):
+        table = table.append(frame(spark, rows).coalesce(1))
+
+    def begun() -> sm.RowTransaction:
+        return table.transaction().upsert(frame(spark, [(5, "a", 5)]), ["id"])
+
+    late = begun()
+    table.maintenance.rewrite_data_files(rewrite_all=True).commit()
+    assert [row[0] for row in rows_of(late.commit())] == [1, 2, 5, 8, 9]
+    table = table.refresh().delete("id = 5")
+    late = begun()
+    table.append(frame(spark, [(5, "a", 6)]))
+    with pytest.raises(sm.CommitConflictError, match="added data that may match"):
+        late.commit()
