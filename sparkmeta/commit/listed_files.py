@@ -13,6 +13,7 @@ from sparkmeta.commit.candidates import manifests_sharing_partitions
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.search import SEARCH_COLUMNS
 from sparkmeta.manifests.manifest_list import manifests_of_list
+from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -43,8 +44,13 @@ class ListedFiles(NewFiles):
 
     def _entries_of_rows(self, state: TableState) -> pa.Table:
         assert self.rows is not None
-        schema = state.projection(SEARCH_COLUMNS).schema
-        return self.rows.select(schema.names).cast(schema)
+        rows, schema = self.rows, state.projection(SEARCH_COLUMNS).schema
+        if PARTITION in schema.names and PARTITION not in rows.column_names:
+            # An earlier attempt made the rows, and another commit has partitioned the table since.
+            kind = schema.field(PARTITION).type
+            nulls = [pa.nulls(len(rows), field.type) for field in kind]
+            rows = rows.append_column(PARTITION, pa.StructArray.from_arrays(nulls, fields=list(kind)))
+        return rows.select(schema.names).cast(schema)
 
     def _frame_of_leaves(self, state: TableState, projection: EntryProjection) -> DataFrame:
         return state.entries(self._manifests(state), projection)

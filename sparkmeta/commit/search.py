@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.edit.next_root import same_manifest_dv
+from sparkmeta.edit.next_root import conform, same_manifest_dv
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.inherit import ManifestContext
 from sparkmeta.manifests.parts import ManifestPart, whole_manifests
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.decode import entries_of_rows, root_entries
+from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.manifests.v4.search import LeafSearch
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
@@ -170,7 +171,11 @@ def live_entries(state: TableState, manifests: pa.Table) -> DataFrame:
 
 
 def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
-    """Return new files, rows of `tree_schema`, as entries of `SEARCH_COLUMNS` without a manifest."""
+    """Return new files, rows of a `tree_schema`, as entries of `SEARCH_COLUMNS` without a manifest.
+
+    The schema may be of an earlier attempt. Another commit may have added columns and partition specs since.
+    """
+    rows = conform(rows, tree_schema(state.types.stats_types))
     part = ManifestPart(-1, state.metadata.location, 0, ManifestContext(None, None, None))
     ordinals = pa.nulls(len(rows), pa.int64())
     return entries_of_rows(rows, ordinals, part, state.projection(SEARCH_COLUMNS), state.types.tree_types)

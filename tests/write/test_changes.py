@@ -37,11 +37,13 @@ MODES = ("copy-on-write", "merge-on-read")
 Rows = list[tuple[int, str | None, int | None]]
 
 
-def new_table(spark: SparkSession, folder: Path, spec: PartitionSpec = BY_PART, **properties: str) -> sm.Table:
+def new_table(
+    spark: SparkSession, folder: Path, spec: PartitionSpec = BY_PART, *, version: int = 4, **properties: str
+) -> sm.Table:
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(folder))
     catalog.create_namespace("db")
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in properties.items()}
-    return catalog.create_table("db.t", SCHEMA, spec, format_version=4, properties=named, spark=spark)
+    return catalog.create_table("db.t", SCHEMA, spec, format_version=version, properties=named, spark=spark)
 
 
 def frame(spark: SparkSession, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
@@ -155,6 +157,24 @@ def test_files_of_a_lost_commit_are_deleted(spark: SparkSession, tmp_path: Path)
     with pytest.raises(sm.CommitConflictError):
         stale.commit()
     assert {str(path) for path in tmp_path.rglob("*.parquet") if "/data/" in str(path)} == paths(table.refresh())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "partitioned"])
+@pytest.mark.parametrize(("version", "direct_files"), [(2, "100"), (3, "100"), (4, "100"), (4, "0")])
+def test_another_commit_changes_the_partition_spec(
+    spark: SparkSession, tmp_path: Path, spec: PartitionSpec, version: int, direct_files: str, mode: str
+) -> None:
+    properties = {"write.tree.direct-files": direct_files, "write.update.mode": mode}
+    table = new_table(spark, tmp_path, spec, version=version, **properties)
+    table = table.append(frame(spark, ordinary(0, 6)).coalesce(1))
+    stale = table.transaction().update({"n": -1}, "id = 1")
+    table.update_spec().add_field("id", BucketTransform(2), "b").commit()
+    table = stale.commit()
+    after = sorted(map(tuple, table.scan().to_df().collect()))
+    assert after == [(i, part, -1 if i == 1 else n) for i, part, n in ordinary(0, 6)]
+    if version == 4:
+        assert not table.check().collect()
 
 
 def test_an_overwrite_of_no_row_appends(spark: SparkSession, tmp_path: Path) -> None:
