@@ -70,6 +70,12 @@ def public_partition(state: TableState) -> Sql:
     )
 
 
+def full_partition(state: TableState) -> Sql:
+    """Return the partition tuple with the fields of all specs, as commits take it; see `partition_field_names`."""
+    names = state.types.partition_field_names
+    return sql.struct(*(partition_value(field_id).alias(name) for field_id, name in names.items()))
+
+
 def public_partition_type(state: TableState) -> StructType:
     """Return the Spark type of `public_partition`."""
     return StructType(

@@ -180,4 +180,6 @@ def test_partitions_of_dropped_columns(
     assert_rows(table := table.delete("id = 1 or id = 2"), 0, *range(3, 12))
     assert_rows(table := table.update({"id": 30}, "id = 3"), 0, *range(4, 12), 30)
     merge = table.merge(spark.createDataFrame([(4,)], "id BIGINT"), ["id"])
-    assert_rows(merge.when_matched().update({"id": 40}).merge(), 0, *range(5, 12), 30, 40)
+    assert_rows(table := merge.when_matched().update({"id": 40}).merge(), 0, *range(5, 12), 30, 40)
+    table = table.maintenance.rewrite_position_delete_files(rewrite_all=True).commit()
+    assert_rows(table, 0, *range(5, 12), 30, 40)

@@ -17,7 +17,7 @@ from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.manifests.projection import CONTENT_STATS, FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, stats_struct
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
-from sparkmeta.plan.rows import manifest_path, public_partition
+from sparkmeta.plan.rows import full_partition, manifest_path
 from sparkmeta.session import materialize, spark_schema
 from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType, Status
 
@@ -31,11 +31,11 @@ _STATS_COLUMNS = 2
 
 
 def public_files(written: DataFrame, state: TableState) -> DataFrame:
-    """Return new deletes, rows of `WRITTEN_SCHEMA`, with the partitions of their data files, as in `inspect.files`."""
+    """Return new deletes, rows of `WRITTEN_SCHEMA`, with the partitions of their data files, as commits take them."""
     columns = {
         "content": sql.lit(int(ContentType.POSITION_DELETES)),
         "spec_id": sql.col(_SPEC),
-        **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
+        **({PARTITION: full_partition(state)} if state.types.partition_fields else {}),
         "manifest_path": manifest_path(state.data_manifests, sql.col(MANIFEST)),
         "data_path": sql.col(_DATA_PATH),
     }
