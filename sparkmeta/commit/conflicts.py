@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import SNAPSHOT, EntryChanges
 from sparkmeta.changes.history import snapshots_since
+from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 Isolation = Literal["serializable", "snapshot"]
+ISOLATION: Final = one_of("serializable", "snapshot")
 
 _REPLACE, _DELETE = "replace", "delete"
 _REPLACING = ("overwrite", _REPLACE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from sparkmeta.commit.attempt import Attempt, Progress
 from sparkmeta.commit.change_set import DATA, DELETES, AddedPart, ChangeSet, ReplacedPart
-from sparkmeta.commit.conflicts import Isolation, Validation
+from sparkmeta.commit.conflicts import ISOLATION, Isolation, Validation
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.table_files import frame_of, table_of
 from sparkmeta.edit.new_snapshot import branch_head
@@ -200,8 +200,7 @@ class SnapshotUpdate:
             ValidationError: an unknown isolation.
         """
         self._refuse_closed()
-        if isolation not in ("serializable", "snapshot"):
-            raise ValidationError(f"isolation is {isolation!r}: it is serializable or snapshot")
+        ISOLATION.check("isolation", isolation)
         start = from_snapshot_id if from_snapshot_id is not None else self._changes.start
         self._changes.validations.append(Validation(start, row_filter, isolation, ignore_deletes))
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
+from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
@@ -78,10 +79,11 @@ class RowTransaction(Transaction[TableT]):
         isolation: Isolation | None = None,
     ) -> Self:
         """Replace the rows that match a filter; see `Table.overwrite`."""
-        with self._change(branch, snapshot_properties, reads=True) as change:
+        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             matching = Matching(change.head, overwrite_filter)
+            has_parts = matching.has_parts  # binds the filter before rows are written
             files = self._write(df)
-            if matching.has_parts:
+            if has_parts:
                 replaces = self._replace(change, matching, isolation or "snapshot")
                 change.update.append(files)
                 if not replaces and isolation is not None:
@@ -103,7 +105,7 @@ class RowTransaction(Transaction[TableT]):
         """Replace only the partitions that have new rows; see `Table.dynamic_partition_overwrite`."""
         if self.table_metadata.spec().is_unpartitioned():
             raise ValidationError(f"{self.table.full_name}: it has no partitions to overwrite: overwrite replaces all")
-        with self._change(branch, snapshot_properties) as change:
+        with self._change(branch, snapshot_properties, isolation) as change:
             change.update.replace_partitions(self._write(df))
             if isolation is not None:
                 change.update.validate_no_conflicts(isolation=isolation)
@@ -118,7 +120,7 @@ class RowTransaction(Transaction[TableT]):
         isolation: Isolation | None = None,
     ) -> Self:
         """Delete the rows that match a filter; see `Table.delete`."""
-        with self._change(branch, snapshot_properties, reads=True) as change:
+        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             matching = Matching(change.head, delete_filter)
             if not matching.has_parts:
                 if matching.has_whole_files:
@@ -141,7 +143,7 @@ class RowTransaction(Transaction[TableT]):
         isolation: Isolation | None = None,
     ) -> Self:
         """Delete the rows that have given keys, without reading them; see `Table.equality_delete`."""
-        with self._change(branch, snapshot_properties) as change:
+        with self._change(branch, snapshot_properties, isolation) as change:
             deletes = EqualityDeletes.of(change.head, df, equality_cols)
             for files in deletes.write():
                 self._written.append(files)
@@ -162,7 +164,7 @@ class RowTransaction(Transaction[TableT]):
         isolation: Isolation | None = None,
     ) -> Self:
         """Update the rows that match a filter; see `Table.update`."""
-        with self._change(branch, snapshot_properties, reads=True) as change:
+        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             matching = Matching(change.head, where, by_rows=True)
             without_rows = change.head.spark.createDataFrame([], matching.row_type)
             metadata = self.table_metadata
@@ -187,7 +189,7 @@ class RowTransaction(Transaction[TableT]):
         schema, table = self.table_metadata.schema(), self.table_metadata.location
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
         merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
-        with self._change(branch, snapshot_properties, reads=True) as change:
+        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             if merge.clauses:
                 rows = merged_rows(change.head, merge, self._lineage)
                 if rows.source.duplicate is not None:
@@ -209,7 +211,7 @@ class RowTransaction(Transaction[TableT]):
         """Begin a merge; see `Table.merge`. Its `merge()` returns this transaction."""
 
         def run(merge: Merge[Self]) -> Self:
-            with self._change(branch, snapshot_properties, reads=True) as change:
+            with self._change(branch, snapshot_properties, isolation, reads=True) as change:
                 self._merge(change, merged_rows(change.head, merge, self._lineage), isolation)
             return self
 
@@ -306,13 +308,7 @@ class RowTransaction(Transaction[TableT]):
         self._delete_rows(change, matching.masks, files, added, with_deletes=assigned is not None)
 
     def _delete_rows(
-        self,
-        change: _Change,
-        masks: Masks,
-        files: PlannedFiles,
-        added: DataFrame | None,
-        *,
-        with_deletes: bool,
+        self, change: _Change, masks: Masks, files: PlannedFiles, added: DataFrame | None, *, with_deletes: bool
     ) -> None:
         """Delete rows by deletion vectors or position delete files, and add the data files with their new versions.
 
@@ -343,8 +339,7 @@ class RowTransaction(Transaction[TableT]):
 
     def _merges_on_read(self, command: str) -> bool:
         """Return whether a command deletes rows by delete files, which version 1 does not support."""
-        mode = self._property(f"write.{command}.mode", _MODES)
-        return mode == _MODES[1] and self.table_metadata.format_version > 1
+        return self._property(f"write.{command}.mode", _MODES) == _MODES[1] and self.table_metadata.format_version > 1
 
     def _isolation(self, command: str, given: Isolation | None) -> Isolation:
         if given is not None:
@@ -364,18 +359,27 @@ class RowTransaction(Transaction[TableT]):
 
     @contextmanager
     def _change(
-        self, branch: str, properties: Mapping[str, str] | None, *, reads: bool = False, writes: bool = True
+        self,
+        branch: str,
+        properties: Mapping[str, str] | None,
+        isolation: Isolation | None = None,
+        *,
+        reads: bool = False,
+        writes: bool = True,
     ) -> Iterator[_Change]:
         """Begin a change of rows. If it fails, drop it from the transaction and delete its files.
 
         Args:
             branch: the branch.
             properties: extra properties for the snapshot's summary.
+            isolation: the isolation level, if the caller gave it.
             reads: whether the change depends on the branch's rows, so that no earlier step may change them.
             writes: whether the change writes all files that it adds, so that none can be in the table already.
         """
         self._refuse_committed()
         self.table.refuse_read_only()
+        if isolation is not None:
+            ISOLATION.check("isolation", isolation)
         state = replace(self.table.state, metadata=self.table_metadata)
         head = branch_head(state, branch)
         if reads and any(hasattr(step, "names") for step in self._steps):

@@ -276,7 +276,7 @@ def test_a_pick_of_what_was_staged_before_an_upgrade(upgraded: tuple[sm.Table, i
 
 
 def test_an_isolation_that_is_none(base: sm.Table) -> None:
-    with pytest.raises(ValidationError, match="isolation is 'none': it is serializable or snapshot"):
+    with pytest.raises(ValidationError, match="isolation is 'none': expected serializable or snapshot"):
         insert(in_memory(base), "s = 'a'", isolation="none")
 
 

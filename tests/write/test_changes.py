@@ -305,6 +305,16 @@ def test_what_is_refused_before_rows_are_read(spark: SparkSession, tmp_path: Pat
     unread = frame(spark, ordinary(6, 3)).withColumn("n", F.raise_error(F.lit("rows were read")).cast("int"))
     with pytest.raises(sm.ValidationError, match="property added-records is computed and can't be set"):
         table.append(unread, snapshot_properties={"added-records": "1"})
+    with pytest.raises(sm.InvalidFilterError, match="nothing"):
+        table.overwrite(unread, "nothing = 1")
+    for change in (
+        lambda: table.overwrite(unread, "id = 1", isolation="none"),  # type: ignore[arg-type]
+        lambda: table.dynamic_partition_overwrite(unread, isolation="none"),  # type: ignore[arg-type]
+        lambda: table.delete("id = 100", isolation="none"),  # type: ignore[arg-type]
+        lambda: table.upsert(unread, ["id"], isolation="none"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(sm.ValidationError, match="isolation is 'none': expected serializable or snapshot"):
+            change()
 
 
 @pytest.mark.java
