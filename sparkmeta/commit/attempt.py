@@ -128,20 +128,27 @@ class Attempt:
         parts += [replaced.find(state, searches) for replaced in changes.partitions_of]
         parts += [find_live_deletes(state, files, searches) for files in changes.superseded]
         removal = reduce(Removal.plus, parts, Removal())
-        if changes.rewrites:
-            self._refuse_more_kinds(state, added, removal)
         if FileKind.POSITION_DELETES in added.tally.counts:
             self._check_referenced(state, added)
-        if FileKind.DELETION_VECTOR not in added.tally.counts:
-            return removal
+        if FileKind.DELETION_VECTOR in added.tally.counts:
+            removal = removal.plus(self._replaced(state, added, removal))
+        if changes.rewrites:
+            self._refuse_more_kinds(state, added, removal)
+        return removal
+
+    def _replaced(self, state: TableState, added: NewFiles, removal: Removal) -> Removal:
+        """Find the deletes that new deletion vectors replace.
+
+        Raises CommitConflictError if they are others than in earlier attempts.
+        """
         with self._conflicting():
-            deletes = replaced_deletes(state, added, removal, searches)
+            deletes = replaced_deletes(state, added, removal, self.progress.searches)
         if self.progress.replaced is not None and self.progress.replaced != deletes.names:
             raise CommitConflictError(
                 f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
             )
         self.progress.replaced = deletes.names
-        return removal.plus(deletes.removal)
+        return deletes.removal
 
     @staticmethod
     def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:

@@ -23,6 +23,7 @@ from tests.peers.file_maker import local_path
 from tests.peers.slices import SOAK
 from tests.rows.comparison import row_texts
 from tests.rows.row_table import RowTable
+from tests.write.test_changes import frame, new_table, ordinary, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +73,15 @@ def test_only_what_plans_apply_is_kept(spark: SparkSession, tmp_path: Path, vers
         assert pq.read_table(local_path(file["file_path"])).column("pos").to_pylist() == [0, 1, 2]
         (entry,) = after.inspect.entries().where("status = 1 AND data_file.content = 1").collect()
         assert (entry["sequence_number"], entry["file_sequence_number"]) == (3, 6)
+
+
+def test_a_tree_with_vectors_only(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, write__delete__mode="merge-on-read").append(frame(spark, ordinary(0, 9)))
+    table = table.delete("id = 1").delete("id = 2")
+    expected = rows_of(table)
+    after = table.maintenance.rewrite_position_delete_files(rewrite_all=True).commit()
+    assert rows_of(after) == expected
+    assert after.current_snapshot().operation == "replace"
 
 
 CHOICES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
