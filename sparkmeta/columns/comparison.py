@@ -31,6 +31,15 @@ _FIRST_AFTER_SURROGATES: Final = 0xE000
 _LAST_CODE_POINT: Final = 0x10FFFF
 
 
+def unpushed(column: Sql) -> Sql:
+    """Return the value of a column as an expression that Spark can't push into Parquet, and does not simplify.
+
+    Spark writes a pushed literal with the precision that a decimal has in the file. A file from before the column was
+    widened may have a lower one, with which literals overflow: Spark then skips row groups with matches, or fails.
+    """
+    return sql.call("greatest", column, None)
+
+
 def is_floating(field_type: IcebergType) -> bool:
     """Return whether values of a type may be NaN."""
     return isinstance(field_type, FloatType | DoubleType)

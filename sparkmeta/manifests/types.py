@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,6 +121,23 @@ class TableTypes:
         if field_id in _METADATA_FIELDS:
             return _METADATA_FIELDS[field_id]
         return str(self.fields[field_id].field_type)
+
+    @cached_property
+    def has_all_schemas(self) -> bool:
+        """Whether the metadata has every schema that files may have been written with."""
+        return len(self.schemas) > max(self.schemas)
+
+    @cached_property
+    def widened_decimals(self) -> frozenset[int]:
+        """The ids of decimal columns, and of stats of decimals, that may have a lower precision in some files."""
+        names: dict[int, set[str]] = defaultdict(set)
+        for schema in self.metadata.schemas:
+            for field_id, field in index_by_id(schema).items():
+                names[field_id].add(str(field.field_type))
+        decimals = {field_id for field_id, types in names.items() if any(map(_is_decimal, types))}
+        widened = {field_id for field_id in decimals if len(names[field_id]) > 1 or not self.has_all_schemas}
+        others = {source for source, name in self.stats_types.items() if source not in names and _is_decimal(name)}
+        return frozenset(widened | others if widened else widened)
 
     def always_required(self, field_id: int) -> bool:
         """Return whether every schema that has a column requires it, so that no file holds a null.
@@ -303,6 +321,10 @@ class TableTypes:
         """
         types = {field_id: self.field_type(field_id) for field_id in stats}
         return EntryProjection.of(columns, self.partition_fields, types, self.partition_ids)
+
+
+def _is_decimal(type_name: str) -> bool:
+    return type_name.startswith("decimal")
 
 
 def _primitives(fields: Mapping[int, NestedField]) -> dict[int, NestedField]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.types import (
     BinaryType,
+    DecimalType,
     IcebergType,
     ListType,
     MapType,
@@ -23,6 +24,7 @@ from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import reads_as
+from sparkmeta.columns.comparison import unpushed
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.rows.handover import ROW_INDEX, column_name
@@ -73,16 +75,21 @@ class ReadColumns:
     has_partition_values: bool = False
 
     @staticmethod
-    def by_names(fields: tuple[NestedField, ...]) -> ReadColumns:
+    def by_names(fields: tuple[NestedField, ...], widened: Collection[int]) -> ReadColumns:
         """Return columns that have the same names in the files as in the table.
 
         They have field ids, so that Spark refuses files without any: columns of such files are identified by position.
+
+        Args:
+            fields: the columns.
+            widened: ids of decimals that may have a lower precision in some files.
         """
         read = [
             spark.StructField(field.name, read_type(field.field_type), True, {_PARQUET_ID: field.field_id})
             for field in fields
         ]
-        return ReadColumns(fields, spark.StructType(read), tuple(sql.col(column_name(at)) for at in range(len(fields))))
+        sources = [widened_value(field, sql.col(column_name(at)), widened) for at, field in enumerate(fields)]
+        return ReadColumns(fields, spark.StructType(read), tuple(sources))
 
     @cached_property
     def values(self) -> Mapping[int, Sql]:
@@ -114,6 +121,28 @@ def field_values(field: NestedField, value: Sql) -> Iterator[tuple[int, Sql]]:
     if isinstance(field.field_type, StructType):
         for child in field.field_type.fields:
             yield from field_values(child, value[child.name])
+
+
+def widened_value(field: NestedField, value: Sql, widened: Collection[int]) -> Sql:
+    """Return the value of a file's column, with widened decimals in expressions that Spark can't push into Parquet.
+
+    Spark pushes filters of columns and of struct fields, but not of anything in lists and maps.
+
+    Args:
+        field: the column, or a field of a struct.
+        value: its value.
+        widened: ids of decimals that may have a lower precision in the file.
+    """
+    match field.field_type:
+        case DecimalType() if field.field_id in widened:
+            return unpushed(value)
+        case StructType() as kind:
+            sources = [value[child.name] for child in kind.fields]
+            values = [widened_value(child, at, widened) for child, at in zip(kind.fields, sources, strict=True)]
+            if any(changed is not at for changed, at in zip(values, sources, strict=True)):
+                named = (changed.alias(child.name) for child, changed in zip(kind.fields, values, strict=True))
+                return sql.when(value.isNotNull(), sql.struct(*named))
+    return value
 
 
 def spark_reads(file_type: str, kind: str) -> bool:
@@ -195,8 +224,7 @@ def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
     and files may lack ids, if Spark can't read a type or promotion, if files may have times in another unit, or if
     schemas that files may have been written with were removed from the metadata.
     """
-    schema_ids = {schema.schema_id for schema in state.metadata.schemas}
-    if name_mapping(state.metadata) is not None or len(schema_ids) <= max(schema_ids):
+    if name_mapping(state.metadata) is not None or not state.types.has_all_schemas:
         return False
     history = _History(defaultdict(set), defaultdict(set), defaultdict(set))
     for schema in state.metadata.schemas:

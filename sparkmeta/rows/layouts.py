@@ -20,7 +20,7 @@ from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import default_literal
 from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.rows.columns import ReadColumns, read_type, spark_reads
+from sparkmeta.rows.columns import ReadColumns, read_type, spark_reads, widened_value
 from sparkmeta.rows.data_file import refuse_other_count
 from sparkmeta.rows.delete_sets import Indices
 from sparkmeta.rows.file_schema import file_columns
@@ -139,7 +139,8 @@ def _read_columns(
                     kind = read_type(field.field_type)
                     stored = _stored_type(source, kind)
                     value = sql.col(column_name(len(read)))
-                    values.append(value if stored == kind else value.cast(kind))
+                    value = value if stored == kind else value.cast(kind)
+                    values.append(widened_value(field, value, set(_widened(source))))
                     read.append(spark.StructField(physical.name, stored))
                 case FromPartition():
                     values.append(_partition_value(field, partition))
@@ -155,6 +156,15 @@ def _read_columns(
         return None
     has_partition_values = any(isinstance(source, FromPartition) for source in sources)
     return ReadColumns(fields, spark.StructType(read), tuple(values), has_partition_values)
+
+
+def _widened(source: Source) -> Iterator[int]:
+    """Yield the ids of columns, and of fields inside them, that have another type in the file."""
+    if isinstance(source, FromFile):
+        if source.physical.type != source.column.type and source.column.id is not None:
+            yield source.column.id
+        for child in source.children:
+            yield from _widened(child)
 
 
 def _partition_value(field: NestedField, partition: dict[int, str]) -> Sql:

@@ -166,7 +166,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
     fields = (*needed_fields(scan.projection, schema, others), *dropped, *lineage)
     if state.settings.data_file_footers == "auto" and names_tell(state, fields):
         if len(rows):
-            yield ReadColumns.by_names(fields), rows
+            yield ReadColumns.by_names(fields, state.types.widened_decimals), rows
         return
     if state.access.tasks is None:
         return
@@ -312,7 +312,8 @@ class _Part:
         return extra | ({POSITION} if len(words) or shows_position else set())
 
     def _compared(self, deletes: EqualityDeletes) -> ReadColumns:
-        return ReadColumns.by_names(_compared(self.columns.fields, deletes.field_ids))
+        fields = _compared(self.columns.fields, deletes.field_ids)
+        return ReadColumns.by_names(fields, self.scan.state.types.widened_decimals)
 
     def _value(self, field_id: int) -> Sql:
         return self.columns.values[field_id]
