@@ -38,7 +38,9 @@ def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection)
     units = _units(leaves)
     tasks = state.access.tasks
     if tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py()):
-        return read_leaf_entries(state.spark, units, projection, state.types.tuple_sources)
+        return read_leaf_entries(
+            state.spark, units, projection, state.types.tuple_sources, state.types.widened_decimals
+        )
     decode = partial(EntryDecoder(tasks, state.types.tree_types).decode_parts, projection)
     return map_by_tasks(state.spark, units, decode, projection.schema)
 

@@ -223,7 +223,8 @@ class ManifestReader:
         listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))
         frames = []
         if len(leaves):
-            frames.append(read_leaf_entries(self.spark, whole_manifests(leaves), projection, self.tree.sources))
+            units, widened = whole_manifests(leaves), self.types.widened_decimals
+            frames.append(read_leaf_entries(self.spark, units, projection, self.tree.sources, widened))
         if len(decoded):
             frames.append(self._decoded(self.parts(decoded, projection), projection, placement))
         if len(listed):

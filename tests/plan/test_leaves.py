@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import DateType, LongType, NestedField, StringType
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import DateType, DecimalType, LongType, NestedField, StringType
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
@@ -271,6 +273,35 @@ def test_few_deletes_take_no_job_of_their_own(
         "a1": ["e1"],
         "b1": [],
     }
+
+
+@pytest.mark.parametrize("transform", [None, "identity", "truncate[1000]"])
+def test_stats_of_decimals_that_were_widened(tmp_path: Path, spark: SparkSession, transform: str | None) -> None:
+    """Leaves that were written before have bounds and partition values of the lower precision."""
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "amount", DecimalType(9, 2)))
+    spec = PartitionSpec(PartitionField(2, 1000, parse_transform(transform), "part")) if transform else PartitionSpec()
+    catalog = sm.load_catalog("c", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table(
+        "db.t", schema, spec, properties={"write.tree.direct-files": "1"}, format_version=4, spark=spark
+    )
+    rows = spark.range(0, 4, 1, 4).selectExpr("id", "CAST(id * 20 + 0.5 AS DECIMAL(9, 2)) AS amount")
+    table.append(rows.repartitionByRange(4, "id"))
+    table = table.refresh()
+    with table.update_schema() as update:
+        update.update_column("amount", DecimalType(18, 2))
+    table = table.refresh()
+    assert table.inspect.manifests().count() > 0
+    beyond = "123456789012.34"
+    for row_filter, ids in {
+        "amount < 20": [0],
+        f"amount < {beyond}": [0, 1, 2, 3],
+        f"amount > -{beyond} and id > 1": [2, 3],
+        f"amount in (20.5, {beyond}, -{beyond})": [1],
+        f"amount >= {beyond}": [],
+    }.items():
+        scan = table.scan(row_filter)
+        assert scan.plan_files().count() == scan.count_files() == len(ids), row_filter
+        assert sorted(row.id for row in scan.to_df().collect()) == ids, row_filter
 
 
 @pytest.mark.parametrize("in_root", [True, False], ids=["with stats of the leaf", "without"])

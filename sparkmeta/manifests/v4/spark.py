@@ -5,7 +5,7 @@ Entries are like those of other manifests: inheritance is applied, and the parti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +15,14 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.comparison import unpushed
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.manifests.arrays import narrowed
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
+from sparkmeta.spec.stats import BOUNDS
 from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
 from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
@@ -38,20 +40,25 @@ _MANIFEST = sql.col(MANIFEST)
 
 
 def read_leaf_entries(
-    spark: SparkSession, leaves: pa.Table, projection: EntryProjection, tuples: TupleSources
+    spark: SparkSession, leaves: pa.Table, projection: EntryProjection, tuples: TupleSources, widened: Collection[int]
 ) -> DataFrame:
     """Return every physical entry of V4 leaves as a lazy DataFrame of `projection.schema`.
 
     The DataFrame fails, when it runs, if Spark reads a file whose path is none of the leaves'.
 
     Args:
+        spark: the session.
         leaves: rows of `PART_SCHEMA`, one per leaf.
+        projection: the columns to return, without metrics maps.
+        tuples: the stats that hold partition values.
+        widened: ids of stats of decimals that may have a lower precision in some leaves.
     """
     fields = _read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     read = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
-    entries = read.frame.selectExpr(*sql.texts(entry_columns(projection, tuples, read.inherited, read.manifest)))
+    columns = entry_columns(projection, tuples, read.inherited, read.manifest, widened)
+    entries = read.frame.selectExpr(*sql.texts(columns))
     locations = leaves.column("location").to_pylist()
     return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
 
@@ -81,7 +88,11 @@ def narrowed_rows(rows: pa.Table, projection: EntryProjection, tuples: TupleSour
 
 
 def entry_columns(
-    projection: EntryProjection, tuples: TupleSources, inherited: Sql | None, manifest: Sql = _MANIFEST
+    projection: EntryProjection,
+    tuples: TupleSources,
+    inherited: Sql | None,
+    manifest: Sql = _MANIFEST,
+    widened: Collection[int] = (),
 ) -> list[Aliased]:
     """Return the columns of `projection`, over rows of the V4 layout with `ordinal`.
 
@@ -91,17 +102,31 @@ def entry_columns(
         inherited: a struct<snapshot_id, sequence_number, first_row_id> of the manifest, which entries inherit; None if
             they inherit nothing.
         manifest: the small id of the rows' manifest.
+        widened: ids of stats of decimals that Spark must not push into Parquet.
     """
     columns = [_column(name, inherited).alias(name) for name in projection.columns]
     if projection.partition:
         fields = [
-            _partition_value(field_id, kind, tuples).alias(str(field_id)) for field_id, kind in projection.partition
+            _partition_value(field_id, kind, tuples, widened).alias(str(field_id))
+            for field_id, kind in projection.partition
         ]
         columns.append(sql.struct(*fields).alias(PARTITION))
     if projection.stats:
-        structs = [sql.col(f"{CONTENT_STATS}.`{field_id}`").alias(str(field_id)) for field_id, _ in projection.stats]
+        structs = [_stats(field_id, kind, widened).alias(str(field_id)) for field_id, kind in projection.stats]
         columns.append(sql.struct(*structs).alias(CONTENT_STATS))
     return [*columns, manifest.alias(MANIFEST), sql.col(ORDINAL).alias(ORDINAL)]
+
+
+def _stats(field_id: int, type_name: str, widened: Collection[int]) -> Sql:
+    """Return the stats of a column."""
+    stats = sql.col(f"{CONTENT_STATS}.`{field_id}`")
+    if field_id not in widened or not type_name.startswith("decimal"):
+        return stats
+    values = (
+        (unpushed(stats[name]) if name in BOUNDS else stats[name]).alias(name)
+        for name in stats_struct(bound_arrow_type(type_name)).names
+    )
+    return sql.when(stats.isNotNull(), sql.struct(*values))
 
 
 def _column(name: str, inherited: Sql | None) -> Sql:
@@ -153,7 +178,7 @@ def version_info(inherited: Sql, *, of_version_1: bool = False) -> Sql:
     )
 
 
-def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Sql:
+def _partition_value(field_id: int, type_name: str, tuples: TupleSources, widened: Collection[int]) -> Sql:
     """Return a partition value: the lower bound of the stats that hold it for the entry's spec."""
     by_source: dict[int, list[int]] = {}
     for spec_id, fields in tuples.items():
@@ -162,17 +187,17 @@ def _partition_value(field_id: int, type_name: str, tuples: TupleSources) -> Sql
                 by_source.setdefault(source, []).append(spec_id)
     nothing = sql.lit(None).cast(from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True))
     of_spec = sql.col("partition_spec_id")
-    cases = [(of_spec.isin(specs), _derived(source, type_name)) for source, specs in sorted(by_source.items())]
+    cases = [(of_spec.isin(specs), _derived(source, type_name, widened)) for source, specs in sorted(by_source.items())]
     return reduce(lambda other, case: sql.when(case[0], case[1]).otherwise(other), cases, nothing)
 
 
-def _derived(source: int, type_name: str) -> Sql:
+def _derived(source: int, type_name: str, widened: Collection[int]) -> Sql:
     """Return the lower bound, or NaN if the value is NaN, which is never a bound.
 
     `Table.check` detects entries without the struct. An error raised here would keep Spark from pushing filters of the
     tuple below joins.
     """
-    stats = sql.col(f"{CONTENT_STATS}.`{source}`")
+    stats = _stats(source, type_name, widened)
     value = stats["lower_bound"]
     if type_name in ("float", "double"):
         nan = sql.lit(float("nan")).cast(type_name)
