@@ -25,6 +25,21 @@ def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
 
 
+def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
+    """Return the least and the greatest value; null if there is none.
+
+    Iceberg orders -0.0 before 0.0, which Arrow takes for equal: a zero is -0.0 as the least and 0.0 as the greatest.
+    """
+    both = pc.min_max(values)
+    least, greatest = both["min"], both["max"]
+    if pa.types.is_floating(values.type):
+        least, greatest = (
+            pa.scalar(zero, values.type) if extreme.as_py() == 0 else extreme
+            for extreme, zero in ((least, -0.0), (greatest, 0.0))
+        )
+    return least, greatest
+
+
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast a column. Of structs, only children that the type has are kept, by name."""
     return _narrow(whole(values), kind)

@@ -85,3 +85,18 @@ def test_rows_and_plans(spark: SparkSession, spec: str, version: int, file_forma
     arrow = StaticTable.from_metadata(shop.metadata_location).scan().to_arrow()
     assert sorted(arrow.column("id").to_pylist()) == [*range(300)]
     assert arrow.column("st").null_count == 100
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+def test_zeros_of_both_signs_as_partitions(spark: SparkSession, kind: str) -> None:
+    """Java takes each for a value of its own, and skips manifests by the bounds of their partitions."""
+    shop = Workshop(Java(spark), f"zeros_{kind}", catalog_name="java")
+    shop.create(f"f {kind}, id INT", "f")
+    rows = spark.sql("SELECT * FROM VALUES (double('-0.0'), 1), (double('0.0'), 2), (double('-0.0'), 3)")
+    table = sm.load_table(str(shop.folder), spark=spark)
+    table.append(rows.selectExpr(f"CAST(col1 AS {kind}) AS f", "col2 AS id"))
+    shop.sql("REFRESH TABLE {t}")
+    for zero, ids in (("0.0", [2]), ("-0.0", [1, 3])):
+        answer = shop.sql(f"SELECT id FROM {{t}} WHERE f = CAST('{zero}' AS {kind})").collect()
+        assert sorted(row.id for row in answer) == ids
+    assert {row.id for row in table.refresh().scan("f = 0.0").to_df().collect()} == {1, 2, 3}

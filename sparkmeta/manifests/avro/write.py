@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.manifests.arrays import extremes
 from sparkmeta.manifests.avro.container import SYNC_SIZE, deflater
 from sparkmeta.manifests.avro.container_writer import container_blocks, container_header, packed_blocks
 from sparkmeta.manifests.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse, with_partition_ids
@@ -248,8 +249,8 @@ def _summary(values: pa.Array) -> dict[str, Any]:
     if not len(present):
         return {"contains_null": True, "contains_nan": False, "lower_bound": None, "upper_bound": None}
     nan = pc.is_nan(present) if pa.types.is_floating(values.type) else None
-    extremes = pc.min_max(present if nan is None else present.filter(pc.invert(nan)))
-    lower, upper = encode_bounds(pa.array([extremes[name].as_py() for name in ("min", "max")], values.type)).to_pylist()
+    bounds = extremes(present if nan is None else present.filter(pc.invert(nan)))
+    lower, upper = encode_bounds(pa.array([bound.as_py() for bound in bounds], values.type)).to_pylist()
     contains_nan = nan is not None and bool(pc.any(nan).as_py())
     return {
         "contains_null": values.null_count > 0,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.arrays import kept_rows, whole
+from sparkmeta.manifests.arrays import extremes, kept_rows, whole
 from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.root import is_live, version
 from sparkmeta.spec.entry import ContentType, Status
@@ -114,14 +114,5 @@ def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, *, smalle
         return unknown
     if unordered:
         return chosen[0] if len(pc.unique(chosen)) == 1 else unknown
-    if pa.types.is_floating(chosen.type):
-        return _signed_zero(chosen, smallest)
-    return pc.min(chosen) if smallest else pc.max(chosen)
-
-
-def _signed_zero(bounds: pa.Array, smallest: bool) -> pa.Scalar:
-    """Return the least or greatest float, with -0.0 less than 0.0, as Iceberg orders them."""
-    extreme = (pc.min(bounds) if smallest else pc.max(bounds)).as_py()
-    if extreme == 0:
-        extreme = -0.0 if smallest else 0.0
-    return pa.scalar(extreme, bounds.type)
+    least, greatest = extremes(chosen)
+    return least if smallest else greatest
