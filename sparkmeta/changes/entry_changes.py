@@ -107,8 +107,7 @@ class EntryChanges:
             return
         root, snapshot_id = state.tree.root, snapshot.snapshot_id
         changes = root_changes(root, snapshot_id, partial(self._parent, snapshot), lenient=self.lenient)
-        for change in changes.leaves:
-            self._add_leaf(root, snapshot_id, change)
+        self._add_leaves(root, snapshot_id, changes.leaves)
         self._in_roots.append((snapshot_id, changes))
         self._last, self._newest = (snapshot_id, root), state
 
@@ -126,13 +125,18 @@ class EntryChanges:
         tables = [manifests.select(names) for manifests in (*self._leaves, *self._listed)]
         return pa.concat_tables(tables).combine_chunks() if tables else _LISTED.empty_table()
 
-    def _add_leaf(self, root: Root, snapshot_id: int, change: LeafChange) -> None:
-        location = change.leaf["location"]
-        if location not in self._manifests:
-            self._manifests[location] = len(self._leaves)
-            self._leaves.append(root.table.slice(change.row, 1))
-        content = ContentType(change.leaf["content_type"])
-        self._units.append(_Unit(len(self._units), snapshot_id, self._manifests[location], content, change))
+    def _add_leaves(self, root: Root, snapshot_id: int, changes: Sequence[LeafChange]) -> None:
+        rows: list[int] = []
+        for change in changes:
+            location = change.leaf["location"]
+            if location not in self._manifests:
+                self._manifests[location] = len(self._manifests)
+                rows.append(change.row)
+            content = ContentType(change.leaf["content_type"])
+            self._units.append(_Unit(len(self._units), snapshot_id, self._manifests[location], content, change))
+        # Copies: slices of the root would keep all of it in memory.
+        leaves = root.table.take(pa.array(rows, pa.int64()))
+        self._leaves += [leaves.slice(place, 1) for place in range(len(leaves))]
 
     def _parent(self, snapshot: Snapshot) -> Root | None:
         parent_id = snapshot.parent_snapshot_id

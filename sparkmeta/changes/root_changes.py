@@ -93,7 +93,7 @@ def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: b
     files = root.table.filter(pc.and_not(is_file, is_existing))
     existing = root.table.filter(pc.and_(is_file, is_existing))
     moves = any(change.kind in (LeafKind.DROPPED, LeafKind.CARRIED) for change in leaves)
-    return RootChanges(files, existing if moves else existing.slice(0, 0), leaves)
+    return RootChanges(files, existing if moves else existing.schema.empty_table(), leaves)
 
 
 @dataclass(frozen=True)
