@@ -57,13 +57,16 @@ def write_affiliated(placed: DataFrame, form: LeafFormat, least: int, entry_byte
 
 
 def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
-    """Return entries with `owner`, the data leaf of a deletion vector's file.
+    """Return entries with `owner`, the data leaf of a deletion vector's file; null if the file is in several leaves.
 
     Args:
-        owners: has `data_path` and `owner`.
+        entries: entries of deletes.
+        owners: has `data_path` and `owner`. A file may be listed several times.
     """
     position = F.col("content_type") == int(ContentType.POSITION_DELETES)
-    return entries.join(owners, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
+    by_path = owners.groupBy(_DATA_PATH).agg(F.min(OWNER).alias(OWNER), F.max(OWNER).alias("last"))
+    known = by_path.where(F.col(OWNER) == F.col("last")).drop("last")
+    return entries.join(known, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
 
 
 def live_owners(state: TableState, manifests: pa.Table) -> DataFrame:

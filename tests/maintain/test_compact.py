@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, vectors
+from tests.trees import BY_PART, TreeTable, data
 
 EAGER = {"write.tree.direct-files": "1", "write.tree.affiliated-deletes": "2"}
 
@@ -318,3 +319,24 @@ def test_commits_merge_leaves_by_the_way(table: sm.Table) -> None:
     snapshot = after.current_snapshot()
     assert snapshot is not None
     assert snapshot.operation == "append"
+
+
+@pytest.mark.parametrize("leaf_names", [("m", "m"), ("m", "n")], ids=["by one leaf", "by two leaves"])
+def test_a_file_with_a_vector_that_is_listed_twice(
+    spark: SparkSession, tmp_path: Path, leaf_names: tuple[str, str]
+) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    files_of: dict[str, list[dict[str, Any]]] = {}
+    for name in leaf_names:
+        files_of.setdefault(name, [data("/data/d2" + name)]).append(data("/data/d1"))
+    data_leaves = [tree.leaf(name, *entries) for name, entries in files_of.items()]
+    tree.snapshot(added=data_leaves)
+    vectors_of = [tree.leaf("x1", tree.vector("/data/d1", {1, 2}))]
+    tree.snapshot(existing=data_leaves, added=vectors_of)
+    others = tree.leaf("x2", tree.vector("/data/d2m", {3}))
+    tree.snapshot(existing=[*data_leaves, *vectors_of], added=[others])
+    table = tree.load(spark)
+    table = commit(table, lambda tx: tx.set_properties({"write.tree.affiliated-deletes": "1"}))
+    after = table.maintenance.compact_manifests().commit()
+    assert seen(after) == seen(table)
+    assert after.inspect.delete_files().count() == 2
