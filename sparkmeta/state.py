@@ -67,8 +67,9 @@ class TableState:
     root: Root | None = None
 
     def at(self, snapshot: Snapshot | None) -> TableState:
-        """Return the same table at another snapshot."""
-        return replace(self, snapshot=snapshot, root=None)
+        """Return the same table at a snapshot: this state if it is of that snapshot and of the current settings."""
+        is_same = snapshot == self.snapshot and self.root is None and settings(self.spark) == self.settings
+        return self if is_same else replace(self, snapshot=snapshot, root=None)
 
     def metadata_ref(self, name: str) -> SnapshotRef:
         """Return a branch or tag.

@@ -10,6 +10,9 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
+from sparkmeta.errors import NotFoundError, SettingError
+from tests.conftest import configured
+from tests.small_table import write_small_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,3 +136,23 @@ def test_branches_and_tags_in_one_commit(spark: SparkSession, table: sm.Table) -
     assert merged.scan().count_files() == 2
     assert sorted(merged.refs()) == ["audit", "main", "v1", "v2"]
     assert merged.metadata_location.endswith("/v5.metadata.json")
+
+
+def test_scans_of_one_table_read_its_manifest_list_once(spark: SparkSession, tmp_path: Path) -> None:
+    location = write_small_table(tmp_path).metadata_location
+    table = sm.load_table(location, spark=spark)
+    assert table.scan().plan_files().count() == 6
+    for path in tmp_path.rglob("snap-*.avro"):
+        path.unlink()
+    assert table.scan("country = 'NO'").plan_files().count() == 3
+    assert table.scan(snapshot_id=table.snapshots()[-1].snapshot_id).plan_files().count() == 6
+    with pytest.raises(NotFoundError):
+        sm.load_table(location, spark=spark).scan().plan_files()
+
+
+def test_a_scan_takes_the_settings_of_its_time(spark: SparkSession, tmp_path: Path) -> None:
+    table = sm.load_table(write_small_table(tmp_path).metadata_location, spark=spark)
+    assert table.scan().plan_files().count() == 6
+    with configured(spark, {"spark.sparkmeta.planning": "no such way"}), pytest.raises(SettingError):
+        table.scan().plan_files()
+    assert table.scan().plan_files().count() == 6
