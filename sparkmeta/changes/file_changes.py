@@ -31,9 +31,12 @@ def file_changes(
     lenient: bool = False,
 ) -> DataFrame:
     """Return the files that a range of snapshots added and removed; see `Table.file_changes`."""
+    snapshots = list(snapshots_between(state.metadata, from_snapshot_id, to_snapshot_id))
+    # The range may be of a table that was replaced by one with other types.
+    state = state.at(snapshots[-1]) if snapshots else state
     selection = files_selection(state, columns)
     changes = EntryChanges(state, selection.projection, lenient)
-    for snapshot in snapshots_between(state.metadata, from_snapshot_id, to_snapshot_id):
+    for snapshot in snapshots:
         changes.add(snapshot)
     return _shown(changes, selection)
 

@@ -410,3 +410,17 @@ def test_a_file_that_is_listed_again(spark: SparkSession) -> None:
     shop.row_delta(shop.equality_delete("eq.parquet", {"id": [1]}), rows=[file])
     table = sm.load_table(shop.metadata_location, spark=spark)
     assert row_texts(table.changelog(None).to_df()) == sorted(expected_changes(shop), key=repr)
+
+
+def test_changed_files_of_a_table_that_was_replaced_by_one_of_other_types(spark: SparkSession) -> None:
+    shop = Workshop(Java(spark), "files_changed_retyped")
+    shop.create("p STRING, id INT", "p")
+    shop.insert("'a', 1")
+    shop.insert("'b', 2")
+    shop.sql("CREATE OR REPLACE TABLE {t} (p BIGINT, x STRING) USING iceberg PARTITIONED BY (p)")
+    shop.insert("7, 'x'")
+    table = sm.load_table(shop.metadata_location, spark=spark)
+    first, second, new = (snapshot.snapshot_id for snapshot in table.snapshots())
+    for start, end, values in ((None, second, ["a", "b"]), (first, second, ["b"]), (None, new, [7])):
+        changes = table.file_changes(start, end).collect()
+        assert sorted(row.partition.p for row in changes) == values
