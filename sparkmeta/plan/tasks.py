@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +47,7 @@ def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlannin
         F.lit(0).cast("bigint").alias("files_count"),
         F.array(row).alias("tasks"),
     )
-    return map_arrow(whole, partial(_pack_partition, splitting), task_type(row_type))
+    return map_arrow(whole, partial(pack, splitting), task_type(row_type))
 
 
 def task_type(row_type: StructType) -> StructType:
@@ -61,7 +60,8 @@ def task_type(row_type: StructType) -> StructType:
                        StructField("tasks", tasks)])  # fmt: skip
 
 
-def _pack_partition(splitting: SplitPlanning, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pack(splitting: SplitPlanning, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pack the files of a partition, rows with `tasks`; see `plan_tasks`."""
     packer = _Packer(splitting)
     for batch in batches:
         files = pa.RecordBatch.from_struct_array(batch.column("tasks").flatten())
@@ -122,31 +122,25 @@ class _Packer:
         return heaviest
 
     def _emit(self, bins: list[_Bin]) -> pa.RecordBatch:
+        """Return a row for each bin, in which contiguous splits of a file are merged into a single one."""
         assert self._rows is not None
-        merged = [self._merged(closed.splits) for closed in bins]
-        tasks = pa.concat_tables(merged).combine_chunks().to_struct_array()
-        sizes = [len(rows) for rows in merged]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
-        flat = pa.concat_arrays(tasks.chunks) if isinstance(tasks, pa.ChunkedArray) else tasks
-        lengths = [pc.sum(rows.column("length")).as_py() for rows in merged]
-        counts = [pc.count_distinct(rows.column("file_path")).as_py() for rows in merged]
-        columns = [pa.array(lengths, pa.int64()), pa.array(counts, pa.int64()), pa.ListArray.from_arrays(offsets, flat)]
-        return pa.RecordBatch.from_arrays(columns, names=["size_in_bytes", "files_count", "tasks"])
-
-    def _merged(self, splits: list[int]) -> pa.Table:
-        """Return the rows of a bin's splits, with contiguous splits of a file merged into a single row."""
-        assert self._rows is not None
-        rows = self._rows.take(pa.array(splits))
+        rows = self._rows.take(pa.array([split for each in bins for split in each.splits], pa.int64()))
+        number = np.repeat(np.arange(len(bins)), [len(each.splits) for each in bins])
         start, length = (rows.column(name).to_numpy() for name in SPLIT_COLUMNS)
-        path = rows.column("file_path").combine_chunks()
-        same = pc.equal(path.slice(1), path.slice(0, len(path) - 1)).to_numpy(False)
-        goes_on = np.concatenate([[False], same & (start[1:] == start[:-1] + length[:-1])])
-        if not goes_on.any():
-            return rows
-        groups = np.cumsum(~goes_on) - 1
-        total = np.bincount(groups, weights=length).astype(np.int64)
-        firsts = rows.filter(pa.array(~goes_on))
-        return firsts.set_column(firsts.schema.get_field_index("length"), "length", pa.array(total))
+        path = rows.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()
+        goes_on = (np.diff(path) == 0) & (np.diff(number) == 0) & (start[1:] == start[:-1] + length[:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+        length, number = np.add.reduceat(length, firsts), number[firsts]
+        merged = rows.take(pa.array(firsts)) if len(firsts) < len(rows) else rows
+        merged = merged.set_column(merged.schema.get_field_index("length"), "length", pa.array(length))
+        offsets = np.searchsorted(number, np.arange(len(bins) + 1))
+        files = np.unique(np.stack([number, path[firsts]]), axis=1)[0]
+        columns = [
+            pa.array(np.add.reduceat(length, offsets[:-1])),
+            pa.array(np.bincount(files, minlength=len(bins))),
+            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), merged.combine_chunks().to_struct_array().chunk(0)),
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=["size_in_bytes", "files_count", "tasks"])
 
     def _forget(self) -> None:
         """Keep only the rows of splits in open bins and renumber them."""
@@ -159,29 +153,29 @@ class _Packer:
 
 
 def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
-    """Cut planned files into splits: at their split offsets if these are usable, otherwise by the target size."""
-    sizes = files.column("file_size_in_bytes").to_pylist()
-    offsets = files.column("split_offsets").to_pylist()
-    rows: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    for number, (size, at) in enumerate(zip(sizes, offsets, strict=True)):
-        first = at if _usable(at, size) else range(0, size, splitting.target_size)
-        rows += [number] * len(first)
-        starts += first
-        ends += [*first[1:], size] if len(first) else []
-    row, start = np.array(rows, np.int64), np.array(starts, np.int64)
-    length = np.array(ends, np.int64) - start
+    """Cut planned files into splits: at their split offsets if these are usable, otherwise by the target size.
+
+    Offsets are usable if they are strictly ascending and within the file. Wrong ones are ignored.
+    """
+    sizes = files.column("file_size_in_bytes").to_numpy(False)
+    lists = files.column("split_offsets")
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(False).astype(np.int64)
+    # With a last value, so that empty lists at the end have a place.
+    offsets = np.append(lists.flatten().to_numpy(False), 0).astype(np.int64)
+    first = np.cumsum(counts) - counts
+    last = np.maximum(first + counts - 1, first)
+    falls = np.concatenate([[0], np.cumsum(np.diff(offsets) <= 0)])
+    usable = (counts > 0) & (falls[last] == falls[first]) & (offsets[last] < sizes)
+    pieces = np.where(usable, counts, -(-sizes // splitting.target_size))
+    row = np.repeat(np.arange(len(files)), pieces)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    at = np.where(usable[row], first[row] + place, 0)
+    start = np.where(usable[row], offsets[at], place * splitting.target_size)
+    is_last = place == pieces[row] - 1
+    length = np.where(is_last, sizes[row], np.append(start[1:], 0)) - start
     extra, count = _delete_weights(files)
     weight = np.maximum(length + extra[row], (1 + count[row]) * splitting.open_file_cost)
     return _Splits(row, start, length, weight)
-
-
-def _usable(offsets: list[int] | None, size: int) -> bool:
-    """Return whether offsets are strictly ascending and within the file. Wrong ones are ignored."""
-    if not offsets or offsets[-1] >= size:
-        return False
-    return all(a < b for a, b in pairwise(offsets))
 
 
 def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
