@@ -79,7 +79,6 @@ def look_at_worker(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         )
 
 
-@pytest.mark.connect
 def test_what_spark_does_between_python_tasks(spark: SparkSession) -> None:
     """Before each task, Spark lets a worker's importers read their archives again, which must be none of its own."""
     looks = [map_arrow(spark.range(1).coalesce(1), look_at_worker, WORKER).collect()[0] for _ in range(5)]
