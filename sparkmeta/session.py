@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +42,9 @@ _MANY_PARTITIONS = 1 << 16
 
 # The archives that Spark puts on the path of Python workers.
 _SPARK_ARCHIVE = re.compile(r"pyspark\.zip|py4j-.*\.zip|spark-core_.*\.jar")
+
+# Paths of sockets have at most 103 bytes on macOS, and Spark's names 43.
+_MOST_SOCKET_FOLDER = 60
 
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
@@ -109,8 +113,7 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(max(2, tasks)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # On TCP sockets, each Python task waits 40 ms for delayed acknowledgements. Since Spark 4.1.
-        "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
+        **_unix_sockets(tempfile.gettempdir()),
         # If true, PySpark sends the source line of each operation on a Column to the JVM: ten calls instead of two, for
         # each of a plan's hundreds of operations. The first session that uses it decides for the process.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -118,6 +121,16 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
         # than to list.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     }
+
+
+def _unix_sockets(folder: str) -> dict[str, str]:
+    """Return the settings for Unix sockets in a folder between Spark and Python workers, where there can be any.
+
+    On TCP sockets, each Python task waits 40 ms for delayed acknowledgements. Spark has the settings since 4.1.
+    """
+    usable = hasattr(socket, "AF_UNIX") and len(os.fsencode(folder)) <= _MOST_SOCKET_FOLDER
+    prefix = "spark.python.unix.domain.socket"
+    return {f"{prefix}.enabled": "true", f"{prefix}.dir": folder} if usable else {}
 
 
 def default_memory() -> int:

@@ -12,7 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sparkmeta.errors import SessionError
-from sparkmeta.session import is_connect, local_frame, local_session, map_arrow, materialize, resolve_session
+from sparkmeta.session import (
+    is_connect,
+    local_config,
+    local_frame,
+    local_session,
+    map_arrow,
+    materialize,
+    resolve_session,
+)
 
 
 @pytest.mark.connect
@@ -20,6 +28,14 @@ def test_local_session_is_the_one_that_runs(spark: SparkSession) -> None:
     assert local_session(config={"spark.sparkmeta.split-manifest-bytes": "4m"}) is spark
     assert spark.conf.get("spark.sparkmeta.split-manifest-bytes") == "4m"
     spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
+
+
+@pytest.mark.parametrize(("name", "usable"), [("short", True), ("long" * 20, False)])
+def test_sockets_have_short_paths(monkeypatch: pytest.MonkeyPatch, name: str, usable: bool) -> None:
+    monkeypatch.setattr("tempfile.tempdir", f"/tmp/{name}")
+    config = local_config(2, "1g")
+    assert config.get("spark.python.unix.domain.socket.dir") == (f"/tmp/{name}" if usable else None)
+    assert ("spark.python.unix.domain.socket.enabled" in config) is usable
 
 
 def test_a_local_session_beside_a_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
