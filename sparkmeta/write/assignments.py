@@ -66,10 +66,11 @@ def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataTyp
         what: the table and the value, for errors.
 
     Raises:
-        ValidationError: it can't be evaluated.
+        ValidationError: it can't be evaluated for each row, as an aggregate can't.
     """
     try:
-        return frame.select((F.expr(column) if isinstance(column, str) else column).alias("value")).schema[0].dataType
+        of_row = F.when(F.lit(True), F.expr(column) if isinstance(column, str) else column)
+        return frame.select("*", of_row.alias("value")).schema[-1].dataType
     except (AnalysisException, SparkRuntimeException) as error:
         problem = next(iter(str(error).strip().splitlines()), "")
         raise ValidationError(f"{what}: {problem}") from error

@@ -124,6 +124,9 @@ class MergedRows:
 
     def _check_condition(self, when: When, what: str, condition: Column | str) -> None:
         kind = evaluated_type(self._without_rows[when], condition, f"{self._table}: {what}")
+        if when == When.NOT_MATCHED_BY_SOURCE:
+            # Evaluated on joined rows, in which a name of both needs its qualifier.
+            evaluated_type(self._without_rows[When.MATCHED], condition, f"{self._table}: {what}")
         if not isinstance(kind, BooleanType):
             raise ValidationError(f"{self._table}: {what}: the condition is {kind.simpleString()}, not boolean")
 
@@ -151,7 +154,10 @@ class MergedRows:
         if clause.values is not None:
             what = f"{self._table}: clause {place + 1} ({clause.when})"
             schema = self.matching.state.metadata.schema()
-            return assigned_values(clause.values, self._without_rows[clause.when], schema, what)
+            values = assigned_values(clause.values, self._without_rows[clause.when], schema, what)
+            if clause.when == When.NOT_MATCHED_BY_SOURCE:
+                assigned_values(clause.values, self._without_rows[When.MATCHED], schema, what)
+            return values
         given = set(self.source.rows.columns)
         return {name: _of(_SOURCE, name) for name in self._names if name in given}
 

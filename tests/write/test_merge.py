@@ -174,6 +174,7 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
     table = new_table(spark, tmp_path).append(frame(spark, ordinary(0, 6)))
     twice = frame(spark, [(1, "a", 1), (1, "b", 2), (9, "b", 2), (9, "b", 3)])
     merge = table.merge(twice, "id")
+    by_source, several = merge.when_not_matched_by_source, F.explode(F.array("source.n"))
     begun: dict[str, Merging] = {
         "needs at least one clause": merge,
         "precedes others of its kind": merge.when_matched().delete().when_matched().update_all(),
@@ -182,6 +183,10 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
         r"clause 1 \(when_matched\): the condition is bigint": merge.when_matched("source.id").delete(),
         r"clause 1 \(when_matched\): .*nothing": merge.when_matched("nothing = 1").delete(),
         r"clause 1 \(when_not_matched_by_source\): .*source": merge.when_not_matched_by_source("source.n = 1").delete(),
+        r"clause 1 \(when_not_matched_by_source\): .*AMBIGUOUS": by_source("id > 1").delete(),
+        r"clause 1 \(when_not_matched_by_source\): n: .*AMBIGUOUS": by_source().update({"n": F.col("id")}),
+        r"clause 1 \(when_matched\): .*GROUP": merge.when_matched("sum(source.n) > 1").delete(),
+        r"clause 1 \(when_matched\): n: .*GENERATOR": merge.when_matched().update({"n": several}),
         r"clause 1 \(when_matched\): .*PARSE": merge.when_matched("source.n ==== 1 (").delete(),
         r"clause 1 \(when_matched\): n: .*": merge.when_matched().update({"n": F.col("other.n")}),
         "assigned column no is not in the table": merge.when_matched().update({"no": 1}),
