@@ -136,8 +136,12 @@ class TableTypes:
                 names[field_id].add(str(field.field_type))
         decimals = {field_id for field_id, types in names.items() if any(map(_is_decimal, types))}
         widened = {field_id for field_id in decimals if len(names[field_id]) > 1 or not self.has_all_schemas}
-        others = {source for source, name in self.stats_types.items() if source not in names and _is_decimal(name)}
-        return frozenset(widened | others if widened else widened)
+        if widened and isinstance(self.metadata, TableMetadataV4):
+            # Expressions of decimals have stats of their own.
+            widened |= {
+                source for source, name in self.stats_types.items() if source not in names and _is_decimal(name)
+            }
+        return frozenset(widened)
 
     def always_required(self, field_id: int) -> bool:
         """Return whether every schema that has a column requires it, so that no file holds a null.
