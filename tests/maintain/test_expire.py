@@ -372,7 +372,7 @@ def test_a_spec_whose_column_is_dropped(spark: SparkSession, version: int, by_ja
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: int) -> None:
-    """Partition values of a type that no schema has any more are told apart, and survive rewrites as text."""
+    """Partition values whose type no schema has any more stay distinct, and survive rewrites as text."""
     shop = Workshop(Java(spark), f"lost_source_{version}")
     shop.create("id BIGINT, part INT, code STRING", "part, bucket(4, code)", version=version)
     shop.insert("1, 1, 'a'", "2, 1, 'a'", "3, 2, 'a'", "4, null, 'a'")
