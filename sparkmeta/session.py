@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ _SPARK_ARCHIVE = re.compile(r"pyspark\.zip|py4j-.*\.zip|spark-core_.*\.jar")
 
 # Paths of sockets have at most 103 bytes on macOS, and Spark's names 43.
 _MOST_SOCKET_FOLDER = 60
+
+_ADVISORY_SIZE = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
 
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
@@ -167,6 +170,28 @@ def materialize(df: DataFrame) -> DataFrame:
         if is_unavailable(error):
             return df
         raise
+
+
+@contextmanager
+def advised_shuffles(spark: SparkSession, size: int) -> Iterator[None]:
+    """Let adaptive execution give tasks this many bytes of shuffled rows, unless the session has a setting for it.
+
+    Spark has a hint for it only in Scala. Jobs that other threads run in the session meanwhile get the size as well.
+    Serverless sessions keep their own size.
+    """
+    if setting(spark, _ADVISORY_SIZE) is not None:
+        yield
+        return
+    try:
+        spark.conf.set(_ADVISORY_SIZE, str(size))
+    except PySparkException as error:
+        if not is_unavailable(error):
+            raise
+    try:
+        yield
+    finally:
+        with suppress(PySparkException):
+            spark.conf.unset(_ADVISORY_SIZE)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -27,7 +27,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.partition_values import partition_value
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
-from sparkmeta.session import map_arrow, materialize
+from sparkmeta.session import advised_shuffles, map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.write.cleanup import delete_written, named_on_failure
@@ -316,9 +316,9 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
         UnsupportedError: the session can't checkpoint rows.
         SparkmetaError: the tasks failed. Spark's own exceptions with other causes are raised unchanged.
     """
-    location = state.metadata.location
+    location, shuffled_bytes = state.metadata.location, WriteOptions.of(state.metadata).shuffled_bytes
     try:
-        with named_on_failure(location, f"*-{name}-*"):
+        with advised_shuffles(state.spark, shuffled_bytes), named_on_failure(location, f"*-{name}-*"):
             written = checkpointed(results)
     except UnsupportedError:
         raise

@@ -36,6 +36,9 @@ _ORC_CODECS: Final = {
 _AVRO_CODECS: Final = {"uncompressed": "null", "snappy": "snappy", "gzip": "deflate", "zstd": "zstandard"}
 _WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
 _AVRO_BYTES: Final = 16 << 20
+# Shuffled rows take about three times the space of the Parquet files that are written from them, so these files have
+# about 128 MB, as Iceberg's.
+_SHUFFLED_BYTES: Final = 384 << 20
 # The default of parquet-java.
 _LEVELS: Final = {"zstd": 3}
 
@@ -54,6 +57,7 @@ class WriteOptions:
         page_rows: the maximum number of rows in a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
         distribution: one of `MODES`.
+        shuffled_bytes: the size of the shuffled rows that adaptive execution gives to a task.
     """
 
     file_format: str
@@ -65,6 +69,7 @@ class WriteOptions:
     page_rows: int
     dictionary_bytes: int
     distribution: str
+    shuffled_bytes: int
 
     @staticmethod
     def of(metadata: TableMetadata) -> WriteOptions:
@@ -90,6 +95,7 @@ class WriteOptions:
             distribution=properties.choice(
                 "write.distribution-mode", "range" if is_sorted else "hash" if is_partitioned else "none", MODES
             ),
+            shuffled_bytes=properties.number("write.spark.advisory-partition-size-bytes", _SHUFFLED_BYTES),
         )
 
 

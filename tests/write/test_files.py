@@ -333,10 +333,40 @@ def test_a_task_that_does_not_end_leaves_no_file(
     assert not raised
 
 
+_ADVISED = "write.spark.advisory-partition-size-bytes"
+_SESSIONS = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
+# The table property, the setting of the session, and the rows of a kilobyte for which one file is written or several.
+ADVISED: dict[str, tuple[str | None, str | None, int, bool]] = {
+    "default": (None, None, 75_000, False),
+    "smaller": ("1048576", None, 5000, True),
+    "session": (None, "64k", 1000, True),
+    "session first": ("16777216", "64k", 1000, True),
+    "large session": ("65536", "16m", 1000, False),
+}
+
+
+@pytest.mark.parametrize("case", ADVISED)
+def test_files_per_partition(spark: SparkSession, tmp_path: Path, case: str) -> None:
+    by_table, by_session, rows, is_split = ADVISED[case]
+    schema = Schema(NestedField(1, "p", IntegerType()), NestedField(2, "s", StringType()))
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "p"))
+    table = new_table(spark, tmp_path, schema, spec)
+    if by_table is not None:
+        with table.transaction() as tx:
+            tx.set_properties({_ADVISED: by_table})
+    text = spark.range(0, rows, 1, 4).selectExpr("1 AS p", "randstr(1000, 0) AS s")
+    with configured(spark, {} if by_session is None else {_SESSIONS: by_session}):
+        table = table.refresh().append(text)
+        assert spark.conf.get(_SESSIONS, None) == by_session
+    files = table.inspect.files().count()
+    assert files > 1 if is_split else files == 1
+
+
 REFUSED = {
     "write.format.default=csv": "write.format.default is 'csv': it is one of parquet, orc, avro",
     "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': expected a whole number above 0",
     "write.distribution-mode=some": "write.distribution-mode is 'some': it is one of none, hash, range",
+    "write.spark.advisory-partition-size-bytes=0": "expected a whole number above 0",
     "encryption.key-id=k": "the table is encrypted",
 }
 
