@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,6 +132,18 @@ def test_nothing_that_spark_connect_lacks(module: Path) -> None:
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
 def test_pandas_is_not_ours_to_import(module: Path) -> None:
     assert not {name for name in imports(module) if name.partition(".")[0] in {"pandas", "pytest"}}
+
+
+# What workers take 0.2 s to import: the first task in each waits for it.
+HEAVY = ("pyiceberg.table", "pyiceberg.manifest", "strictyaml", "sparkmeta.spec.metadata")
+
+
+def test_modules_of_tasks_are_light() -> None:
+    marks = ("Spark tasks import this", "Picklable", "Without Spark")
+    of_tasks = [module_name(path) for path in MODULES if any(mark in path.read_text() for mark in marks)]
+    assert {"sparkmeta.write.position_tasks", "sparkmeta.write.tasks", "sparkmeta.manifests.decoder"} < set(of_tasks)
+    loaded = f"import sys, {', '.join(of_tasks)}; print(*(name for name in {HEAVY} if name in sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", loaded], text=True).split() == []
 
 
 def test_the_rules_are_rules(tmp_path: Path) -> None:

@@ -27,9 +27,8 @@ from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.entry import ContentType, FileKind
 from sparkmeta.spec.metadata import has_tree
-from sparkmeta.spec.summary import FileKind
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:

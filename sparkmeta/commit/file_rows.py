@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.errors import ValidationError, shown
@@ -21,13 +20,10 @@ from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
-from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.stats import COUNTS
 
 if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionField
-
-    from sparkmeta.state import TableState
+    pass
 
 # Columns of `inspect.files` -> fields of the content entry.
 _FIELDS = {
@@ -324,40 +320,3 @@ def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
 def _uuid_bytes(values: pa.Array) -> pa.Array:
     texts = pc.replace_substring(values, "-", "").to_pylist()
     return pa.array([None if text is None else bytes.fromhex(text) for text in texts], pa.binary())
-
-
-def file_rows(state: TableState) -> FileRows:
-    """Return the converter of a table's files to entries of a tree."""
-    return FileRows(
-        state.metadata.location,
-        state.types.stats_types,
-        tuple_fields(state),
-        state.metadata.default_spec_id,
-        frozenset(state.types.primitive_fields),
-    )
-
-
-def tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
-    """Return the fields of a table's partition specs by spec id."""
-    names = state.types.partition_field_names
-    specs = {}
-    for spec_id, spec in state.specs.items():
-        sources = dict(state.types.tuple_sources[spec_id]) if has_tree(state.metadata) else {}
-        unwritable = state.types.unwritable_fields.get(spec_id, ())
-        specs[spec_id] = tuple(
-            TupleField(
-                field.field_id,
-                _names_in_rows(field, names),
-                sources.get(field.field_id),
-                ANY if field.field_id in unwritable else str(state.types.partition_types[field.field_id]),
-                isinstance(field.transform, VoidTransform),
-            )
-            for field in spec.fields
-        )
-    return specs
-
-
-def _names_in_rows(field: PartitionField, names: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the names that a partition field may have in rows of files: its own only if no other field has that."""
-    name = names[field.field_id]
-    return (name,) if field.name in names.values() else (name, field.name)

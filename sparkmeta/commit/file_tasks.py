@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from sparkmeta.commit.file_rows import refuse_kinds
 from sparkmeta.commit.listed_rows import ListedRows
-from sparkmeta.edit.new_manifests import added_entries
+from sparkmeta.edit.entry_tasks import added_entries
 from sparkmeta.edit.sorted_manifests import SortedManifests, key_table
-from sparkmeta.edit.summary import tally_of
+from sparkmeta.edit.tally import tally_of
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.write import ManifestFormat
 from sparkmeta.manifests.metrics_maps import plain_batch

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.file_rows import FILE_COLUMNS, file_rows, refuse_kinds
+from sparkmeta.commit.converters import file_rows
+from sparkmeta.commit.file_rows import FILE_COLUMNS, refuse_kinds
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.removal import partitions_of
 from sparkmeta.commit.search import FEW_FILES, new_entries
@@ -19,14 +20,13 @@ from sparkmeta.commit.table_files import table_files
 from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
 from sparkmeta.edit.leaves import leaf_frame
-from sparkmeta.edit.summary import KindCount, Tally, file_kind, sums_by_kind, tally_of
+from sparkmeta.edit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize
-from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.summary import FileKind
+from sparkmeta.spec.entry import ContentType, FileKind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

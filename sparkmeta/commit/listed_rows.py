@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.commit.file_rows import FileRows, checked_table, file_rows, tuple_fields
+from sparkmeta.commit.file_rows import FileRows, checked_table
 from sparkmeta.manifests.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
-from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
-    from sparkmeta.state import TableState
+    pass
 
 
 @dataclass(frozen=True)
@@ -91,23 +90,3 @@ class ListedRows(FileRows):
                     name = str(field.field_id)
                     columns[name] = pc.if_else(mask, self._partition_value(field, files, values, mask), columns[name])
         return pa.StructArray.from_arrays([*columns.values()], fields=list(kind))
-
-
-def listed_rows(state: TableState) -> ListedRows:
-    """Return the converter for files of a table with manifest lists."""
-    types = state.types
-    partition = EntryProjection.of((), types.partition_fields).partition
-    return ListedRows(
-        state.metadata.location,
-        types.column_types,
-        tuple_fields(state),
-        state.metadata.default_spec_id,
-        frozenset(types.primitive_fields),
-        state.metadata.format_version,
-        partition,
-    )
-
-
-def rows_of(state: TableState) -> FileRows:
-    """Return the converter for a table's files to entries of its manifests."""
-    return file_rows(state) if has_tree(state.metadata) else listed_rows(state)

@@ -17,17 +17,17 @@ from sparkmeta.commit.listed_files import ListedFiles
 from sparkmeta.commit.table_deletes import dangling_paths, live_deletes
 from sparkmeta.commit.table_match import table_match
 from sparkmeta.commit.table_tasks import SIZE, WRITTEN_SCHEMA, AdoptedSpec, TableTasks
+from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.range_sort import spread, task_reader
-from sparkmeta.edit.sorted_manifests import file_count, manifest_format
-from sparkmeta.edit.summary import KindCount, Tally
+from sparkmeta.edit.sorted_manifests import file_count
+from sparkmeta.edit.tally import KindCount, Tally
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.manifests.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver
-from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
-from sparkmeta.spec.summary import FileKind
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
-from sparkmeta.commit.listed_rows import rows_of
+from sparkmeta.commit.converters import rows_of
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, Candidates, FileName, PathSearch, live_entries, names_of, search_all

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from sparkmeta.commit.candidates import leaves_of_partitions, leaves_sharing_partitions
 from sparkmeta.commit.search import SEARCH_COLUMNS, new_entries
 from sparkmeta.edit.leaves import few_entries, leaf_frame
-from sparkmeta.edit.summary import Tally
+from sparkmeta.edit.tally import Tally
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.root import one_of

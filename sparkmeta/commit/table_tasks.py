@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.file_rows import checked_table
-from sparkmeta.edit.new_manifests import added_entries
+from sparkmeta.edit.entry_tasks import added_entries
 from sparkmeta.edit.sorted_manifests import manifest_pieces
-from sparkmeta.edit.summary import file_sizes
+from sparkmeta.edit.tally import file_sizes
 from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
 from sparkmeta.manifests.decoder import EntryDecoder

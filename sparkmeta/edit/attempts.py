@@ -15,24 +15,17 @@ from sparkmeta.errors import CommitFailedError, ValidationError, proves_failure,
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.spec.retries import commit_retries
 from sparkmeta.spec.updates import without_intermediate
+from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
     from sparkmeta.edit.new_snapshot import SnapshotNames
     from sparkmeta.operations.base_table import BaseTable, TableT
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
-    from sparkmeta.storage.writing import DeleteFailure
 
 _log = logging.getLogger(__name__)
 
 _MAY_BE_LEFT = "may be left of a commit that failed"
-
-
-class Deleter(Protocol):
-    """Deletes files."""
-
-    def delete_many(self, locations: Sequence[str]) -> Sequence[DeleteFailure]:
-        """See `Files.delete_many`."""
 
 
 class Step(Protocol):
@@ -156,12 +149,3 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
     new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
     locations = (snapshot.root_manifest or snapshot.manifest_list for snapshot in new)
     discard(table.state.files, [location for location in locations if location])
-
-
-def discard(files: Deleter, locations: Sequence[str]) -> None:
-    """Delete files that no snapshot references. Failures are logged; such files become orphans."""
-    try:
-        for failed in files.delete_many(locations) if locations else ():
-            _log.warning("%s: not deleted: %s", *failed)
-    except Exception as error:  # noqa: BLE001 - deleting is best effort
-        _log.warning("%s: not deleted: %s", ", ".join(locations), error)

@@ -1,4 +1,4 @@
-"""Tasks that encode entries with typed stats for Avro manifests. No Spark."""
+"""Encode entries for Avro manifests. Spark tasks import this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.edit.sorted_manifests import SortedManifests
 from sparkmeta.manifests.avro.encode import encode_entries
-from sparkmeta.manifests.avro.write import ENTRY, with_version_info
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, with_version_info
 from sparkmeta.manifests.metrics_maps import plain_batch
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.spec.entry import Status
@@ -45,5 +45,21 @@ class EntryTasks(SortedManifests):
         )
         status = pc.if_else(is_added, int(Status.ADDED), int(Status.EXISTING)).cast(pa.int32())
         entries = with_version_info(batch, status=status)
-        names = [name for name in _SORTED if name in entries.schema.names]
-        return entries.select(names).append_column(ENTRY, encode_entries(entries, self.form))
+        return _with_entry(entries, self.form)
+
+
+def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: int) -> pa.RecordBatch:
+    """Return new files as ADDED entries of a snapshot, with the column `entry` (semantics 3.1-4).
+
+    Args:
+        entries: all columns of content entries, metrics maps, `partition`, `manifest` and `ordinal`.
+    """
+    rows = len(entries)
+    status = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
+    stamped = with_version_info(entries, status=status, snapshot_id=pa.repeat(pa.scalar(snapshot_id, pa.int64()), rows))
+    return _with_entry(stamped, form)
+
+
+def _with_entry(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
+    names = [name for name in _SORTED if name in entries.schema.names]
+    return entries.select(names).append_column(ENTRY, encode_entries(entries, form))

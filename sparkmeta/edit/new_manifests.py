@@ -7,30 +7,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.edit.sorted_manifests import manifest_format, manifest_pieces
-from sparkmeta.manifests.avro.encode import encode_entries
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, with_version_info, write_manifest
+from sparkmeta.edit.entry_tasks import added_entries
+from sparkmeta.edit.manifest_format import manifest_format
+from sparkmeta.edit.sorted_manifests import manifest_pieces
+from sparkmeta.manifests.avro.write import write_manifest
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
-
-_SORTED = ("version_info", "record_count", PARTITION, MANIFEST, ORDINAL, ENTRY)
-
-
-def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: int) -> pa.RecordBatch:
-    """Return new files as ADDED entries of a snapshot, with the column `entry` (semantics 3.1-4).
-
-    Args:
-        entries: all columns of content entries, metrics maps, `partition`, `manifest` and `ordinal`.
-    """
-    rows = len(entries)
-    status = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
-    stamped = with_version_info(entries, status=status, snapshot_id=pa.repeat(pa.scalar(snapshot_id, pa.int64()), rows))
-    names = [name for name in _SORTED if name in stamped.schema.names]
-    return stamped.select(names).append_column(ENTRY, encode_entries(stamped, form))
 
 
 def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: str, target_bytes: int) -> pa.Table:

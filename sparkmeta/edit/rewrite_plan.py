@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.new_snapshot import SnapshotNames, branch_head
-from sparkmeta.edit.summary import ManifestCounts, Tally, snapshot_summary
+from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
+from sparkmeta.edit.tally import Tally
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.operations.base_table import TableT
 

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.edit.range_sort import spread, task_reader, task_rows
-from sparkmeta.edit.sorted_manifests import manifest_format
+from sparkmeta.edit.manifest_format import manifest_format
+from sparkmeta.edit.manifest_rewrites import GROUP, REMOVED, UNIT_SCHEMA, WRITTEN_SCHEMA, RewriteTasks
+from sparkmeta.edit.range_sort import spread, task_reader
 from sparkmeta.errors import UnsupportedError, translated_errors
-from sparkmeta.manifests.avro.container import manifest_data
-from sparkmeta.manifests.avro.raw_entries import RemovedEntries, encoded_entries
-from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
-from sparkmeta.manifests.parts import PART_SCHEMA, part_of, whole_manifests
+from sparkmeta.manifests.parts import whole_manifests
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.manifests.projection import EntryProjection
-from sparkmeta.manifests.v4.write import put_behind
 from sparkmeta.session import map_arrow, map_on_driver
-from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.executors import ExecutorReader
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
-
-_GROUP, _REMOVED = "group", "removed"
-_SOURCE = pa.struct([*PART_SCHEMA, pa.field(_REMOVED, pa.binary())])
-# A manifest to write and the manifests that its entries come from.
-_UNIT_SCHEMA = pa.schema(
-    [
-        pa.field(_GROUP, pa.int32()),
-        pa.field("content", pa.int32()),
-        pa.field("spec_id", pa.int32()),
-        pa.field("sources", pa.list_(_SOURCE)),
-    ]
-)
-_WRITTEN_SCHEMA = MANIFEST_FILE_SCHEMA.append(pa.field(_GROUP, pa.int32()))
 
 
 @dataclass(frozen=True)
@@ -95,15 +76,15 @@ class ManifestRewriter:
         for content, spec_id in {(_first(group, "content"), _first(group, "partition_spec_id")) for group in groups}:
             kind = ContentType.DELETE_MANIFEST if content else ContentType.DATA_MANIFEST
             forms[content, spec_id] = manifest_format(state, kind, spec_id, self.name, self.target_bytes)
-        units = pa.Table.from_pylist([self._unit(*each, removed) for each in enumerate(groups)], schema=_UNIT_SCHEMA)
-        tasks = _RewriteTasks(task_reader(state), forms, self.snapshot_id)
+        units = pa.Table.from_pylist([self._unit(*each, removed) for each in enumerate(groups)], schema=UNIT_SCHEMA)
+        tasks = RewriteTasks(task_reader(state), forms, self.snapshot_id)
         size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
         with translated_errors():
             if len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes:
-                written = map_on_driver(units, tasks.rewrite, _WRITTEN_SCHEMA)
+                written = map_on_driver(units, tasks.rewrite, WRITTEN_SCHEMA)
             else:
-                written = map_arrow(spread(state.spark, units), tasks.rewrite, _WRITTEN_SCHEMA).toArrow()
-        return written.cast(_WRITTEN_SCHEMA).sort_by(_GROUP).drop_columns([_GROUP])
+                written = map_arrow(spread(state.spark, units), tasks.rewrite, WRITTEN_SCHEMA).toArrow()
+        return written.cast(WRITTEN_SCHEMA).sort_by(GROUP).drop_columns([GROUP])
 
     def _unit(self, place: int, group: pa.Table, removed: Mapping[str, PositionBitmap]) -> dict[str, Any]:
         state = self.state
@@ -113,8 +94,8 @@ class ManifestRewriter:
         sources = []
         for row in whole_manifests(manifests).to_pylist():
             ordinals = removed.get(row["location"])
-            sources.append(row | {_REMOVED: None if ordinals is None else write_deletion_vector(ordinals)})
-        return {_GROUP: place, "content": content, "spec_id": spec_id, "sources": sources}
+            sources.append(row | {REMOVED: None if ordinals is None else write_deletion_vector(ordinals)})
+        return {GROUP: place, "content": content, "spec_id": spec_id, "sources": sources}
 
 
 def _first(manifests: pa.Table, name: str) -> Any:
@@ -138,40 +119,3 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
     other = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
     if len(other):
         raise UnsupportedError(f"{other.column('location')[0]} is not an Avro manifest: it can't be rewritten")
-
-
-@dataclass(frozen=True)
-class _RewriteTasks:
-    """Rewrites manifests without Spark. Picklable.
-
-    Attributes:
-        forms: content and spec id -> the format of new manifests.
-        snapshot_id: the snapshot that changes entries.
-    """
-
-    reader: ExecutorReader
-    forms: Mapping[tuple[int, int], ManifestFormat]
-    snapshot_id: int
-
-    def rewrite(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a manifest for each row of `_UNIT_SCHEMA`, and yield rows of `_WRITTEN_SCHEMA`."""
-        writer = next(iter(self.forms.values())).writer
-        for place, row in put_behind(map(self._written, task_rows(batches)), writer, "manifest_path"):
-            column = pa.array([place], pa.int32())
-            yield from row.append_column(_WRITTEN_SCHEMA.field(_GROUP), column).to_batches()
-
-    def _written(self, unit: Mapping[str, Any]) -> tuple[int, tuple[bytes, pa.Table]]:
-        form = self.forms[unit["content"], unit["spec_id"]]
-        read = partial(self._entries, form, form.projection)
-        batches = [batch for source in unit["sources"] for batch in read(source)]
-        return unit[_GROUP], write_manifest(pa.Table.from_batches(batches), form)
-
-    def _entries(
-        self, form: ManifestFormat, projection: EntryProjection, source: Mapping[str, Any]
-    ) -> Iterator[pa.RecordBatch]:
-        vector = source[_REMOVED]
-        removed = None
-        if vector is not None:
-            removed = RemovedEntries(read_inline_vector(vector, source["location"]), self.snapshot_id)
-        data = manifest_data(self.reader, source)
-        return encoded_entries(data, part_of(source), projection, form, removed, self.snapshot_id)

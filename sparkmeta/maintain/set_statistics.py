@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 
-from sparkmeta.edit.attempts import commit_steps, discard
+from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, proves_failure
 from sparkmeta.spec.snapshot import PartitionStatisticsFile, StatisticsFile
 from sparkmeta.spec.updates import update_table_metadata
+from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
     from sparkmeta.operations.base_table import TableT

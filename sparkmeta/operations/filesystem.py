@@ -40,6 +40,7 @@ from sparkmeta.operations.table_operations import (
 )
 from sparkmeta.spec.metadata import parse_table_uuid
 from sparkmeta.storage.location import file_name, is_local, join
+from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -218,8 +219,7 @@ class FileSystemOperations:
             if hinted is None or hinted < version:
                 hint = join(join(self.folder, METADATA), VERSION_HINT)
                 self.files.overwrite(hint, str(version).encode())
-            for failed in self.files.delete_many(dropped) if dropped else ():
-                _log.warning("%s: not deleted: %s", *failed)
+            discard(self.files, dropped)
         except Exception as error:  # noqa: BLE001 - the commit has succeeded
             _log.warning("%s: version %d is committed; after it: %s", self.folder, version, error)
 

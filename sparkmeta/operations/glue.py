@@ -15,6 +15,7 @@ from sparkmeta.errors import CatalogError, CommitFailedError, CommitStateUnknown
 from sparkmeta.operations.catalog_errors import catalog_errors, shown_error
 from sparkmeta.operations.pointer import Attempt, PointerOperations
 from sparkmeta.operations.table_operations import Outcome, TableVersion, failure, load_version, outcome_of
+from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ class GlueOperations(PointerOperations):
             try:
                 request = self._request(attempt)
             except Exception:
-                self._discard([location])
+                discard(self.files, [location])
                 raise
             try:
                 self._send(request)
@@ -60,7 +61,7 @@ class GlueOperations(PointerOperations):
                 is_refused = _is_refusal(error)
                 outcome = Outcome.LOST if is_refused else self._settled(attempt, request)
                 if outcome is Outcome.LOST:
-                    self._discard([location])
+                    discard(self.files, [location])
                 if is_refused:
                     raise
                 if outcome is not Outcome.WON:

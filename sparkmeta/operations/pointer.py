@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,10 +23,9 @@ from sparkmeta.operations.table_operations import (
     next_version,
 )
 from sparkmeta.storage.location import file_name, join
+from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
 
@@ -73,10 +71,10 @@ class PointerOperations(ABC):
         try:
             self.files.write_new(location, data)
         except OSError as error:
-            self._discard([location])
+            discard(self.files, [location])
             raise failure(Outcome.LOST, location, error) from error
         self._move(attempt)
-        self._discard(dropped)
+        discard(self.files, dropped)
         return attempt.version
 
     @abstractmethod
@@ -96,12 +94,6 @@ class PointerOperations(ABC):
         return NoSuchTableError(
             f"{'.'.join(self.identifier)}: there is no such table in the catalog {self.catalog.name}"
         )
-
-    def _discard(self, locations: Sequence[str]) -> None:
-        """Delete files that no table names any more. Failures are harmless."""
-        with suppress(Exception):
-            for failed in self.files.delete_many(locations) if locations else ():
-                _log.warning("%s: not deleted: %s", *failed)
 
 
 @dataclass(frozen=True)

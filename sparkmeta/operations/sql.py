@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sparkmeta.errors import CommitFailedError, NoSuchTableError, TableAlreadyExistsError
 from sparkmeta.operations.pointer import Attempt, PointerOperations
 from sparkmeta.operations.table_operations import Outcome, failure, load_version, outcome_of
+from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -38,7 +39,7 @@ class SqlOperations(PointerOperations):
             # A transaction that fails before its COMMIT was sent is rolled back.
             outcome = outcome_of(lambda: self._outcome(attempt), attempt.properties) if committing else Outcome.LOST
             if outcome is Outcome.LOST:
-                self._discard([attempt.version.metadata_location])
+                discard(self.files, [attempt.version.metadata_location])
             if outcome is not Outcome.WON:
                 raise self._failure(attempt, outcome, error) from error
 

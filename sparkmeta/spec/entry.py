@@ -8,7 +8,7 @@ build Arrow batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 import pyarrow as pa
 
@@ -25,6 +25,15 @@ class ContentType(IntEnum):
     DATA_MANIFEST = 3
     DELETE_MANIFEST = 4
     MANIFEST_DELETION_VECTOR = 5
+
+
+class FileKind(Enum):
+    """The kinds of files in summaries. A deletion vector counts as a file of the size of its blob."""
+
+    DATA = "data"
+    POSITION_DELETES = "position-deletes"
+    EQUALITY_DELETES = "equality-deletes"
+    DELETION_VECTOR = "deletion-vector"
 
 
 class Status(IntEnum):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.snapshots import Operation
 
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.entry import FileKind
 from sparkmeta.spec.snapshot import Summary
 
 if TYPE_CHECKING:
@@ -33,15 +33,6 @@ _TOTALS = (
 )
 _LONG = re.compile(r"[+-]?[0-9]{1,19}")
 _LONG_MAX = (1 << 63) - 1
-
-
-class FileKind(Enum):
-    """The kinds of files in summaries. A deletion vector counts as a file of the size of its blob."""
-
-    DATA = "data"
-    POSITION_DELETES = "position-deletes"
-    EQUALITY_DELETES = "equality-deletes"
-    DELETION_VECTOR = "deletion-vector"
 
 
 # The keys that count files and rows of a kind. Delete files of all kinds are also counted together.

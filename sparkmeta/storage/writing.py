@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import uuid
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import FileAlreadyExistsError, NotFoundError, SparkmetaError, UnsupportedError
 from sparkmeta.storage.content import fsspec_store
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyiceberg.io import FileIO
+
+_log = logging.getLogger(__name__)
 
 REQUESTS = 16
 """Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time."""
@@ -56,6 +59,22 @@ class DeleteFailure(NamedTuple):
 
     location: str
     reason: str
+
+
+class Deleter(Protocol):
+    """Deletes files."""
+
+    def delete_many(self, locations: Sequence[str]) -> Sequence[DeleteFailure]:
+        """See `Files.delete_many`."""
+
+
+def discard(files: Deleter, locations: Sequence[str]) -> None:
+    """Delete files that nothing references. Failures are logged; such files become orphans."""
+    try:
+        for failed in files.delete_many(locations) if locations else ():
+            _log.warning("%s: not deleted: %s", *failed)
+    except Exception as error:  # noqa: BLE001 - deleting is best effort
+        _log.warning("%s: not deleted: %s", ", ".join(locations), error)
 
 
 def failures(outcomes: Iterable[tuple[str, Exception | None]]) -> list[DeleteFailure]:

@@ -5,7 +5,6 @@ Spark tasks import this module.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +19,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.writing import discard
 from sparkmeta.write.avro_file import AvroOutput
 from sparkmeta.write.file_schema import FileColumns, file_schema, uuid_bytes
 from sparkmeta.write.metrics import Leaf
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
     from sparkmeta.write.options import WriteOptions
     from sparkmeta.write.places import Places
-
-_log = logging.getLogger(__name__)
 
 PARTITION_COLUMN: Final = "_partition_value_{}"
 """The name of a column with a partition value, by the place of its field in the spec."""
@@ -265,8 +263,7 @@ class _Task:
         """Delete the files of the attempt."""
         for file in self._files.values():
             file.abort()
-        for failure in self.tasks.writer.delete_many(self.locations) if self.locations else ():
-            _log.warning("%s: not deleted: %s", *failure)
+        discard(self.tasks.writer, self.locations)
 
     def take_closed(self) -> pa.RecordBatch:
         """Return the closed files as rows of `files_schema` and forget them."""

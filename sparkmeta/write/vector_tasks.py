@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.edit.attempts import discard
 from sparkmeta.edit.range_sort import task_rows
 from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
@@ -22,6 +21,7 @@ from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
 from sparkmeta.storage.ranges import FileRange, read_ranges
+from sparkmeta.storage.writing import discard
 
 MASK_SCHEMA = pa.schema(
     [

@@ -26,13 +26,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.commit.file_rows import file_rows
+from sparkmeta.commit.converters import file_rows
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.leaves import leaf_format
 from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames
 from sparkmeta.edit.next_root import TreeChange
-from sparkmeta.edit.summary import ManifestCounts, Tally, snapshot_summary
+from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
+from sparkmeta.edit.tally import Tally
 from sparkmeta.manifests.v4.write import write_leaves
 from sparkmeta.session import spark_schema
 from tests.benchmarks.deletes import cloned

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from sparkmeta.commit.file_rows import file_rows
+from sparkmeta.commit.converters import file_rows
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.metrics_maps import map_type

@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.commit import listed_writer
+from sparkmeta.commit.converters import listed_rows
 from sparkmeta.commit.file_tasks import FILES_PER_KEY, KEYS, PLACE, FileTasks
-from sparkmeta.commit.listed_rows import listed_rows
-from sparkmeta.edit.sorted_manifests import manifest_format
+from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
 from sparkmeta.manifests.v4.write import read_rows_stream
 from sparkmeta.operations.filesystem import FileSystemOperations

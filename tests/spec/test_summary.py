@@ -12,13 +12,9 @@ from pyiceberg.table.snapshots import Operation, update_snapshot_summaries
 from pyiceberg.table.snapshots import Summary as IcebergSummary
 
 from sparkmeta.errors import ValidationError
+from sparkmeta.spec.entry import FileKind
 from sparkmeta.spec.snapshot import Snapshot, Summary
-from sparkmeta.spec.summary import (
-    FileKind,
-    SnapshotSummaryBuilder,
-    UpdateMetrics,
-    totals,
-)
+from sparkmeta.spec.summary import SnapshotSummaryBuilder, UpdateMetrics, totals
 
 NO_MANIFESTS = {"manifests-created": "0", "manifests-kept": "0", "manifests-replaced": "0"}
 ZEROS = {

@@ -17,12 +17,13 @@ from sparkmeta.edit.new_snapshot import NewSnapshot, branch_head, with_root
 from sparkmeta.edit.next_root import TreeChange
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
-from sparkmeta.edit.summary import KindCount, ManifestCounts
+from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.edit.tally import KindCount
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.maintain.dangling_deletes.search import dangling_deletes, public_rows
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.entry import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
-from sparkmeta.spec.summary import FileKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

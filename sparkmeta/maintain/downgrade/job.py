@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.edit.entry_manifests import EntryManifests
-from sparkmeta.edit.sorted_manifests import manifest_format
+from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.downgrade.heads import refuse_unknown_transforms
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA

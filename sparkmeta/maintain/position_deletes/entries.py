@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.edit.entry_manifests import EntryManifests
-from sparkmeta.edit.sorted_manifests import manifest_format
-from sparkmeta.edit.summary import KindCount, Tally, file_kind
+from sparkmeta.edit.manifest_format import manifest_format
+from sparkmeta.edit.tally import KindCount, Tally, file_kind
 from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions, target_bytes
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA

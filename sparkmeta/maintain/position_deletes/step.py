@@ -14,7 +14,8 @@ from sparkmeta.edit.list_options import ListOptions
 from sparkmeta.edit.lists import NewList, without_manifests
 from sparkmeta.edit.rewrite_plan import RewriteStep
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
-from sparkmeta.edit.summary import ManifestCounts, Tally
+from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.edit.tally import Tally
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.maintain.dangling_deletes.search import ENTRY_COLUMNS
 from sparkmeta.maintain.position_deletes.entries import write_delete_manifests

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread, task_reader
-from sparkmeta.edit.sorted_manifests import file_count, key_schema, manifest_format
+from sparkmeta.edit.sorted_manifests import file_count, key_schema
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS, target_bytes, total_bytes
 from sparkmeta.maintain.rewrite_manifests.tasks import ManifestTasks
