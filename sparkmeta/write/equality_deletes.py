@@ -29,7 +29,7 @@ from sparkmeta.write.files import (
     refuse_encryption,
     written_files,
 )
-from sparkmeta.write.input import check_some, way_to
+from sparkmeta.write.input import check_some, require_frame, way_to
 from sparkmeta.write.key_range import count_and_range
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class EqualityDeletes:
         if metadata.format_version < DELETES_SINCE:
             raise UnsupportedError(f"{table}: the table has format version 1, which has no equality deletes")
         refuse_encryption(state)
+        require_frame(rows, table)
         schema = metadata.schema()
         keys = _key_ids(schema, names, table)
         sources = {field.source_id for spec in state.specs.values() for field in spec.fields}

@@ -23,6 +23,7 @@ from pyiceberg.types import (
     UnknownType,
     UUIDType,
 )
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from pyiceberg.schema import Schema
     from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
 
@@ -59,6 +59,13 @@ def _written_column(field: NestedField) -> Column:
     return Column(field.name, field.field_id, kind, children, field.required, field.write_default)
 
 
+def require_frame(rows: object, table: str) -> None:
+    """Raise ValidationError for rows that are not a DataFrame of Spark, such as one of pandas or an Arrow table."""
+    if not isinstance(rows, DataFrame):
+        kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}".removeprefix("builtins.")
+        raise ValidationError(f"{table}: the rows are a {kind}, not a Spark DataFrame: use spark.createDataFrame(rows)")
+
+
 def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
     """Check the columns of rows against a table's schema, by name.
 
@@ -72,9 +79,11 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
         table: the table, for errors.
 
     Raises:
-        ValidationError: a column is unknown, ambiguous or of a different type, or a required one is missing.
+        ValidationError: the rows are not a Spark DataFrame; or a column is unknown, ambiguous or of a different type,
+            or a required one is missing.
         UnsupportedError: the table has a column of a type that can't be written.
     """
+    require_frame(rows, table)
     refuse_types(schema, table)
     _check_struct(rows.schema, schema.as_struct(), (), table)
 

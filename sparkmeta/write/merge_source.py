@@ -14,13 +14,13 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import ValidationError
 from sparkmeta.rows.projected import type_name
 from sparkmeta.write.files import checkpointed
-from sparkmeta.write.input import check_columns, nested_value
+from sparkmeta.write.input import check_columns, nested_value, require_frame
 from sparkmeta.write.key_range import count_and_range
 from sparkmeta.write.merge import Action, When
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from sparkmeta.write.merge import Merge
 
@@ -67,6 +67,7 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
         UnsupportedError: a column has a type that can't be written; or the session can't checkpoint rows.
     """
     source = merge.source
+    require_frame(source, table)
     keys = _keys(merge, schema, table)
     if any(clause.takes_all for clause in merge.clauses):
         _check(merge, schema, table)
@@ -84,8 +85,15 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
         columns = [F.col(quoted(name)) for name in keys]
         counts = rows.dropna(subset=list(map(quoted, keys))).groupBy(*columns).agg(F.count("*").alias(_ROWS))
         several = counts.where(F.col(_ROWS) > 1).limit(1)
-        duplicate = next(iter(several.drop(_ROWS).toArrow().to_pylist()), None)
+        duplicate = next(iter(several.select(*map(_shown, several.drop(_ROWS).dtypes)).toArrow().to_pylist()), None)
     return MergeSource(rows, keys, count, row_filter, duplicate)
+
+
+def _shown(column: tuple[str, str]) -> Column:
+    """Return a key column, given as (name, type), for an error message. Python has no dates after the year 9999."""
+    name, kind = column
+    value = F.col(quoted(name))
+    return value.cast("string").alias(name) if kind.startswith(("date", "timestamp")) else value
 
 
 def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | None:

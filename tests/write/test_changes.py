@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -20,7 +21,7 @@ from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -370,3 +371,24 @@ def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
         table.upsert(frame(spark, [(1, "a", 1), (1, "b", 1)]), ["id"])
     with pytest.raises(sm.ValidationError, match="names no identifier fields"):
         table.upsert(frame(spark, [(1, "a", 1)]))
+
+
+NO_FRAMES: dict[str, Callable[[pa.Table], Any]] = {"Arrow": lambda rows: rows, "pandas": pa.Table.to_pandas}
+
+
+@pytest.mark.parametrize("kind", NO_FRAMES)
+def test_rows_that_are_not_of_spark(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    table = new_table(spark, tmp_path)
+    rows = NO_FRAMES[kind](pa.table({"id": [1], "part": ["a"], "n": [1]}))
+    changes: list[Callable[[], object]] = [
+        lambda: table.append(rows),
+        lambda: table.overwrite(rows),
+        lambda: table.dynamic_partition_overwrite(rows),
+        lambda: table.upsert(rows, ["id"]),
+        lambda: table.equality_delete(rows, ["id"]),
+        lambda: table.merge(rows, "id").when_matched().delete().merge(),
+        lambda: table.merge(rows, "id").when_not_matched().insert_all().merge(),
+    ]
+    for change in changes:
+        with pytest.raises(sm.ValidationError, match=r"the rows are a \w+\.\w+, not a Spark DataFrame"):
+            change()

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType, UUIDType
+from pyiceberg.types import (
+    DateType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    UUIDType,
+)
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
@@ -289,6 +299,15 @@ def test_a_key_named_count(spark: SparkSession, tmp_path: Path) -> None:
         table.upsert(twice, ["count"])
     table = table.merge(twice, "count").when_matched().delete().merge()
     assert list(map(tuple, table.scan().to_df().collect())) == [(1, 5)]
+
+
+def test_a_key_after_the_year_9999(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("lake", type="hadoop", warehouse=str(tmp_path))
+    layout = Schema(NestedField(1, "day", DateType()), NestedField(2, "n", IntegerType()))
+    table = catalog.create_table("db.t", layout, spark=spark)
+    twice = spark.sql("SELECT date_add(date'9999-12-31', 1) day, n FROM VALUES (1), (2) AS v(n)")
+    with pytest.raises(sm.ValidationError, match=r"two of the rows have the key \{'day': '\+10000-01-01'\}"):
+        table.upsert(twice, ["day"])
 
 
 def test_insertions_and_other_commits(spark: SparkSession, tmp_path: Path) -> None:
