@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.types import PrimitiveType
 from pyspark.errors import AnalysisException, PySparkTypeError, PySparkValueError, SparkRuntimeException
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
@@ -16,7 +17,7 @@ from sparkmeta.write.input import check_type, nested_value
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
     from sparkmeta.columns.sql import Sql
@@ -50,7 +51,12 @@ def assigned_values(
         wanted = fields[name].field_type
         column, kind = _evaluated(frame, value, f"{table}: {name}")
         if isinstance(wanted, PrimitiveType):
-            values[name] = column.cast(spark_type(wanted))
+            written = spark_type(wanted)
+            values[name] = column.cast(written)
+            is_constant = value is not None and not isinstance(value, Column)
+            if is_constant and kind != written and not _fits(frame.sparkSession, value, written):
+                problem = f"{shown(value)} does not fit {wanted}; an expression is a Column, such as F.expr('n + 1')"
+                raise ValidationError(f"{table}: {name}: {problem}")
         else:
             check_type(kind, wanted, (name,), table)
             values[name] = nested_value(column, kind, wanted)
@@ -78,11 +84,16 @@ def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataTyp
 
 def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column, DataType]:
     try:
-        column = value if hasattr(value, "cast") else F.lit(value)
+        column = value if isinstance(value, Column) else F.lit(value)
     except (AttributeError, PySparkTypeError, PySparkValueError) as error:
         problem = f"{shown(value)} is of type {type(value).__name__}, which Spark has no literal of: pass a Column"
         raise ValidationError(f"{what}: {problem}") from error
     return column, evaluated_type(frame, column, what)
+
+
+def _fits(spark: SparkSession, value: Any, kind: DataType) -> bool:
+    """Return whether a constant can be cast to a type."""
+    return spark.sql("SELECT 1").select(F.lit(value).try_cast(kind).isNotNull()).toArrow().column(0)[0].as_py() is True
 
 
 def with_values(

@@ -240,14 +240,18 @@ class MergedRows:
             raise ValidationError(f"{self._table}: {problem}{key}: {limit}")
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
-        """Return the value of each column of the table: the new one where a clause updates it, else the old one."""
+        """Return the value of each column of the table: the new one where a clause updates it, else the old one.
+
+        If all updates assign a column, Spark need not read it: rows that no clause updates get null, since they are not
+        written.
+        """
         updates = [(place, self._values[place]) for place, clause in clauses if clause.action == Action.UPDATE]
         columns = []
-        for name in self._names:
-            value = _of(_TARGET, name)
-            for place, values in reversed(updates):
-                if name in values:
-                    value = F.when(F.col(_CLAUSE) == place, values[name]).otherwise(value)
+        for name, field in zip(self._names, self.matching.row_type.fields, strict=True):
+            assigned = [(place, values[name]) for place, values in updates if name in values]
+            value = _of(_TARGET, name) if len(assigned) < len(updates) else F.lit(None).cast(field.dataType)
+            for place, new in reversed(assigned):
+                value = F.when(F.col(_CLAUSE) == place, new).otherwise(value)
             columns.append(value.alias(name))
         return columns
 

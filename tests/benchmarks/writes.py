@@ -2,10 +2,11 @@
 
 Rows of 11 columns come from Parquet files and go into tables of 30 partitions: of format version 3 by Iceberg, into
 metadata trees by sparkmeta. Each run appends to a new table, deletes 1 % of its rows by deletion vectors, and upserts
-as many rows as 1 %, of which nine in ten have the key of a row. Spark's own Parquet writer, which makes neither metrics
-nor a commit, is measured beside the appends. Before the tables are thrown away both must have the same rows. Existing
-files are added as well, see `existing_files`. Prints Iceberg's seconds, wall and CPU, divided by ours, and writes
-build/bench/writes-<time>.json.
+as many rows as 1 %, of which nine in ten have the key of a row. `MERGE INTO` replaces rows of the same key; `upsert`
+compares them first, and replaces those that differ. The same rows are then merged by `merge`, which does what `MERGE
+INTO` does. Spark's own Parquet writer, which makes neither metrics nor a commit, is measured beside the appends. Before
+the tables are thrown away both must have the same rows. Existing files are added as well, see `existing_files`. Prints
+Iceberg's seconds, wall and CPU, divided by ours, and writes build/bench/writes-<time>.json.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Writers:
     def delete_by_sparkmeta(self) -> None:
         self.tables[-1:] = [self.tables[-1].delete(DELETED)]
 
-    def upsert_by_iceberg(self) -> None:
+    def merge_by_iceberg(self) -> None:
         self.changes.createOrReplaceTempView("changes")
         self.shops[-1].sql(
             """MERGE INTO {t} t USING changes s ON t.id = s.id
@@ -112,6 +113,10 @@ class Writers:
 
     def upsert_by_sparkmeta(self) -> None:
         self.tables[-1:] = [self.tables[-1].upsert(self.changes, ["id"])]
+
+    def merge_by_sparkmeta(self) -> None:
+        merge = self.tables[-1].merge(self.changes, "id")
+        self.tables[-1:] = [merge.when_matched().update_all().when_not_matched().insert_all().merge()]
 
     @cached_property
     def changes(self) -> DataFrame:
@@ -153,14 +158,17 @@ def main(rows: int, rounds: int, files: int, heap: str) -> None:
     appends = [Measured("30 partitions", "append", rows, name, [], []) for name in names]
     deletes = [Measured("30 partitions", "delete of 1 %", rows, name, [], []) for name in names]
     upserts = [Measured("30 partitions", "upsert of 1 %", rows, name, [], []) for name in names]
+    merges = [Measured("30 partitions", "merge of 1 %", rows, name, [], []) for name in names]
     by_spark = Measured("30 partitions", "append", rows, "Spark's Parquet", [], [])
     works = (
         (appends[0], writers.append_by_iceberg),
         (deletes[0], writers.delete_by_iceberg),
-        (upserts[0], writers.upsert_by_iceberg),
+        (upserts[0], writers.merge_by_iceberg),
+        (merges[0], writers.merge_by_iceberg),
         (appends[1], writers.append_by_sparkmeta),
         (deletes[1], writers.delete_by_sparkmeta),
         (upserts[1], writers.upsert_by_sparkmeta),
+        (merges[1], writers.merge_by_sparkmeta),
         (by_spark, writers.write_by_spark),
     )
     for number in range(rounds + 1):
@@ -172,9 +180,10 @@ def main(rows: int, rounds: int, files: int, heap: str) -> None:
     show(appends)
     show(deletes)
     show(upserts)
+    show(merges)
     show([by_spark, appends[1]])
     added = add_existing(writers.java, files, rounds) if files else []
-    console.print(f"written: {write_runs(BUILD, 'writes', [*appends, *deletes, *upserts, by_spark, *added])}")
+    console.print(f"written: {write_runs(BUILD, 'writes', [*appends, *deletes, *upserts, *merges, by_spark, *added])}")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     DateType,
@@ -30,7 +33,6 @@ from tests.write.test_changes import MODES, frame, new_table, ordinary, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -200,6 +202,8 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
         r"clause 1 \(when_matched\): .*PARSE": merge.when_matched("source.n ==== 1 (").delete(),
         r"clause 1 \(when_matched\): n: .*": merge.when_matched().update({"n": F.col("other.n")}),
         "assigned column no is not in the table": merge.when_matched().update({"no": 1}),
+        "n: 'n \\+ 1' does not fit int; an expression is a Column": merge.when_matched().update({"n": "n + 1"}),
+        "n: 5000000000 does not fit int": merge.when_matched().update({"n": 5_000_000_000}),
         "column id is required .* gets no value": merge.when_not_matched().insert({"n": 1}),
         "column n of the rows is string": table.merge(
             spark.sql("SELECT 1L id, 'x' n"), "id"
@@ -285,6 +289,31 @@ def test_a_source_of_constants(spark: SparkSession, tmp_path: Path) -> None:
         source = spark.sql(f"SELECT {key}L AS id, 5 AS n")
         table = table.merge(source, on=["id"]).when_matched().update_all().when_not_matched().insert_all().merge()
     assert sorted(map(tuple, table.scan().to_df().collect())) == [(0, 0), (1, 5), (2, 20), (7, 5)]
+
+
+@pytest.mark.parametrize("case", ["updates", "deletes", "condition"])
+def test_columns_that_need_not_be_read(spark: SparkSession, tmp_path: Path, case: str) -> None:
+    """The data of a column is damaged. A merge that needs none of its old values does not notice."""
+    table = new_table(spark, tmp_path, PartitionSpec(), write__merge__mode="merge-on-read")
+    table = table.append(frame(spark, ordinary(0, 20)).coalesce(1))
+    (path,) = (row.file_path for row in table.inspect.data_files().select("file_path").collect())
+    with pq.ParquetFile(location := path.removeprefix("file:")) as file:
+        chunk = file.metadata.row_group(0).column(2)
+        assert chunk.path_in_schema == "n"
+    with Path(location).open("r+b") as data:
+        data.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
+        data.write(bytes(chunk.total_compressed_size))
+    merge = table.merge(source(spark).where("op = 'U' AND id < 20").drop("op"), "id")
+    if case == "updates":
+        table = merge.when_matched("source.n > 0").update_all().when_not_matched().insert_all().merge()
+    elif case == "deletes":
+        table = merge.when_matched("source.n > 0").delete().merge()
+    else:
+        with pytest.raises(Exception, match=Path(location).name):
+            merge.when_matched("target.n > 0").update_all().merge()
+        return
+    deleted = table.inspect.delete_files().select("record_count").collect()
+    assert [row.record_count for row in deleted] == [1]
 
 
 def test_a_key_named_count(spark: SparkSession, tmp_path: Path) -> None:
