@@ -89,6 +89,10 @@ class InvalidNameError(ValidationError, ValueError):
     """A name can't be that of a table, view or namespace in this catalog."""
 
 
+class InvalidArgumentError(ValidationError, ValueError):
+    """An argument does not fit the table or the session: a column that is not there, a time without a zone."""
+
+
 class CommitConflictError(ValidationError):
     """Another commit changed data that this one depends on. A retry of the same commit can't succeed."""
 

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+from pyspark.errors import AnalysisException
 
 from sparkmeta.checks import NAMES, OPTIONS, at_least
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
-from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
+from sparkmeta.errors import (
+    InvalidArgumentError,
+    NoSuchSnapshotError,
+    UnsupportedError,
+    ValidationError,
+    first_line,
+    shown,
+    translated_errors,
+)
 from sparkmeta.plan.choose import Choice, choose
 from sparkmeta.plan.entries import read_entries
 from sparkmeta.plan.files import count_files, plan_files, plan_schema
@@ -171,12 +180,15 @@ class Scan:
         """Return the schema of the rows to read, without metadata columns.
 
         Raises:
-            ValueError: the schema has no such column.
+            InvalidArgumentError: the schema has no such column.
         """
         if ALL_FIELDS[0] in self.selected_fields:
             return self.schema()
         names = [name for name in self.selected_fields if name not in self.metadata_columns]
-        return self.schema().select(*names, case_sensitive=self.case_sensitive)
+        try:
+            return self.schema().select(*names, case_sensitive=self.case_sensitive)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{self.state.metadata.location}: {first_line(error)}") from error
 
     @property
     def metadata_columns(self) -> tuple[str, ...]:
@@ -191,7 +203,7 @@ class Scan:
 
         Raises:
             InvalidFilterError: the filter does not fit the schema.
-            ValueError: a selected column is not in the schema.
+            InvalidArgumentError: a selected column is not in the schema.
         """
         return self._filter
 
@@ -244,7 +256,8 @@ class Scan:
 
     def to_arrow(self) -> pa.Table:
         """Return the rows of `to_df` as an Arrow table in memory."""
-        return self.to_df().toArrow()
+        with translated_errors():
+            return self.to_df().toArrow()
 
     def to_pandas(self) -> Any:
         """Return the rows of `to_df` as a pandas DataFrame in memory."""
@@ -254,8 +267,15 @@ class Scan:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.
 
         The view shows the table as it is now; later commits do not change it.
+
+        Raises:
+            InvalidArgumentError: Spark refuses the name.
         """
-        self.to_df().createOrReplaceTempView(name)
+        try:
+            self.to_df().createOrReplaceTempView(name)
+        except AnalysisException as error:
+            problem = f"{shown(name)} can't be the name of a view: {first_line(error)}"
+            raise InvalidArgumentError(f"{self.state.metadata.location}: {problem}") from error
 
     # -- plans ------------------------------------------------------------------------------------------------------
 

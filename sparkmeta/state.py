@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.errors import NoSuchSnapshotError
+from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
 from sparkmeta.manifests.manifest_list import manifests_of_list
 from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.manifests.reader import ManifestReader
@@ -89,13 +89,13 @@ class TableState:
 
         Raises:
             NoSuchSnapshotError: the snapshot log begins later.
-            ValueError: the timestamp is of another type, or a datetime without a zone.
+            InvalidArgumentError: the timestamp is of another type, or a datetime without a zone.
         """
         if not isinstance(timestamp, datetime | int):
             what = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
-            raise ValueError(f"{timestamp!r} is not a time: as_of takes {what}")  # noqa: TRY004  as of one without a zone
+            raise InvalidArgumentError(f"{self.metadata.location}: {timestamp!r} is not a time: as_of takes {what}")
         if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
-            raise ValueError(f"{timestamp} has no time zone")
+            raise InvalidArgumentError(f"{self.metadata.location}: {timestamp} has no time zone")
         millis = timestamp if isinstance(timestamp, int) else (timestamp - _EPOCH) // timedelta(milliseconds=1)
         latest: SnapshotLogEntry | None = None
         for entry in self.metadata.snapshot_log:

@@ -25,6 +25,7 @@ from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for
+from sparkmeta.storage.location import absolute
 from sparkmeta.write.row_table import RowTable
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
     """Load a table from its folder or from one of its metadata files (`.metadata.json`, possibly gzipped).
 
     Args:
-        location: the folder, or the metadata file.
+        location: the folder, or the metadata file. A relative path is one below the current folder.
         spark: a session, classic or Connect. Defaults to the active one.
 
     Raises:
@@ -355,7 +356,7 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
         ValidationError: two metadata files have the highest version.
         SessionError: no session is active.
     """
-    session = resolve_session(spark)
+    session, location = resolve_session(spark), absolute(location)
     return open_metadata(location, session) if is_metadata_file(location) else open_table(location, session)
 
 

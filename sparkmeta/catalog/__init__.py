@@ -7,6 +7,8 @@ from pyiceberg.utils.config import Config
 from sparkmeta.catalog.base import Catalog
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.catalog.iceberg import IcebergCatalog
+from sparkmeta.errors import InvalidArgumentError
+from sparkmeta.storage.location import absolute
 
 __all__ = ["Catalog", "load_catalog"]
 
@@ -15,11 +17,11 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     """Load a catalog by pyiceberg's configuration: its file, environment variables and properties.
 
     There is one additional type: ``type="hadoop", warehouse=...`` has the tables in the folders of a warehouse, like
-    Iceberg's Hadoop catalog. With properties of a FileIO, such as ``s3.endpoint``, that opens a warehouse on a store;
-    without any, Spark does, and the tables are read-only.
+    Iceberg's Hadoop catalog. A relative path is one below the current folder. With properties of a FileIO, such as
+    ``s3.endpoint``, that opens a warehouse on a store; without any, Spark does, and the tables are read-only.
 
     Raises:
-        ValueError: properties are missing.
+        InvalidArgumentError: properties are missing, or of no catalog.
         CatalogError: the catalog does not respond, or refuses the credentials.
     """
     config = Config()
@@ -28,6 +30,6 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     if str(merged.get("type", "")).lower() != "hadoop":
         return IcebergCatalog.load(known, merged)
     if not (warehouse := merged.get("warehouse")):
-        raise ValueError(f"catalog {known}: the property warehouse is missing")
+        raise InvalidArgumentError(f"catalog {known}: the property warehouse is missing")
     texts = {name: value for name, value in merged.items() if isinstance(value, str)}
-    return FileSystemCatalog(known, str(warehouse), texts)
+    return FileSystemCatalog(known, absolute(str(warehouse)), texts)

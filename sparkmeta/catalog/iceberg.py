@@ -18,7 +18,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import RestViews
-from sparkmeta.errors import UnsupportedError
+from sparkmeta.errors import InvalidArgumentError, UnsupportedError, first_line
 from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog, settled
 from sparkmeta.operations.rest import (
     LoadedTable,
@@ -75,7 +75,10 @@ class IcebergCatalog(Catalog):
         with errors_of_catalog(name, properties):
             if is_rest and str(properties.get("type", "rest")).lower() == "rest":
                 return IcebergCatalog(TimedRestCatalog(name, **properties))
-            return IcebergCatalog(load_catalog(name, **properties))
+            try:
+                return IcebergCatalog(load_catalog(name, **properties))
+            except ValueError as error:
+                raise InvalidArgumentError(f"catalog {name}: {first_line(error)}") from error
 
     @property
     def name(self) -> str:

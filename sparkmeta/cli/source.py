@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -91,13 +90,8 @@ class Source:
         if self.catalog is None:
             from sparkmeta.table import load_table
 
-            return load_table(self._location, spark=spark)
+            return load_table(self.table, spark=spark)
         return configured_catalog(self.catalog, self.properties).load_table(self.table, spark=spark)
-
-    @property
-    def _location(self) -> str:
-        """The location of the table, absolute because executors have other working directories."""
-        return self.table if "://" in self.table or ":/" in self.table else str(Path(self.table).absolute())
 
 
 @dataclass(frozen=True)

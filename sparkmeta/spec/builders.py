@@ -33,7 +33,7 @@ def _naming_table(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         except SparkmetaError:
             raise
-        except (ValueError, iceberg.ValidationError) as error:
+        except (TypeError, ValueError, iceberg.ValidationError) as error:
             location = self._transaction.table_metadata.location
             raise InvalidChangeError(f"{location}: {first_line(error)}") from error
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.transforms import UnknownTransform
+from pyiceberg.schema import index_by_id
+from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.types import DecimalType, GeographyType, GeometryType, UnknownType
 
-from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.spec.partitioning import (
     partition_spec_from_json,
     partition_spec_to_json,
     sort_order_from_json,
     sort_order_to_json,
 )
-from sparkmeta.spec.schema import schema_from_json, schema_to_json
+from sparkmeta.spec.schema import VariantType, schema_from_json, schema_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.sorting import SortField, SortOrder
+    from pyiceberg.types import IcebergType
 
 
 def refuse_unreadable(
@@ -38,13 +43,74 @@ def refuse_unreadable(
         sort_orders: New sort orders.
     """
     for schema in schemas:
-        _read(location, schema_from_json, schema_to_json(schema), "schema")
+        _refuse_fields(location, schema, _read(location, schema_from_json, schema_to_json(schema), "schema"))
     for spec in specs:
         read = _read(location, partition_spec_from_json, partition_spec_to_json(spec), "partition spec")
         _refuse_unknown(location, spec.fields, read.fields, "partition spec")
     for order in sort_orders:
         read = _read(location, sort_order_from_json, sort_order_to_json(order), "sort order")
         _refuse_unknown(location, order.fields, read.fields, "sort order")
+
+
+def refuse_unfit(location: str, schema: Schema, spec: PartitionSpec, order: SortOrder) -> None:
+    """Raise ValidationError for a partition or sort field whose transform does not fit its column, or for bad names.
+
+    Args:
+        location: the table's location, for error messages.
+        schema: the columns of the fields.
+        spec: the new partition spec.
+        order: the new sort order.
+    """
+    names: set[str] = set()
+    for field in spec.fields:
+        what = f"partition field {shown(field.name)}"
+        if not field.name or field.name in names:
+            problem = "its name is empty" if not field.name else "there are several of this name"
+            raise ValidationError(f"{location}: {what}: {problem}")
+        names.add(field.name)
+        _refuse_transform(location, schema, field, what)
+    for sort_field in order.fields:
+        _refuse_transform(location, schema, sort_field, "sort field")
+
+
+def _refuse_transform(location: str, schema: Schema, field: PartitionField | SortField, what: str) -> None:
+    column, name = schema.find_field(field.source_id), schema.find_column_name(field.source_id)
+    transform, kind = field.transform, column.field_type
+    if isinstance(transform, VoidTransform | UnknownTransform):
+        return
+    try:
+        schema.accessor_for_field(field.source_id)
+    except ValueError as error:
+        raise ValidationError(f"{location}: {what}: column {name} is inside a list or a map") from error
+    if not transform.can_transform(kind) or isinstance(kind, VariantType | GeometryType | GeographyType):
+        raise ValidationError(f"{location}: {what}: {transform} does not fit column {name} of type {kind}")
+
+
+def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
+    """Raise ValidationError for required fields without values, and for defaults that are not read as written."""
+    read_fields = index_by_id(read)
+    for field_id, field in index_by_id(schema).items():
+        name = schema.find_column_name(field_id)
+        if field.required and isinstance(field.field_type, UnknownType):
+            raise ValidationError(f"{location}: {name} is of type unknown: it must be optional")
+        same = read_fields[field_id]
+        defaults = (field.initial_default, same.initial_default), (field.write_default, same.write_default)
+        for default, read_default in defaults:
+            if default is not None and (read_default is None or not _fits(default, field.field_type)):
+                problem = f"it is no value of type {field.field_type} that can be a default"
+                raise ValidationError(f"{location}: the default value of {name} is {shown(default)}: {problem}")
+
+
+def _fits(default: Any, kind: IcebergType) -> bool:
+    """Return whether JSON has a form of a number, and whether a decimal has no more digits than its type."""
+    if isinstance(default, float):
+        return math.isfinite(default)
+    if not isinstance(default, Decimal) or not isinstance(kind, DecimalType):
+        return True
+    _, digits, exponent = default.as_tuple()
+    return (
+        isinstance(exponent, int) and -exponent <= kind.scale and len(digits) + exponent <= kind.precision - kind.scale
+    )
 
 
 def _read(location: str, reader: Callable[[dict[str, Any]], Any], data: dict[str, Any], part: str) -> Any:

@@ -15,7 +15,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import table_metadata_from_json
-from sparkmeta.spec.new_parts import refuse_unreadable
+from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_to_json
@@ -77,6 +77,7 @@ def new_metadata(
         order = assign_fresh_sort_order_ids(sort_order, schema, columns)
     except ValueError as error:
         raise ValidationError(f"{location}: {error}") from error
+    refuse_unfit(location, columns, fields, order)
     stored = {key: value for key, value in properties.items() if key != VERSION_PROPERTY}
     schema_json, spec_json = (
         schema_to_json(columns),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError as PydanticError
@@ -15,7 +16,7 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
 )
 from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
-from pyiceberg.types import FloatType, IntegerType, LongType
+from pyiceberg.types import BinaryType, DecimalType, DoubleType, FixedType, FloatType, IntegerType, LongType, StringType
 
 from sparkmeta.errors import ValidationError, first_line, shown
 from sparkmeta.spec.builders import names_table
@@ -47,6 +48,8 @@ class UpdateSchema(IcebergUpdateSchema):
     - The name mapping gets the names of new and renamed columns.
     - Properties of a renamed column get its new name, and those of a deleted column are removed.
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
+    - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
+    - Nothing is added to a column that is deleted.
     """
 
     def __init__(
@@ -64,24 +67,48 @@ class UpdateSchema(IcebergUpdateSchema):
         default_value: Any = None,
     ) -> UpdateSchema:
         self._refuse_out_of_range(path, field_type, default_value)
+        if not isinstance(path, str):
+            self._refuse_deleted(path[:-1])
         super().add_column(path, field_type, doc, required, default_value)
         return self
 
+    def update_column(
+        self,
+        path: str | tuple[str, ...],
+        field_type: IcebergType | None = None,
+        required: bool | None = None,
+        doc: str | None = None,
+    ) -> UpdateSchema:
+        if field_type is not None and not self._allow_incompatible_changes:
+            old = self._schema.find_field(_full_name(path), self._case_sensitive).field_type
+            if not _may_become(old, field_type):
+                raise self._error(path, f"is of type {old}: it can't become {field_type}")
+        super().update_column(path, field_type, required, doc)
+        return self
+
     def set_default_value(self, path: str | tuple[str, ...], default_value: Any) -> UpdateSchema:
-        name = path if isinstance(path, str) else ".".join(path)
-        self._refuse_out_of_range(path, self._schema.find_field(name, self._case_sensitive).field_type, default_value)
+        kind = self._schema.find_field(_full_name(path), self._case_sensitive).field_type
+        self._refuse_out_of_range(path, kind, default_value)
         super().set_default_value(path, default_value)
         return self
 
     def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
-        if not isinstance(kind, IntegerType | LongType | FloatType) or not isinstance(value, int | float):
+        if not isinstance(kind, IntegerType | LongType | FloatType | DoubleType) or not isinstance(value, int | float):
             return
-        if value < kind.min or value > kind.max:
-            name = path if isinstance(path, str) else ".".join(path)
-            raise ValidationError(
-                f"{self._transaction.table_metadata.location}: the default value of {name} is {shown(value)}: it is "
-                f"out of the range of {kind}"
-            )
+        is_within = math.isfinite(value) if isinstance(kind, DoubleType) else kind.min <= value <= kind.max
+        if not is_within:
+            problem = f"the default value of {_full_name(path)} is {shown(value)}: it is out of the range of {kind}"
+            raise ValidationError(f"{self._transaction.table_metadata.location}: {problem}")
+
+    def _refuse_deleted(self, parents: tuple[str, ...]) -> None:
+        """Raise ValidationError if the parent of a new column, or a parent of that, is deleted by this update."""
+        names = {self._schema.find_column_name(field_id) for field_id in self._deletes}
+        for depth in range(1, len(parents) + 1):
+            if ".".join(parents[:depth]) in names:
+                raise self._error(parents[:depth], "will be deleted: nothing can be added to it")
+
+    def _error(self, path: str | tuple[str, ...], problem: str) -> ValidationError:
+        return ValidationError(f"{self._transaction.table_metadata.location}: column {_full_name(path)} {problem}")
 
     def _commit(self) -> UpdatesAndRequirements:
         updates, requirements = super()._commit()
@@ -91,6 +118,17 @@ class UpdateSchema(IcebergUpdateSchema):
         ids = AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id})
         changed = _property_updates(metadata.properties, self._schema, self._apply())
         return (*updates, *changed), (*requirements, ids)
+
+
+def _full_name(path: str | tuple[str, ...]) -> str:
+    return path if isinstance(path, str) else ".".join(path)
+
+
+def _may_become(old: IcebergType, new: IcebergType) -> bool:
+    """Return False for types that pyiceberg promotes, but only to read files of other writers."""
+    if isinstance(old, DecimalType) and isinstance(new, DecimalType):
+        return old.scale == new.scale
+    return old == new or not isinstance(old, StringType | BinaryType | FixedType)
 
 
 def _name_mapping(transaction: Transaction) -> NameMapping | None:

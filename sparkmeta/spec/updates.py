@@ -51,6 +51,7 @@ def update_table_metadata(
     - Sequence numbers and row ids never decrease, and no id is assigned twice.
     - With a snapshot, its partition statistics are removed. Its children keep their parent id.
     - The snapshot log has no gaps, and no snapshots that were added but did not become current.
+    - Times do not go back if the clock of an earlier writer was ahead: other readers would refuse the metadata.
     - In a V4 tree, each partition spec has expressions.
 
     Args:
@@ -83,7 +84,7 @@ def update_table_metadata(
         raise ValidationError(f"{metadata.location}: {error}") from error
     changed = cast("TableMetadata", updated)
     parts = _converted_parts(metadata, changed) | _lists(metadata, changed, updates)
-    restored = changed.model_copy(update=counters | parts)
+    restored = changed.model_copy(update=counters | parts | _times(metadata, changed, parts["snapshot_log"]))
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
 
 
@@ -95,6 +96,7 @@ class UpdateSpec(IcebergUpdateSpec):
       version 2.
     - New ids are larger than those of all specs, even if last-partition-id is too small.
     - A field that is removed and added again stays where it is, as in Java, with the new name if there is one.
+    - A new field may have the name of a field that is removed, from version 2 on.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
@@ -112,8 +114,15 @@ class UpdateSpec(IcebergUpdateSpec):
             super().add_field(source_column_name, parsed, partition_field_name)
             return self
         self._deletes.remove(existing.field_id)
+        self._name_to_field[existing.name] = existing
         if partition_field_name not in (None, existing.name):
             self.rename_field(existing.name, partition_field_name)
+        return self
+
+    def remove_field(self, name: str) -> UpdateSpec:
+        super().remove_field(name)
+        if self._transaction.table_metadata.format_version >= 2:  # in version 1 the field stays, as a void one
+            del self._name_to_field[name]
         return self
 
     def _partition_field(self, transform_key: tuple[int, Transform[Any, Any]], name: str | None) -> PartitionField:
@@ -288,6 +297,21 @@ def log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set
         else:
             remaining, after = remaining + 1, after + 1
     return log[remaining - after :]
+
+
+def _times(base: TableMetadata, changed: TableMetadata, log: Sequence[SnapshotLogEntry]) -> dict[str, Any]:
+    """Return the snapshot log and the time of the last update, neither before the times in the base."""
+    known = {(entry.snapshot_id, entry.timestamp_ms) for entry in base.snapshot_log}
+    last = max((entry.timestamp_ms for entry in base.snapshot_log), default=0)
+    logged = []
+    for entry in log:
+        if (entry.snapshot_id, entry.timestamp_ms) in known:
+            logged.append(entry)
+        else:
+            last = max(last, entry.timestamp_ms)
+            logged.append(entry.model_copy(update={"timestamp_ms": last}))
+    updated = max([base.last_updated_ms, changed.last_updated_ms, *(entry.timestamp_ms for entry in logged)])
+    return {"snapshot_log": logged, "last_updated_ms": updated}
 
 
 def _deduplicated(

@@ -19,12 +19,14 @@ from sparkmeta.storage.requests import requested
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO, InputStream
 
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
 
 def read_local(location: str) -> bytes:
     """Read a local file."""
     try:
         return Path(local_path(location)).read_bytes()
-    except FileNotFoundError:
+    except _NO_FILE:
         missing(location)
 
 
@@ -35,7 +37,7 @@ def read_local_range(location: str, offset: int, size: int) -> bytes:
             start, end = within(offset, size, os.fstat(file.fileno()).st_size)
             file.seek(start)
             return file.read(end - start)
-    except FileNotFoundError:
+    except _NO_FILE:
         missing(location)
 
 
@@ -43,7 +45,7 @@ def local_length(location: str) -> int:
     """Return the length of a local file in bytes."""
     try:
         return Path(local_path(location)).stat().st_size
-    except FileNotFoundError:
+    except _NO_FILE:
         missing(location)
 
 

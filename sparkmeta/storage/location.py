@@ -5,6 +5,7 @@ A location is written as in metadata: not percent-encoded, with a scheme or as a
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import unicodedata
@@ -33,6 +34,12 @@ def is_local(location: str) -> bool:
 def local_path(location: str) -> str:
     """Return the path of a local location for ``open``."""
     return _parts(location)[2]
+
+
+def absolute(location: str) -> str:
+    """Return a location with an absolute path if it is a relative local path: tasks run in other folders."""
+    is_relative = location and not scheme(location) and not location.startswith("/")
+    return posixpath.join(os.getcwd(), location) if is_relative else location  # noqa: PTH109
 
 
 def file_name(location: str) -> str:

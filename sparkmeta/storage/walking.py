@@ -5,6 +5,7 @@ A walk passes over what is deleted meanwhile, and does not follow links to folde
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 from itertools import islice
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pyiceberg.io import FileIO
+
+_log = logging.getLogger(__name__)
 
 WALKED = pa.schema(
     [
@@ -112,6 +115,9 @@ def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
             with os.scandir(os.path.join(root, above)) as entries:  # noqa: PTH118  without an object for each name
                 for entry in entries:
                     name = f"{above}{entry.name}"
+                    if not _is_text(name):
+                        _log.warning("%r: not listed: its name is not UTF-8", os.path.join(root, name))  # noqa: PTH118
+                        continue
                     if entry.is_dir(follow_symlinks=False):
                         if recursive:
                             pending.append(f"{name}/")
@@ -123,6 +129,14 @@ def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
             continue
         except OSError as error:
             raise FileAccessError(f"{join(root, above)}: can't be listed: {error.strerror}") from error
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a local name has a form in UTF-8, which Python's names with surrogates have not."""
+    try:
+        return name.isascii() or bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[_Item]:

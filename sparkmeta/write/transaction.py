@@ -14,7 +14,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
-from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.projected import NAME_MAPPING, name_mapping
 from sparkmeta.write.add_files import describe_files
@@ -390,7 +390,8 @@ class RowTransaction(Transaction[TableT]):
             update.assume_new_files()
         change, before = _Change(update, head), len(self._written)
         try:
-            yield change
+            with translated_errors():
+                yield change
         except BaseException:
             self._forget(update, before)
             raise

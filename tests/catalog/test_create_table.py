@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,24 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
-from pyiceberg.transforms import BucketTransform, IdentityTransform, MonthTransform, TruncateTransform
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    YearTransform,
+)
 from pyiceberg.types import (
+    BooleanType,
+    DateType,
     DecimalType,
+    DoubleType,
     FixedType,
+    FloatType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -24,6 +39,7 @@ from pyiceberg.types import (
     StructType,
     TimestampNanoType,
     TimestampType,
+    UnknownType,
 )
 
 import sparkmeta as sm
@@ -37,6 +53,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True))
+
+
+UNFIT: list[tuple[IcebergType, Transform[Any, Any]]] = [
+    (FloatType(), BucketTransform(4)),
+    (BooleanType(), BucketTransform(4)),
+    (IntegerType(), DayTransform()),
+    (DateType(), HourTransform()),
+    (DateType(), TruncateTransform(4)),
+    (FixedType(4), TruncateTransform(2)),
+    (StringType(), YearTransform()),
+    (StructType(NestedField(2, "x", IntegerType())), IdentityTransform()),
+]
+
+
+def column_of(kind: IcebergType, transform: Transform[Any, Any], source: int = 1) -> dict[str, Any]:
+    """A column `at`, and a partition field of it, or of the field with another id."""
+    spec = PartitionSpec(PartitionField(source, 1000, transform, "p"))
+    return {"schema": Schema(NestedField(1, "at", kind)), "partition_spec": spec}
+
+
+def of_version_3(kind: IcebergType, **field: Any) -> dict[str, Any]:
+    return {"schema": Schema(NestedField(1, "at", kind, **field)), "format_version": 3}
 
 
 @pytest.fixture(params=["hadoop", "sql"])
@@ -91,8 +129,21 @@ def test_changes_that_nobody_could_read(
         ({"sort_order": SortOrder(SortField(1, transform=TruncateTransform(-5)))}, "'truncate.-5.': there is no such"),
         ({"schema": Schema(NestedField(1, "at", DecimalType(5, 9)))}, "'decimal.5, 9.'"),
         ({"properties": {"commit.retry.num-retries": "many"}}, "commit.retry.num-retries is 'many'"),
+        *((column_of(kind, transform), "partition field 'p': .* does not fit column at") for kind, transform in UNFIT),
+        (column_of(ListType(2, LongType()), IdentityTransform(), 2), "column at.element is inside a list or a map"),
+        ({"sort_order": SortOrder(SortField(1, transform=DayTransform()))}, "sort field: day does not fit column at"),
+        (
+            {"partition_spec": PartitionSpec(*(PartitionField(1, n, BucketTransform(n), "b") for n in (1000, 1001)))},
+            "partition field 'b': there are several of this name",
+        ),
+        ({"partition_spec": PartitionSpec(PartitionField(1, 1000, IdentityTransform(), ""))}, "its name is empty"),
+        (of_version_3(UnknownType(), required=True), "at is of type unknown: it must be optional"),
+        (of_version_3(ListType(2, UnknownType(), element_required=True)), "at.element is of type unknown"),
+        (of_version_3(DoubleType(), initial_default=float("inf")), "the default value of at is inf"),
+        (of_version_3(FloatType(), write_default=float("nan")), "the default value of at is nan"),
+        (of_version_3(DecimalType(3, 2), write_default=Decimal("123.4")), "the default value of at is Decimal"),
     ],
-    ids=["spec", "sort", "schema", "property"],
+    ids=str,
 )
 def test_tables_that_nobody_could_read(
     spark: SparkSession, catalog: sm.Catalog, part: dict[str, Any], problem: str

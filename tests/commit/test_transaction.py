@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import FloatType, IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkmeta as sm
@@ -602,7 +602,14 @@ def test_a_column_and_an_expression_that_meet(table: sm.Table) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(IntegerType(), 2**31), (LongType(), -(2**63) - 1), (FloatType(), 1e300), (FloatType(), float("inf"))],
+    [
+        (IntegerType(), 2**31),
+        (LongType(), -(2**63) - 1),
+        (FloatType(), 1e300),
+        (FloatType(), float("inf")),
+        (DoubleType(), float("-inf")),
+        (DoubleType(), float("nan")),
+    ],
 )
 def test_default_values_that_are_out_of_range(table: sm.Table, kind: Any, value: float) -> None:
     problem = f"the default value of n is .*: it is out of the range of {kind}"

@@ -265,6 +265,19 @@ def test_only_what_was_current_is_in_the_log() -> None:
     assert [entry.snapshot_id for entry in rolled_back.snapshot_log] == [FIRST, HEAD, FIRST]
 
 
+def test_times_do_not_go_back() -> None:
+    """The clock of an earlier writer was ahead, so that its snapshot is later than now."""
+    ahead = 4_000_000_000_000
+    before = update_table_metadata(tree(), [added(snapshot(timestamp_ms=ahead)), branch("main", 99)])
+    tagged = update_table_metadata(before, [iceberg.SetPropertiesUpdate(updates={"a": "b"})])
+    rolled_back = update_table_metadata(tagged, [branch("main", FIRST)])
+    for after in (before, tagged, rolled_back):
+        times = [entry.timestamp_ms for entry in after.snapshot_log]
+        assert times == sorted(times)
+        assert after.last_updated_ms == ahead == times[-1]
+    assert [entry.snapshot_id for entry in rolled_back.snapshot_log] == [FIRST, HEAD, 99, FIRST]
+
+
 def test_retention_of_a_ref_is_what_the_update_says() -> None:
     after = written(update_table_metadata(tree(), [branch("main", FIRST, **{"min-snapshots-to-keep": 3})]))
     expected = {"snapshot-id": FIRST, "type": "branch", "min-snapshots-to-keep": 3, "x-ref": 1}

@@ -77,6 +77,7 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     named = named.withColumn("key", folder.key_of(F.col("path"))).dropDuplicates(["key"])
     keys = local_frame(spark, pa.table([own_keys], ["key"]))
     files = materialize(named.join(F.broadcast(keys), "key", "left_anti").withColumn("table", _table_key()))
+    _refuse_copy(table, files)
     own_tables = {join(path_of(table.metadata.location), ""), _folder_of(path_of(table.metadata_location))}
     holds = F.lit(folder.key).startswith(F.col("table")) | F.col("table").isin(sorted(own_tables))
     uuids = map_arrow(files.where(holds).select("path"), _UuidReader(reader), _UUIDS)
@@ -86,6 +87,20 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
         is_other |= ~F.lower("table_uuid").eqNullSafe(str(table.metadata.table_uuid))
     in_it = [row.path for row in uuids.where(is_other).limit(_NAMED).collect()]
     return OtherTables(files.where(~holds).select(F.col("table").alias("key")).distinct(), in_it)
+
+
+def _refuse_copy(table: BaseTable, files: DataFrame) -> None:
+    """Raise ValidationError if the table's location has its current metadata file, and it was opened elsewhere.
+
+    Args:
+        table: the table.
+        files: metadata files that the table does not name: rows of `path` and `key`.
+    """
+    opened = table.metadata_location
+    at_location = join(join(path_of(table.metadata.location), METADATA), file_name(opened))
+    for row in files.where(F.col("key") == at_location).limit(1).collect():
+        problem = f"it was opened by {opened}, and its location has this file as {row.path}: open the table there"
+        raise ValidationError(f"{table.full_name}: {problem}")
 
 
 def refuse_shared(table: BaseTable, location: str, metadata_files: list[str]) -> None:
