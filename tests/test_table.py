@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,3 +157,15 @@ def test_a_scan_takes_the_settings_of_its_time(spark: SparkSession, tmp_path: Pa
     with configured(spark, {"spark.sparkmeta.planning": "no such way"}), pytest.raises(SettingError):
         table.scan().plan_files()
     assert table.scan().plan_files().count() == 6
+
+
+def test_arguments_that_do_not_fit(table: sm.Table) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "Could not find column: 'ID'": lambda: table.scan().select("ID").to_df(),
+        "2026-11-26 00:00:00 has no time zone": lambda: table.scan().as_of(datetime(2026, 11, 26)),  # noqa: DTZ001
+        "'today' is not a time": lambda: table.scan().as_of("today"),  # type: ignore[arg-type]
+        "'my view' can't be the name of a view": lambda: table.scan().create_temp_view("my view"),
+    }
+    for problem, call in calls.items():
+        with pytest.raises(sm.InvalidArgumentError, match=f"{table.location()}: {problem}"):
+            call()

@@ -4,19 +4,24 @@ import gzip
 from typing import TYPE_CHECKING
 
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 from pyspark.sql import SparkSession
 
 from sparkmeta.catalog import load_catalog
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.errors import (
     CorruptFileError,
+    InvalidArgumentError,
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
+    NotFoundError,
     ValidationError,
 )
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.storage.files import Files, LocalFiles, SparkFiles
+from sparkmeta.table import load_table
 from tests.spec.table_metadata import encoded, v2
 
 if TYPE_CHECKING:
@@ -183,5 +188,29 @@ def test_a_warehouse_that_spark_lists(spark: SparkSession, tmp_path: Path, monke
 
 
 def test_a_warehouse_without_a_place() -> None:
-    with pytest.raises(ValueError, match="catalog here: the property warehouse is missing"):
+    with pytest.raises(InvalidArgumentError, match="catalog here: the property warehouse is missing"):
         load_catalog("here", type="hadoop")
+
+
+def test_catalogs_that_can_not_be_found() -> None:
+    for properties in ({"type": "hadop"}, {}):
+        with pytest.raises(InvalidArgumentError, match="catalog nowhere: "):
+            load_catalog("nowhere", **properties)
+
+
+def test_a_relative_warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    catalog = load_catalog("here", type="hadoop", warehouse="lake")
+    table = catalog.create_table("db.t", Schema(NestedField(1, "id", LongType())), spark=spark)
+    assert table.location() == f"{tmp_path}/lake/db/t"
+    monkeypatch.chdir("/")
+    assert table.append(spark.sql("SELECT 1L id")).scan().to_df().count() == 1
+
+
+def test_places_below_a_file(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NoSuchTableError):
+        load_table(f"{tmp_path}/file/t", spark=spark)
+    (tmp_path / "v1.metadata.json").mkdir()
+    with pytest.raises((NoSuchTableError, NotFoundError)):
+        load_table(f"{tmp_path}/v1.metadata.json", spark=spark)

@@ -361,6 +361,40 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     assert planned_paths(table.maintenance.remove_orphan_files().files()) == orphans
 
 
+def test_a_table_that_is_opened_elsewhere(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is one below the current folder; by another path, the table's own files would seem another's."""
+    table = append_real(new_table(spark, tmp_path), 1)
+    folder = folder_of(table)
+    orphans = plant(folder, "data/lost")
+    age(folder)
+    monkeypatch.chdir(folder.parent)
+    relative = sm.load_table(folder.name, spark=spark)
+    assert relative.metadata_location == str(folder / "metadata" / Path(table.metadata_location).name)
+    with relative.transaction() as tx:
+        tx.set_properties({"a": "b"})
+    relative = relative.refresh()
+    assert all(entry.metadata_file.startswith("/") for entry in relative.metadata.metadata_log)
+    age(folder)
+    assert planned_paths(relative.maintenance.remove_orphan_files().files()) == orphans
+    (link := tmp_path / "link").symlink_to(folder)
+    for options in ({}, {"shared_location": True}):
+        with pytest.raises(ValidationError, match=r"its location has this file as .*: open the table there"):
+            sm.load_table(str(link), spark=spark).maintenance.remove_orphan_files(**options).commit()
+    assert sm.load_table(str(folder), spark=spark).scan().count() == table.scan().count()
+
+
+def test_a_name_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
+    table = append_real(new_table(spark, tmp_path), 1)
+    orphans = plant(folder_of(table), "data/lost")
+    unreadable = os.fsencode(folder_of(table) / "data") + b"/caf\xe9.parquet"
+    Path(os.fsdecode(unreadable)).touch()
+    age(folder_of(table))
+    plan = table.maintenance.remove_orphan_files()
+    assert planned_paths(plan.files()) == orphans
+    plan.commit()
+    assert os.path.exists(unreadable)  # noqa: PTH110  a name of bytes
+
+
 def test_another_location(spark: SparkSession, tmp_path: Path) -> None:
     table = append_real(new_table(spark, tmp_path), 1)
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 2)))

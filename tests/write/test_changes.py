@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,7 +23,6 @@ from tests.peers.workshop import MERGE_ON_READ, Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -391,4 +391,24 @@ def test_rows_that_are_not_of_spark(spark: SparkSession, tmp_path: Path, kind: s
     ]
     for change in changes:
         with pytest.raises(sm.ValidationError, match=r"the rows are a \w+\.\w+, not a Spark DataFrame"):
+            change()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_missing_data_file(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    modes = {f"write__{change}__mode": mode for change in ("delete", "update", "merge")}
+    table = new_table(spark, tmp_path, PartitionSpec(), **modes).append(
+        frame(spark, [(1, "a", 1), (2, "b", 2)]).coalesce(1)
+    )
+    (path,) = (row.file_path for row in table.inspect.data_files().select("file_path").collect())
+    Path(path.removeprefix("file:")).unlink()
+    changes: list[Callable[[], object]] = [
+        lambda: table.delete("n = 1"),
+        lambda: table.update({"n": 7}, "id = 1"),
+        lambda: table.upsert(frame(spark, [(1, "z", 3)]), ["id"]),
+        lambda: table.merge(frame(spark, [(1, "z", 3)]), "id").when_matched().delete().merge(),
+        lambda: table.scan().to_arrow(),
+    ]
+    for change in changes:
+        with pytest.raises(sm.NotFoundError, match=Path(path).name):
             change()
