@@ -28,7 +28,8 @@ def assigned_values(
 ) -> dict[str, Column]:
     """Return a Column for each assignment, converted to the type of the assigned column.
 
-    Primitive values are cast. Struct fields are matched by name, also inside lists and maps.
+    Primitive values are cast; whatever the session's ANSI mode is, a value that does not fit fails when the rows are
+    written. Struct fields are matched by name, also inside lists and maps.
 
     Args:
         assignments: column name -> Column or value.
@@ -51,12 +52,12 @@ def assigned_values(
         wanted = fields[name].field_type
         column, kind = _evaluated(frame, value, f"{table}: {name}")
         if isinstance(wanted, PrimitiveType):
-            written = spark_type(wanted)
-            values[name] = column.cast(written)
+            written, what = spark_type(wanted), f"{table}: {name}"
             is_constant = value is not None and not isinstance(value, Column)
             if is_constant and kind != written and not _fits(frame.sparkSession, value, written):
                 problem = f"{shown(value)} does not fit {wanted}; an expression is a Column, such as F.expr('n + 1')"
-                raise ValidationError(f"{table}: {name}: {problem}")
+                raise ValidationError(f"{what}: {problem}")
+            values[name] = column if kind == written else _converted(frame, column, written, what)
         else:
             check_type(kind, wanted, (name,), table)
             values[name] = nested_value(column, kind, wanted)
@@ -89,6 +90,18 @@ def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column
         problem = f"{shown(value)} is of type {type(value).__name__}, which Spark has no literal of: pass a Column"
         raise ValidationError(f"{what}: {problem}") from error
     return column, evaluated_type(frame, column, what)
+
+
+def _converted(frame: DataFrame, column: Column, kind: DataType, what: str) -> Column:
+    """Return a column cast to a type, which fails, when it runs, for a value that does not fit.
+
+    Raises:
+        ValidationError: no value of the column's type can be cast.
+    """
+    cast = column.try_cast(kind)
+    evaluated_type(frame, cast, what)
+    problem = F.concat(F.lit(f"{what}: "), column.cast("string"), F.lit(f" does not fit {kind.simpleString()}"))
+    return F.when(column.isNull() | cast.isNotNull(), cast).otherwise(F.raise_error(problem).cast(kind))
 
 
 def _fits(spark: SparkSession, value: Any, kind: DataType) -> bool:

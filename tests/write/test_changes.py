@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.write import deletes
+from tests.conftest import configured
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
@@ -392,6 +393,26 @@ def test_rows_that_are_not_of_spark(spark: SparkSession, tmp_path: Path, kind: s
     for change in changes:
         with pytest.raises(sm.ValidationError, match=r"the rows are a \w+\.\w+, not a Spark DataFrame"):
             change()
+
+
+UNFIT_VALUES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "overflow": ("n: 30000000000 does not fit int", lambda: F.col("id") * 10_000_000_000),
+    "text": ("n: abc does not fit int", lambda: F.lit("abc")),
+    "constant": ("n: 'n . 1' does not fit int; an expression is a Column", lambda: "n + 1"),
+    "type": ("n: .*cannot cast .* to", lambda: F.array(F.col("id"))),
+}
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize("case", UNFIT_VALUES)
+def test_values_that_do_not_fit(spark: SparkSession, tmp_path: Path, case: str, ansi: str) -> None:
+    table = new_table(spark, tmp_path).append(frame(spark, [(3, "a", 1)]))
+    problem, value = UNFIT_VALUES[case]
+    with configured(spark, {"spark.sql.ansi.enabled": ansi}):
+        with pytest.raises(sm.ValidationError, match=problem):
+            table.update({"n": value()})
+        table = table.refresh().update({"n": F.col("id").cast("string")})
+    assert rows_of(table) == [(3, "a", 3)]
 
 
 @pytest.mark.parametrize("mode", MODES)
