@@ -28,7 +28,6 @@ from sparkmeta.maintain.upgrade import can_upgrade, check_upgrade
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
-    from sparkmeta.maintain.health.report import HealthReport
     from sparkmeta.table import Table
 
 ALWAYS = "always"
@@ -40,14 +39,6 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 _NOT_CONFIGURABLE = {"self", "files", "snapshot_id", "snapshot_ids"}
 # Options of which only the type can be checked without a table.
 _OF_COMMITS = {"branch", "snapshot_properties"}
-
-
-def _found(job: Job, report: HealthReport) -> bool:
-    return any(finding.job == job.name for finding in report.list_findings)
-
-
-def _by_plan(job: Job, report: HealthReport) -> bool:  # noqa: ARG001  the plan decides
-    return True
 
 
 _Options = Mapping[str, Any]
@@ -95,8 +86,7 @@ class Job:
 
     Attributes:
         name: the name of a method of `Maintenance`, which returns a plan.
-        is_needed: whether a report makes it necessary. By default, a finding names the job; `_by_plan` leaves it to the
-            job's plan and its options.
+        by_plan: whether its plan decides if there is anything to do. If not, the job is planned if a finding names it.
         suits: whether it can be done to a table, with its options; if not, it is passed over.
         defaults: options that its method requires.
         refuse: raises an error for values of options out of range, as the plan does, without a table. By default, their
@@ -104,7 +94,7 @@ class Job:
     """
 
     name: str
-    is_needed: Callable[[Job, HealthReport], bool] = _found
+    by_plan: bool = False
     suits: Callable[[Table, _Options], bool] = _of_all
     defaults: Mapping[str, Any] = field(default_factory=dict)
     refuse: Callable[..., None] = _by_types
@@ -152,17 +142,17 @@ class Job:
 
 
 JOBS = (
-    Job("upgrade", _by_plan, _of_earlier_version, {"format_version": 4}, check_upgrade),
-    Job("downgrade", _by_plan, _of_trees, {"format_version": 3}, check_downgrade),
+    Job("upgrade", by_plan=True, suits=_of_earlier_version, defaults={"format_version": 4}, refuse=check_upgrade),
+    Job("downgrade", by_plan=True, suits=_of_trees, defaults={"format_version": 3}, refuse=check_downgrade),
     Job("rewrite_data_files", suits=_takes_rows, refuse=_checked_by(DataRewriteOptions)),
     Job("rewrite_position_delete_files", suits=_has_deletes, refuse=_checked_by(DeleteRewriteOptions)),
     Job("remove_dangling_deletes", suits=_has_deletes),
     Job("compact_manifests", suits=_of_trees, refuse=_checked_by(CompactionOptions)),
     Job("rewrite_manifests", suits=_of_lists, refuse=_checked_by(ManifestRewriteOptions)),
-    Job("expire_snapshots", _by_plan, refuse=_checked_by(ExpiryOptions)),
-    Job("remove_orphan_files", _by_plan, refuse=_checked_by(OrphanOptions)),
-    Job("compute_partition_stats", _by_plan, _has_partitions),
-    Job("compute_table_stats", _by_plan, refuse=check_columns),
+    Job("expire_snapshots", by_plan=True, refuse=_checked_by(ExpiryOptions)),
+    Job("remove_orphan_files", by_plan=True, refuse=_checked_by(OrphanOptions)),
+    Job("compute_partition_stats", by_plan=True, suits=_has_partitions),
+    Job("compute_table_stats", by_plan=True, refuse=check_columns),
 )
 BY_NAME = {job.name: job for job in JOBS}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -65,8 +65,9 @@ def run_maintenance(
 ) -> Iterator[JobResult]:
     """Maintain the tables of a configuration, and yield a result for each table and job.
 
-    A job runs if the table's health makes it necessary, or with the option `always`. Jobs of a table run in the order
-    of `JOBS`, each on what the one before left.
+    A job runs if the table's health makes it necessary, or with the option `always`. Its options are those of the
+    findings that name it and, before them, those of the configuration. Jobs of a table run in the order of `JOBS`, each
+    on what the one before left.
 
     Args:
         config: the configuration.
@@ -162,27 +163,29 @@ class _Group:
 
     def _run(self, job: Job, name: str, table: Table, report: HealthReport) -> tuple[JobResult, Table]:
         started = time.perf_counter()
-        findings = [finding.finding for finding in report.list_findings if finding.job == job.name]
+        findings = [finding for finding in report.list_findings if finding.job == job.name]
+        configured = self.group.jobs[job.name]
+        options = {name: value for finding in findings for name, value in finding.options.items()} | configured
         facts: dict[str, Any] = {"status": NOTHING}
         try:
             # Another job may have changed the table's format.
             table = table.refresh()
-            if not job.applies(table, self.group.jobs[job.name]):
+            if not job.applies(table, configured):
                 facts = {"status": UNSUITABLE}
-            elif self.group.jobs[job.name].get(ALWAYS, False) or job.is_needed(job, report):
-                facts = self._planned(job, table)
+            elif findings or job.by_plan or configured.get(ALWAYS, False):
+                facts = self._planned(job, table, options)
                 table = table.refresh()
         except Exception as error:  # noqa: BLE001
             facts = _failure(error)
         seconds = round(time.perf_counter() - started, 3)
-        return JobResult(name, self.group.catalog, job.name, findings=findings, seconds=seconds, **facts), table
+        kinds = [finding.finding for finding in findings]
+        return JobResult(name, self.group.catalog, job.name, findings=kinds, seconds=seconds, **facts), table
 
-    def _planned(self, job: Job, table: Table) -> dict[str, Any]:
+    def _planned(self, job: Job, table: Table, options: Mapping[str, Any]) -> dict[str, Any]:
         """Plan a job, and commit it. If other commits make the plan obsolete, plan again.
 
         A plan that failed after it had committed a part is reported with this part, and not repeated.
         """
-        options = self.group.jobs[job.name]
         for attempt in range(1, _ATTEMPTS + 1):
             plan = job.plan(table, options)
             summary = plan.summary()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,6 +65,7 @@ class Finding:
         job: the maintenance operation; None if another library does it.
         call: the call that does it; None if only another library does it.
         command: the command line that does it; None if there is none.
+        options: the options of the call.
     """
 
     finding: str
@@ -76,6 +77,7 @@ class Finding:
     job: str | None = None
     call: str | None = None
     command: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,16 @@ class Examination:
         others = (self._of_deletes(), self._of_files(), self._of_stats(), self._of_metadata())
         return (*manifests, *chain.from_iterable(others))
 
-    def _done_by(self, job: str, command: str, arguments: str = "", flags: str = "") -> dict[str, str]:
+    def _done_by(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
+        arguments = ", ".join(f"{name}={value}" for name, value in options.items())
+        flags = "".join(
+            f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in options.items()
+        )
         return {
             "job": job,
             "call": f"table.maintenance.{job}({arguments}).commit()",
             "command": f"sparkmeta {command} {self.source}{flags} --commit",
+            "options": options,
         }
 
     # -- manifests ---------------------------------------------------------------------------------------------------
@@ -115,11 +122,8 @@ class Examination:
         summary = plan.summary()
         if summary.is_empty:
             return
-        most = options.max_overlap
-        chosen = (
-            ("", "") if most == CompactionOptions.max_overlap else (f"max_overlap={most}", f" --max-overlap {most}")
-        )
-        done = self._done_by("compact_manifests", "compact", *chosen)
+        chosen = {"max_overlap": options.max_overlap} if options.max_overlap != CompactionOptions.max_overlap else {}
+        done = self._done_by("compact_manifests", "compact", **chosen)
         leaves = summary.data_leaves + summary.delete_leaves
         before = f"{leaves:,} leaves and {counted(summary.moved_files, 'root file')}"
         gain = f"{before} become about {summary.leaves_after} leaves, without {summary.masked:,} masked entries"
@@ -215,7 +219,7 @@ class Examination:
                 f"have {share} or more of their rows deleted",
                 "readers read these rows and drop them; plans carry the deletes",
                 "data files without deleted rows, and fewer deletes",
-                **self._rewritten("delete_ratio_threshold", self.options.max_deleted_ratio),
+                **self._rewritten(delete_ratio_threshold=self.options.max_deleted_ratio),
             )
 
     # -- data files --------------------------------------------------------------------------------------------------
@@ -233,18 +237,17 @@ class Examination:
             f"{entries.files_saved / max(entries.files, 1):.0%} of the entries that plans read and of the files that "
             "readers open",
             f"{entries.files_saved:,} of {entries.files:,} data files fewer",
-            **self._rewritten("min_input_files", self.options.min_small_files),
+            **self._rewritten(min_input_files=self.options.min_small_files),
         )
 
-    def _rewritten(self, option: str, value: float) -> dict[str, str]:
-        """Return how data files are rewritten with an option; nothing for tables that can't be committed to."""
+    def _rewritten(self, **options: float) -> dict[str, Any]:
+        """Return how data files are rewritten with options; nothing for tables that can't be committed to."""
         if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
             return {}
-        flag = option.replace("_", "-")
-        return self._done_by("rewrite_data_files", "rewrite-data-files", f"{option}={value}", f" --{flag} {value}")
+        return self._done_by("rewrite_data_files", "rewrite-data-files", **options)
 
     def _of_stats(self) -> Iterator[Finding]:
-        rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", "rewrite_all=True", " --rewrite-all")
+        rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", rewrite_all=True)
         excess = ExcessStats.of(self.table.state, self.entries.stats)
         if excess.ratio < self.options.max_excess_stats_ratio:
             return
@@ -256,8 +259,8 @@ class Examination:
             f"{', '.join(excess.columns[:5])}{', ...' if len(excess.columns) > 5 else ''}",
             f"{excess.ratio:.0%} of the metrics in manifests, which plans inflate or skip",
             "files that are rewritten get the metrics that the properties keep",
-            # The job would rewrite only files of other sizes.
-            **{key: text for key, text in rewritten.items() if key != "job"},
+            # No job: a schedule must not rewrite a whole table for its metrics.
+            **{key: value for key, value in rewritten.items() if key != "job"},
         )
 
     # -- metadata ----------------------------------------------------------------------------------------------------
@@ -292,8 +295,7 @@ class Examination:
                 call=f"table.manage_snapshots().remove_{kind}({first!r}).commit()",
             )
         if history.metadata_json_bytes > self.options.max_metadata_json_bytes:
-            arguments = "clean_expired_metadata=True"
-            done = self._done_by("expire_snapshots", "expire-snapshots", arguments, " --clean-expired-metadata")
+            done = self._done_by("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)
             yield Finding(
                 "large_metadata_json",
                 1,

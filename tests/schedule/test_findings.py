@@ -1,0 +1,72 @@
+"""`sparkmeta maintain`: what health finds decides which jobs run, and with which options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.types import IntegerType
+
+from tests.schedule.test_maintain import command, written
+from tests.write.test_changes import frame, new_table, ordinary, rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    import sparkmeta as sm
+
+
+def small_files(spark: SparkSession, folder: Path, files: int, version: int = 4, **properties: str) -> sm.Table:
+    table = new_table(spark, folder, UNPARTITIONED_PARTITION_SPEC, version=version, **properties)
+    for number in range(files):
+        table = table.append(frame(spark, ordinary(10 * number, 10 * number + 10)).coalesce(1))
+    return table
+
+
+def maintained(folder: Path, table: sm.Table, text: str, *arguments: str) -> dict:
+    config = written(folder / "c.toml", f"{text}\n[[tables]]\nlocations = [{table.location()!r}]\n")
+    code, results, log = command("--config", str(config), *arguments)
+    assert code == 0, log
+    (result,) = results
+    return result
+
+
+def test_a_job_has_the_options_of_its_findings(spark: SparkSession, tmp_path: Path) -> None:
+    table = small_files(spark, tmp_path, 3, write__delete__mode="merge-on-read").delete("id in (0, 10)")
+    text = "[thresholds]\nmin_small_files = 2\nmax_deleted_ratio = 0.05\n[jobs.rewrite_data_files]\n"
+    findings = ["dense_deletes", "small_files"]
+
+    result = maintained(tmp_path, table, f"{text}min_input_files = 9\ndelete_ratio_threshold = 1.0", "--commit")
+    assert (result["status"], result["findings"]) == ("nothing to do", findings)
+
+    result = maintained(tmp_path, table, text.replace("min_small_files = 2", ""), "--commit")
+    assert (result["findings"], result["committed"]["rewritten_data_files"]) == (findings[:1], 3)
+
+    table = table.refresh().append(frame(spark, ordinary(30, 40)).coalesce(1))
+    result = maintained(tmp_path, table, text, "--commit")
+    assert (result["status"], result["findings"]) == ("committed", findings[1:])
+    assert table.refresh().inspect.files().count() == 1
+    assert rows_of(table.refresh()) == sorted([*ordinary(1, 10), *ordinary(11, 40)], key=repr)
+
+
+def test_a_large_metadata_file_loses_its_schemas(spark: SparkSession, tmp_path: Path) -> None:
+    table = small_files(spark, tmp_path, 1, version=2)
+    with table.update_schema() as update:
+        update.add_column("more", IntegerType())
+    table = table.refresh().append(frame(spark, ordinary(20, 30)).selectExpr("*", "1 AS more"))
+    text = '[thresholds]\nmax_metadata_json_bytes = 10\n[jobs.expire_snapshots]\nolder_than = "0m"\n'
+    result = maintained(tmp_path, table, text, "--commit")
+    assert result["findings"] == ["large_metadata_json"]
+    assert len(table.refresh().schemas()) == 1
+
+
+def test_metrics_do_not_make_a_job_rewrite_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    table = small_files(spark, tmp_path, 1, version=2)
+    with table.transaction() as change:
+        change.set_properties({"write.metadata.metrics.default": "none"})
+    (finding,) = table.refresh().maintenance.health().list_findings
+    assert (finding.finding, finding.job, finding.options) == ("excess_stats", None, {"rewrite_all": True})
+    result = maintained(tmp_path, table, "[jobs.rewrite_data_files]")
+    assert (result["status"], result["findings"]) == ("nothing to do", [])
