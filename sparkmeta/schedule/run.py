@@ -65,9 +65,9 @@ def run_maintenance(
 ) -> Iterator[JobResult]:
     """Maintain the tables of a configuration, and yield a result for each table and job.
 
-    A job runs if the table's health makes it necessary, or with the option `always`. Its options are those of the
-    findings that name it and, before them, those of the configuration. Jobs of a table run in the order of `JOBS`, each
-    on what the one before left.
+    A job runs if the table's health makes it necessary, if it is for another branch than main, or with the option
+    `always`. Its options are those of the findings that name it and, before them, those of the configuration. Jobs of a
+    table run in the order of `JOBS`, each on what the one before left.
 
     Args:
         config: the configuration.
@@ -163,8 +163,10 @@ class _Group:
 
     def _run(self, job: Job, name: str, table: Table, report: HealthReport) -> tuple[JobResult, Table]:
         started = time.perf_counter()
-        findings = [finding for finding in report.list_findings if finding.job == job.name]
         configured = self.group.jobs[job.name]
+        # Health examines main.
+        on_main = configured.get("branch", "main") == "main"
+        findings = [finding for finding in report.list_findings if on_main and finding.job == job.name]
         options = {name: value for finding in findings for name, value in finding.options.items()} | configured
         facts: dict[str, Any] = {"status": NOTHING}
         try:
@@ -172,7 +174,7 @@ class _Group:
             table = table.refresh()
             if not job.applies(table, configured):
                 facts = {"status": UNSUITABLE}
-            elif findings or job.by_plan or configured.get(ALWAYS, False):
+            elif findings or not on_main or job.by_plan or configured.get(ALWAYS, False):
                 facts = self._planned(job, table, options)
                 table = table.refresh()
         except Exception as error:  # noqa: BLE001

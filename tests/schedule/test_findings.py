@@ -70,3 +70,23 @@ def test_metrics_do_not_make_a_job_rewrite_the_table(spark: SparkSession, tmp_pa
     assert (finding.finding, finding.job, finding.options) == ("excess_stats", None, {"rewrite_all": True})
     result = maintained(tmp_path, table, "[jobs.rewrite_data_files]")
     assert (result["status"], result["findings"]) == ("nothing to do", [])
+
+
+def test_the_plan_decides_about_another_branch(spark: SparkSession, tmp_path: Path) -> None:
+    """Health examines main, which has small files, until the branch has some."""
+    table = small_files(spark, tmp_path, 5)
+    with table.manage_snapshots() as change:
+        change.create_branch(table.current_snapshot().snapshot_id, "dev")
+    table = table.refresh().overwrite(frame(spark, ordinary(0, 9)).coalesce(1), branch="dev")
+    text = '[thresholds]\nmin_small_files = 2\n[jobs.rewrite_data_files]\nbranch = "dev"'
+    result = maintained(tmp_path, table, text)
+    assert (result["status"], result["findings"]) == ("nothing to do", [])
+    assert maintained(tmp_path, table, text.replace("dev", "main"))["findings"] == ["small_files"]
+
+    table = table.refresh().overwrite(frame(spark, ordinary(0, 9)).coalesce(1))
+    for number in range(4):
+        table = table.append(frame(spark, ordinary(10 * number, 10 * number + 10)).coalesce(1), branch="dev")
+    result = maintained(tmp_path, table, text, "--commit")
+    assert (result["status"], result["committed"]["rewritten_data_files"]) == ("committed", 5)
+    files = table.refresh().inspect.files
+    assert (files().count(), files(table.refresh().refs()["dev"].snapshot_id).count()) == (1, 1)
