@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.catalog import load_catalog
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError, from_spark
 from sparkmeta.maintain.health.examine import examine
 from sparkmeta.schedule.jobs import ALWAYS, JOBS, Job
-from sparkmeta.table import load_table
+from sparkmeta.schedule.tables import ChosenTable, choose_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkmeta.catalog import Catalog
     from sparkmeta.maintain.health.report import HealthReport
-    from sparkmeta.schedule.config import MaintenanceConfig, TableGroup
+    from sparkmeta.schedule.config import MaintenanceConfig
     from sparkmeta.table import Table
 
 COMMITTED, PLANNED, NOTHING, UNSUITABLE = "committed", "planned", "nothing to do", "not applicable"
@@ -35,8 +32,9 @@ class JobResult:
     """The outcome of a job on a table.
 
     Attributes:
+        table: its identifier, joined by dots, or its location; a name or pattern that chooses no table.
         catalog: the table's catalog; None if it was given by location.
-        job: the job, or `health` if the table could not be loaded or examined.
+        job: the job, or `health` if the table could not be chosen, loaded or examined.
         status: `committed`, `planned` (nothing is committed in a dry run), `nothing to do`, `not applicable` (not to
             tables of this format version), `conflict` (other commits came first: run again) or `failed`.
         findings: what makes the job necessary.
@@ -75,9 +73,10 @@ def run_maintenance(
         commit: whether plans are committed, unless the configuration says `dry_run`.
         log: takes lines that say what is being done.
     """
-    for group in config.tables:
-        maintained = _Group(group, config, spark, commit and not config.dry_run, log)
-        yield from maintained.results()
+    tables = choose_tables(config)
+    for place, chosen in enumerate(tables, 1):
+        log(f"{chosen.name}: table {place} of {len(tables)}")
+        yield from _Maintained(chosen, spark, commit and not config.dry_run, log).results()
 
 
 def exit_code(statuses: set[str]) -> int:
@@ -86,74 +85,26 @@ def exit_code(statuses: set[str]) -> int:
 
 
 @dataclass(frozen=True)
-class _Group:
-    group: TableGroup
-    config: MaintenanceConfig
+class _Maintained:
+    chosen: ChosenTable
     spark: SparkSession
     commit: bool
     log: Callable[[str], None]
 
     def results(self) -> Iterator[JobResult]:
-        group = self.group
-        if group.catalog is None:
-            for location in group.locations:
-                yield from self._maintained(location, lambda name: load_table(name, self.spark))
-            return
-        try:
-            catalog = load_catalog(group.catalog, **self.config.catalogs.get(group.catalog, {}))
-            problems: list[JobResult] = []
-            names = self._names(catalog, problems)
-        except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
-            yield self._logged(self._failed(", ".join(group.names), error))
-            return
-        yield from map(self._logged, problems)
-        if not names and not problems:
-            self.log(f"{group.catalog}: no table is named {', '.join(group.names)}")
-        for place, name in enumerate(names, 1):
-            self.log(f"{group.catalog}: {name}: table {place} of {len(names)}")
-            yield from self._maintained(name, lambda name: catalog.load_table(name, self.spark))
-
-    def _failed(self, name: str, error: Exception) -> JobResult:
-        return JobResult(name, self.group.catalog, "health", FAILED, error=_line(error))
-
-    def _names(self, catalog: Catalog, problems: list[JobResult]) -> list[str]:
-        """Return the identifiers of the group's tables. The catalog is listed only if a name has a wildcard.
-
-        Args:
-            problems: takes a result for each namespace that can't be listed.
-        """
-        plain = [name for name in self.group.names if not _is_pattern(name)]
-        patterns = [name for name in self.group.names if _is_pattern(name)]
-        listed = [".".join(name) for name in self._all_tables(catalog, problems)] if patterns else []
-        matching = [name for name in listed if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        names = dict.fromkeys([*plain, *sorted(matching)])
-        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in self.group.excluded)]
-
-    def _all_tables(self, catalog: Catalog, problems: list[JobResult]) -> Iterator[tuple[str, ...]]:
-        namespaces = list(catalog.list_namespaces())
-        while namespaces:
-            namespace = namespaces.pop()
-            try:
-                yield from catalog.list_tables(namespace)
-                namespaces += catalog.list_namespaces(namespace)
-            except Exception as error:  # noqa: BLE001  tables of other namespaces are maintained all the same
-                problems.append(self._failed(".".join((*namespace, "*")), error))
-
-    def _maintained(self, name: str, load: Callable[[str], Table]) -> Iterator[JobResult]:
+        name, group = self.chosen.name, self.chosen.group
         started = time.perf_counter()
         try:
-            table = load(name)
-            report = examine(table, self.group.thresholds)
-        except Exception as error:  # noqa: BLE001
+            table = self.chosen.load(self.spark)
+            report = examine(table, group.thresholds)
+        except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
             seconds = round(time.perf_counter() - started, 3)
-            yield self._logged(
-                JobResult(name, self.group.catalog, "health", FAILED, error=_line(error), seconds=seconds)
-            )
+            yield self._logged(JobResult(name, group.catalog, "health", FAILED, error=_line(error), seconds=seconds))
             return
         self.log(f"{name}: {report.headline}, in {report.seconds} s")
         for job in JOBS:
-            if job.name in self.group.jobs:
-                result, table = self._run(job, name, table, report)
+            if job.name in group.jobs:
+                result, table = self._run(job, table, report)
                 yield self._logged(result)
 
     def _logged(self, result: JobResult) -> JobResult:
@@ -161,13 +112,14 @@ class _Group:
         self.log(f"{result.table}: {result.job}: {result.status}{problem}")
         return result
 
-    def _run(self, job: Job, name: str, table: Table, report: HealthReport) -> tuple[JobResult, Table]:
+    def _run(self, job: Job, table: Table, report: HealthReport) -> tuple[JobResult, Table]:
         started = time.perf_counter()
-        configured = self.group.jobs[job.name]
+        name, group = self.chosen.name, self.chosen.group
+        configured = group.jobs[job.name]
         # Health examines main.
         on_main = configured.get("branch", "main") == "main"
         findings = [finding for finding in report.list_findings if on_main and finding.job == job.name]
-        options = {name: value for finding in findings for name, value in finding.options.items()} | configured
+        options = {name: value for finding in findings for name, value in finding.options.items()} | {**configured}
         facts: dict[str, Any] = {"status": NOTHING}
         try:
             # Another job may have changed the table's format.
@@ -181,7 +133,7 @@ class _Group:
             facts = _failure(error)
         seconds = round(time.perf_counter() - started, 3)
         kinds = [finding.finding for finding in findings]
-        return JobResult(name, self.group.catalog, job.name, findings=kinds, seconds=seconds, **facts), table
+        return JobResult(name, group.catalog, job.name, findings=kinds, seconds=seconds, **facts), table
 
     def _planned(self, job: Job, table: Table, options: Mapping[str, Any]) -> dict[str, Any]:
         """Plan a job, and commit it. If other commits make the plan obsolete, plan again.
@@ -211,10 +163,6 @@ class _Group:
             result = plan.result()
             return {**outcome, "plan": result["plan"], "committed": result["committed"]}
         raise AssertionError("unreachable")
-
-
-def _is_pattern(name: str) -> bool:
-    return any(character in name for character in "*?[")
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -121,8 +121,8 @@ class Listed:
             raise PermissionError("a is not yours")
         return [(*namespace, "t")]
 
-    def load_table(self, name: str, _spark: object) -> sm.Table:
-        raise OSError(f"{name} is gone")
+    def load_table(self, name: tuple[str, ...], _spark: object) -> sm.Table:
+        raise OSError(f"{name[-1]} is gone")
 
 
 def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +131,10 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
     config = read_config(written(tmp_path / "c.toml", text))
     session: Any = None
     for catalog, expected in (
-        (lambda *_, **__: Listed(), {"a.*": "PermissionError: a is not yours", "b.t": "OSError: b.t is gone"}),
+        (lambda *_, **__: Listed(), {"a.*": "PermissionError: a is not yours", "b.t": "OSError: t is gone"}),
         (lambda *_, **__: 1 / 0, {"*": "ZeroDivisionError: division by zero"}),
     ):
-        monkeypatch.setattr("sparkmeta.schedule.run.load_catalog", catalog)
+        monkeypatch.setattr("sparkmeta.schedule.tables.load_catalog", catalog)
         logged = list[str]()
         results = list(run_maintenance(config, session, commit=False, log=logged.append))
         assert {result.table: result.error for result in results} == expected
@@ -178,7 +178,7 @@ def test_the_example_runs(spark: SparkSession, tmp_path: Path, capsys: pytest.Ca
     assert done["shop.orders", "compact_manifests"] == "committed"
     assert done["shop.orders", "remove_orphan_files"] == "nothing to do"
     assert done["logs.events", "health"] == "failed"
-    assert "warehouse: shop.orders: table 1 of 1" in log
+    assert "shop.orders: table 1 of 2" in log
 
 
 # -- the configuration ------------------------------------------------------------------------------------------------
