@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target-leaf-bytes", type=int, help="target size of leaves")
     parser.add_argument("--max-entries", type=int, help="limit of data leaf entries to rewrite")
     parser.add_argument("--max-bytes", type=int, help="limit of data leaf bytes to rewrite")
-    parser.add_argument("--max-root-files", type=int, help="number of files of each kind that may stay in the root")
+    parser.add_argument("--max-overlap", type=int, help="other leaves that one may overlap (default: 3)")
+    parser.add_argument("--max-root-files", type=int, help="root files of a kind that may stay (default: 100)")
     return run_job(parser, lambda table, **options: table.maintenance.compact_manifests(**options), arguments)
 
 

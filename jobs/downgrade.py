@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     parser = job_parser("downgrade.py", "Downgrade a table with metadata trees to format version 3.")
-    return run_job(parser, lambda table: table.maintenance.downgrade(3), arguments)
+    parser.add_argument("--format-version", type=int, default=3, help="the format version to downgrade to (default: 3)")
+    return run_job(parser, lambda table, **options: table.maintenance.downgrade(**options), arguments)
 
 
 if __name__ == "__main__":

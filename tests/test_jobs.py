@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pyarrow import parquet
 from pyiceberg.exceptions import NoSuchTableError
 
 from sparkmeta import Table, ValidationError, load_table
+from sparkmeta.cli import main as cli
 from sparkmeta.cli.job import job_parser, run_job
 from tests.conftest import iceberg_jar
 from tests.maintain.test_compact import append, new_table
@@ -147,6 +149,24 @@ def test_every_job_is_submitted() -> None:
     elsewhere = {"serve.py"}  # tests/service/test_command.py
     submitted = {*TREE_JOBS, *of_catalogs, *elsewhere, "plan_table.py", "maintain.py", "rewrite_data_files.py"}
     assert {path.name for path in JOBS.glob("*.py")} - submitted == {"demo.py", "demo_table.py", "demo_tree.py"}
+
+
+# The options of a session, and those for the rows that a command prints.
+OF_COMMANDS = {"--files", "--output", "--columns", "--where", "--limit", "--conf", "--remote", "--verbose"}
+COMMANDS = {path.name: path.stem.replace("_", "-") for path in JOBS.glob("*.py")} | {"compact_manifests.py": "compact"}
+OTHERS = {"demo.py", "demo_table.py", "demo_tree.py", "plan_table.py"}
+
+
+@pytest.mark.parametrize("job", sorted(COMMANDS.keys() - OTHERS))
+def test_a_job_has_the_options_of_its_command(job: str, main_of, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        main_of(job)(["--help"])
+    of_job = set(re.findall(r"--[a-z-]+", capsys.readouterr().out.partition("\n\n")[0])) - {"--table"}
+    options = [param for param in cli.commands[COMMANDS[job]].params if param.opts[0].startswith("--")]
+    of_command = {max(param.secondary_opts or param.opts, key=len) for param in options}
+    assert of_job <= of_command
+    assert of_command - of_job <= OF_COMMANDS
 
 
 def test_plan_of_a_tag_as_json_tasks(main_of, written: PyIcebergTable, tmp_path: Path, capsys):

@@ -76,6 +76,7 @@ INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 @click.option("--max-entries", type=int, metavar="N", help="Limit of data leaf entries to rewrite.")
 @click.option("--max-bytes", type=int, metavar="N", help="Limit of data leaf bytes to rewrite.")
 @click.option("--max-overlap", type=int, default=3, show_default=True, help="Other leaves that one may overlap.")
+@click.option("--max-root-files", type=int, default=100, show_default=True, help="Root files of a kind that may stay.")
 @click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
 @click.option("--files", is_flag=True, help="Print the leaves and files of the plan, with reasons.")
 @click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")

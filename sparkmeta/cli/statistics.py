@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,26 +47,20 @@ def compute_partition_stats(
 
 @click.command("compute-table-stats")
 @click.option("--snapshot-id", type=int, metavar="N", help="The snapshot, instead of the current one.")
-@click.option("--column-names", metavar="A,B", help="The columns to count, instead of all of primitive types.")
+@click.option("--columns", metavar="A,B", help="The columns to count, instead of all of primitive types.")
 @click.option("--files", is_flag=True, help="Print the data files to read.")
 @click.option("--commit", is_flag=True, help="Compute and register the statistics, instead of only printing the plan.")
-@takes_row_options
+@partial(takes_row_options, columns=False)
 @takes_source
 def compute_table_stats(
-    source: Source,
-    row_options: RowOptions,
-    snapshot_id: int | None,
-    column_names: str | None,
-    files: bool,
-    commit: bool,
+    source: Source, row_options: RowOptions, snapshot_id: int | None, columns: str | None, files: bool, commit: bool
 ) -> None:
     """Count the distinct values of columns, with theta sketches in a Puffin file. Reads the rows.
 
     Prints the plan. Nothing changes without --commit.
     """
     with progress("Opening the table"):
-        columns = names(column_names) if column_names else None
-        plan = source.open().maintenance.compute_table_stats(snapshot_id, columns)
+        plan = source.open().maintenance.compute_table_stats(snapshot_id, None if columns is None else names(columns))
     carry_out(plan, row_options, DATA_FILES, _registered, files=files, commit=commit, doing="Computing statistics")
 
 

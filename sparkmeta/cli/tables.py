@@ -226,14 +226,18 @@ def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def takes_row_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for rows and columns to a command, which gets them as `row_options`."""
+def takes_row_options(command: Callable[..., Any], *, columns: bool = True) -> Callable[..., Any]:
+    """Add the options for rows and columns to a command, which gets them as `row_options`.
+
+    Args:
+        command: the command.
+        columns: whether `--columns` is one of them. If not, the command may have another option of this name.
+    """
 
     @wraps(command)
-    def with_row_options(
-        as_json: bool, columns: str | None, where: str | None, limit: int | None, **arguments: Any
-    ) -> Any:
-        names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    def with_row_options(as_json: bool, where: str | None, limit: int | None, **arguments: Any) -> Any:
+        text = arguments.pop("columns") if columns else None
+        names = tuple(name.strip() for name in text.split(",")) if text else ()
         return command(row_options=RowOptions(as_json, names, where, limit), **arguments)
 
     limit_help = f"Number of rows to print. [default: {TEXT_ROWS} as text, all as JSON]"
@@ -244,7 +248,8 @@ def takes_row_options(command: Callable[..., Any]) -> Callable[..., Any]:
     columns_option = click.option(
         "--columns", metavar="A,B", help="Print only these columns, by their names in the JSON output."
     )
-    return takes_output(columns_option(where_option(limit_option(with_row_options))))
+    options = where_option(limit_option(with_row_options))
+    return takes_output(columns_option(options) if columns else options)
 
 
 def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:

@@ -194,12 +194,12 @@ def test_commands_and_jobs(small: sm.Table, capsys: pytest.CaptureFixture[str]) 
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     name = small.schema().fields[0].name
-    text = command("compute-table-stats", small.location(), "--column-names", name)
-    assert "nothing is changed without --commit" in text
+    text = command("compute-table-stats", small.location(), "--columns", name)
+    assert text.splitlines()[1:] == [f"  {name}", "nothing is changed without --commit"]
     assert job("compute_table_stats.py", "--columns", name)["committed"] is None
     assert small.refresh().metadata_location == small.metadata_location
     counted = job("compute_table_stats.py", "--columns", name, "--commit")["committed"]["distinct_values"]
-    text = command("compute-table-stats", small.location(), "--column-names", name, "--commit")
+    text = command("compute-table-stats", small.location(), "--columns", name, "--commit")
     assert f"  {name}: {counted[name]}" in text.splitlines()
     files = command("compute-table-stats", small.location(), "--files", "-o", "json").splitlines()
     assert len(files) == small.scan().plan_files().count()
