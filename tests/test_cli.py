@@ -84,6 +84,13 @@ def test_version(run):
     assert run("--version").stdout.startswith("sparkmeta ")
 
 
+ROW_OPTIONS = (["--where", "record_count > 5"], ["--columns", "file_path"], ["--limit", "1"])
+WITH_FILES = (
+    "compact", "rewrite-manifests", "expire-snapshots", "remove-orphan-files", "remove-dangling-deletes",
+    "rewrite-data-files", "rewrite-position-delete-files", "compute-partition-stats", "downgrade",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -98,6 +105,10 @@ def test_version(run):
         ["plan", "t", "--tasks", "--report"],
         ["plan", "t", "--count", "--report"],
         ["plan", "t", "--count", "--where", "record_count > 5"],
+        *(["plan", "t", "--report", *option] for option in ROW_OPTIONS),
+        *(["plan", "t", "--task-json", *option] for option in ROW_OPTIONS[:2]),
+        *([name, "t", *option] for name in WITH_FILES for option in ROW_OPTIONS),
+        *(["compute-table-stats", "t", *option] for option in (ROW_OPTIONS[0], ROW_OPTIONS[2])),
         ["snapshots", "t", "--ref", "main"],
         ["tree", "t", "--ref", "main", "--snapshot-id", "1"],
     ],

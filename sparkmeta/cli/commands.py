@@ -156,12 +156,14 @@ def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **v
     selected = [view for view, is_set in views.items() if is_set]
     if len(selected) > 1:
         raise click.UsageError("--tasks, --task-json, --report and --count exclude each other")
-    if views["count"] and (row_options.where is not None or row_options.columns or row_options.limit is not None):
-        raise click.UsageError("--count counts all files of the plan: it takes no --where, --columns or --limit")
+    view = selected[0] if selected else "files"
+    for name in row_options.given:
+        if name not in _ROW_OPTIONS.get(view, row_options.given):
+            raise click.UsageError(f"--{view.replace('_', '-')} takes no {name}: it is of the whole plan")
     with progress("Opening the table"):
         table = source.open()
         scan = scan_options.scan(table)
-    _PLAN_VIEWS[selected[0] if selected else "files"](table, scan, row_options)
+    _PLAN_VIEWS[view](table, scan, row_options)
 
 
 def _print_files(table: Table, scan: Scan, row_options: RowOptions) -> None:
@@ -225,6 +227,9 @@ _PLAN_VIEWS = {
     "report": _print_report,
     "count": _print_count,
 }
+
+# The options for rows of views that do not take all of them.
+_ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
 main.add_command(cache)
 main.add_command(namespaces)

@@ -156,6 +156,12 @@ class RowOptions:
         if not self.as_json and self.limit is not None and self.limit > MOST_TEXT_ROWS:
             raise click.UsageError(f"--limit above {MOST_TEXT_ROWS:,} needs --output json")
 
+    @property
+    def given(self) -> list[str]:
+        """The options that select rows and columns, as far as they are given."""
+        values = {"--where": self.where, "--columns": self.columns or None, "--limit": self.limit}
+        return [name for name, value in values.items() if value is not None]
+
     def read_columns(self, text: Sequence[TextColumn], leaves: Iterable[str]) -> list[str] | None:
         """Return the columns to read. None stands for all.
 
@@ -238,7 +244,11 @@ def takes_row_options(command: Callable[..., Any], *, columns: bool = True) -> C
     def with_row_options(as_json: bool, where: str | None, limit: int | None, **arguments: Any) -> Any:
         text = arguments.pop("columns") if columns else None
         names = tuple(name.strip() for name in text.split(",")) if text else ()
-        return command(row_options=RowOptions(as_json, names, where, limit), **arguments)
+        options = RowOptions(as_json, names, where, limit)
+        # A command with the flag --files prints rows only with it.
+        if arguments.get("files") is False and options.given:
+            raise click.UsageError(f"{options.given[0]} selects among the rows of --files, which is not given")
+        return command(row_options=options, **arguments)
 
     limit_help = f"Number of rows to print. [default: {TEXT_ROWS} as text, all as JSON]"
     limit_option = click.option("--limit", type=click.IntRange(min=1), metavar="N", help=limit_help)
