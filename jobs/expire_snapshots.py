@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.job import argument, job_parser, run_job
 from sparkmeta.cli.source import moment_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     parser = job_parser("expire_snapshots.py", "Remove old snapshots of a table, and the files that only they need.")
-    parser.add_argument("--older-than", type=moment_of, help="snapshots from before this time (ISO 8601) expire")
+    parser.add_argument(
+        "--older-than", type=argument(moment_of), help="snapshots from before this time (ISO 8601) expire"
+    )
     parser.add_argument("--retain-last", type=int, help="snapshots of each branch that stay whatever their age")
     parser.add_argument(
         "--snapshot-id", dest="snapshot_ids", type=int, action="append", help="a snapshot that expires; repeatable"

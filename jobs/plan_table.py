@@ -16,7 +16,6 @@ import argparse
 import json
 import sys
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation, SparkSession
@@ -24,8 +23,9 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.cli.errors import report_error
-from sparkmeta.cli.job import add_table_arguments, load_job_table
+from sparkmeta.cli.job import add_table_arguments, argument, load_job_table
 from sparkmeta.cli.output import JSON_OPTIONS
+from sparkmeta.cli.source import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,9 @@ def _arguments() -> argparse.ArgumentParser:
     moment = parser.add_mutually_exclusive_group()
     moment.add_argument("--snapshot-id", type=int, help="the snapshot to plan, instead of the current one")
     moment.add_argument("--ref", help="a branch or tag to plan")
-    moment.add_argument("--as-of", type=_time, help="plan the snapshot that was current then (UTC without a zone)")
+    moment.add_argument(
+        "--as-of", type=argument(moment_of), help="plan the snapshot that was current then (UTC without a zone)"
+    )
     parser.add_argument("--output", required=True, help="the folder to write the plan to")
     parser.add_argument("--format", choices=["parquet", "json"], default="parquet")
     parser.add_argument("--overwrite", action="store_true", help="replace the content of the output folder")
@@ -119,11 +121,6 @@ def _arguments() -> argparse.ArgumentParser:
         "--no-report", dest="report", action="store_false", help="skip the report, which takes additional Spark jobs"
     )
     return parser
-
-
-def _time(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 if __name__ == "__main__":

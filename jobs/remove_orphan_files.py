@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.job import argument, job_parser, run_job
 from sparkmeta.cli.maintain import INVENTORY, orphan_plan
 from sparkmeta.cli.source import key_value, moment_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     parser = job_parser("remove_orphan_files.py", "Delete files in a table's folder that the table does not need.")
-    parser.add_argument("--older-than", type=moment_of, help="only files from before this time (ISO 8601)")
+    parser.add_argument("--older-than", type=argument(moment_of), help="only files from before this time (ISO 8601)")
     parser.add_argument("--location", help="the folder to search, instead of the table's")
     parser.add_argument("--inventory", help=f"{INVENTORY}, instead of a listing")
     parser.add_argument(
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, example in (("scheme", "s3a,s3n=s3"), ("authority", "a,b=c")):
         dest = {"scheme": "equal_schemes", "authority": "equal_authorities"}[name]
         parser.add_argument(
-            f"--equal-{name}", dest=dest, type=key_value, action="append", help=f"{example}; repeatable"
+            f"--equal-{name}", dest=dest, type=argument(key_value), action="append", help=f"{example}; repeatable"
         )
     parser.add_argument("--force", action="store_true", help="permit --older-than to be less than 24 hours ago")
     parser.add_argument(

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 import sparkmeta as sm
 from sparkmeta.cli.errors import report_error
+from sparkmeta.cli.job import argument
 from sparkmeta.cli.serve import log_to_stderr, serve_options
 from sparkmeta.cli.source import configured_catalog, key_value
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="serve.py", description="Serve a catalog by Iceberg's REST protocol.")
     parser.add_argument("--catalog", help="the name of a catalog in pyiceberg's configuration")
     parser.add_argument(
-        "--property", dest="properties", metavar="KEY=VALUE", type=key_value, action="append", default=[]
+        "--property", dest="properties", metavar="KEY=VALUE", type=argument(key_value), action="append", default=[]
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=8181, help="the port to listen on")

@@ -295,6 +295,24 @@ def test_a_table_of_a_catalog(main_of, written: PyIcebergTable, tmp_path: Path, 
         main_of("rewrite_manifests.py")([*table, "--property", "no-value"])
 
 
+@pytest.mark.parametrize(
+    ("job", "option", "value", "expected"),
+    [
+        ("expire_snapshots.py", "--older-than", "yesterday", "'yesterday' is not an ISO 8601 time such as 2026-01-31"),
+        ("remove_orphan_files.py", "--older-than", "yesterday", "'yesterday' is not an ISO 8601 time"),
+        ("remove_orphan_files.py", "--equal-scheme", "s3a", "'s3a' is not of the form key=value"),
+        ("plan_table.py", "--as-of", "now", "'now' is not an ISO 8601 time"),
+        ("serve.py", "--property", "uri", "'uri' is not of the form key=value"),
+    ],
+)
+def test_wrong_values_have_the_message_of_the_command_line(main_of, capsys, job, option, value, expected) -> None:
+    needed = {"serve.py": [], "plan_table.py": ["--table", "t", "--output", "o"]}.get(job, ["--table", "t"])
+    with pytest.raises(SystemExit) as exited:
+        main_of(job)([*needed, option, value])
+    assert exited.value.code == 2
+    assert f"argument {option}: {expected}" in capsys.readouterr().err
+
+
 def demo_arguments(folder: Path, jars: Path) -> list[str]:
     return ["--folder", str(folder), "--jars", str(jars), "--months", "1"]
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -21,6 +21,8 @@ from sparkmeta.table import load_table
 if TYPE_CHECKING:
     from sparkmeta.cli.plans import Plan
     from sparkmeta.table import Table
+
+T = TypeVar("T")
 
 
 def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:
@@ -54,6 +56,18 @@ def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the type of an argument whose text is parsed, with the message of a ValueError, which argparse drops."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
+
+
 def add_branch_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument of jobs that commit to a branch."""
     parser.add_argument("--branch", help="the branch to commit to, instead of main")
@@ -67,7 +81,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "--property",
         dest="properties",
         metavar="KEY=VALUE",
-        type=key_value,
+        type=argument(key_value),
         action="append",
         default=[],
         help="a property of the catalog; repeatable",
