@@ -537,9 +537,10 @@ def test_a_folder_that_is_no_cache_is_refused(command: list[str], tmp_path: Path
     before = sorted(metadata.iterdir())
     for path in before:
         os.utime(path, (1, 1))
-    assert "this is no manifest cache" in run(*command, str(metadata), code=1)
+    for folder in (metadata, tmp_path / "t", tmp_path):
+        assert "this is no manifest cache" in run(*command, str(folder), code=1)
     assert sorted(metadata.iterdir()) == before
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "below").mkdir(parents=True)
     run(*command, str(tmp_path / "empty"))
 
 

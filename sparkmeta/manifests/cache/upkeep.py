@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.cache.folder import ManifestCache
@@ -13,6 +14,9 @@ from sparkmeta.storage.location import file_name
 from sparkmeta.storage.writing import DeleteFailure, is_temporary
 
 DAY_MS = 86_400_000
+
+# Levels of folders to search for files in a folder that may be no cache: those of a table, or of a warehouse of tables.
+_LEVELS = 6
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,20 @@ def cache_contents(cache: ManifestCache) -> CacheContents:
 
     Raises:
         NotFoundError: the folder does not exist.
-        ValidationError: the folder has files, but no document of types: it is no cache.
+        ValidationError: the folder, or one below, has files, but there is no document of types: it is no cache.
     """
     files = cache.files.list(cache.folder)
     documents = {status: types for status in files if (types := _document(cache, status)) is not None}
-    if not documents and not all(is_temporary(status.location) for status in files):
+    if not documents and not all(map(is_temporary, chain((status.location for status in files), _below(cache)))):
         raise ValidationError(f"{cache.folder}: this is no manifest cache: it has files, but none with types of leaves")
     folders = sorted({types.manifests for types in documents.values()})
     return CacheContents(tuple(_folder(cache, folder) for folder in folders), tuple(documents))
+
+
+def _below(cache: ManifestCache) -> Iterator[str]:
+    """Yield the locations of files in folders below the cache's folder, level by level."""
+    for depth in range(1, _LEVELS + 1):
+        yield from cache.files.glob(cache.folder, f"{'*/' * depth}*")
 
 
 def _document(cache: ManifestCache, status: FileStatus) -> CacheTypes | None:
