@@ -88,11 +88,14 @@ def refuse_lists_of_version_4(metadata: TableMetadata, name: str) -> None:
 
 
 def _refuse_lists(metadata: TableMetadata, name: str) -> None:
-    if not has_tree(metadata):
-        raise UnsupportedError(
-            f"{name}: it is a table of format version {metadata.format_version} with manifest lists: commits need a "
-            "metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
-        )
+    if has_tree(metadata):
+        return
+    problem = f"{name}: it is a table of format version {metadata.format_version} with manifest lists"
+    upgrade = "a metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
+    if metadata.format_version > 3:
+        raise UnsupportedError(f"{problem}: commits need {upgrade}")
+    rewrite = "`sparkmeta rewrite-manifests` or table.maintenance.rewrite_manifests() rewrites its manifests"
+    raise UnsupportedError(f"{problem}: {rewrite}; this operation needs {upgrade}")
 
 
 TableT = TypeVar("TableT", bound=BaseTable)

@@ -113,7 +113,9 @@ def test_an_upgrade(spark: SparkSession, tmp_path: Path) -> None:
     assert text.endswith("nothing is changed without --commit\n")
     assert "format version 2 becomes 3\n0 snapshots keep" in upgrade(location, "--format-version", "3", "--commit")
     assert version_2.refresh().format_version == 3
-    assert "sparkmeta upgrade" in command(location, code=1)
+    refused = command(location, code=1)
+    assert "`sparkmeta rewrite-manifests`" in refused
+    assert "sparkmeta upgrade" in refused
     result = json.loads(upgrade(location, "--commit", "-o", "json"))
     upgraded = version_2.refresh()
     assert upgraded.format_version == 4
