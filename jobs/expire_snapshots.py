@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sparkmeta.cli.job import argument, job_parser, run_job
+from sparkmeta.cli.maintain import SNAPSHOT_AGE, SNAPSHOTS_TO_KEEP
 from sparkmeta.cli.source import moment_of
 
 if TYPE_CHECKING:
@@ -27,9 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     parser = job_parser("expire_snapshots.py", "Remove old snapshots of a table, and the files that only they need.")
     parser.add_argument(
-        "--older-than", type=argument(moment_of), help="snapshots from before this time (ISO 8601) expire"
-    )
-    parser.add_argument("--retain-last", type=int, help="snapshots of each branch that stay whatever their age")
+        "--older-than", type=argument(moment_of), metavar="TIME",
+        help=f"snapshots from before this time (ISO 8601) expire ({SNAPSHOT_AGE})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retain-last", type=int, metavar="N",
+        help=f"snapshots of each branch that stay whatever their age ({SNAPSHOTS_TO_KEEP})",
+    )  # fmt: skip
     parser.add_argument(
         "--snapshot-id", dest="snapshot_ids", type=int, action="append", help="a snapshot that expires; repeatable"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from pyarrow import parquet
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -167,6 +168,16 @@ def test_a_job_has_the_options_of_its_command(job: str, main_of, monkeypatch, ca
     of_command = {max(param.secondary_opts or param.opts, key=len) for param in options}
     assert of_job <= of_command
     assert of_command - of_job <= OF_COMMANDS
+
+
+def test_help_says_which_properties_decide_about_snapshots(main_of, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit):
+        main_of("expire_snapshots.py")(["--help"])
+    of_command = " ".join(CliRunner().invoke(cli, ["expire-snapshots", "--help"]).output.split())
+    for text in (" ".join(capsys.readouterr().out.split()), of_command):
+        assert "history.expire.max-snapshot-age-ms, or else 5 days ago" in text
+        assert "history.expire.min-snapshots-to-keep, or else 1" in text
 
 
 def test_plan_of_a_tag_as_json_tasks(main_of, written: PyIcebergTable, tmp_path: Path, capsys):

@@ -66,6 +66,8 @@ LEAVES = (
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
 
+SNAPSHOT_AGE = "default: by the table property history.expire.max-snapshot-age-ms, or else 5 days ago"
+SNAPSHOTS_TO_KEEP = "default: the table property history.expire.min-snapshots-to-keep, or else 1"
 INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 
 
@@ -137,8 +139,11 @@ def _rewritten(what: str) -> Callable[[Mapping[str, Any]], list[str]]:
 
 
 @click.command("expire-snapshots")
-@click.option("--older-than", type=Timestamp(), help="Expire snapshots from before this time (default: 5 days).")
-@click.option("--retain-last", type=int, metavar="N", help="Snapshots of each branch that stay whatever their age.")
+@click.option("--older-than", type=Timestamp(), help=f"Expire snapshots from before this time ({SNAPSHOT_AGE}).")
+@click.option(
+    "--retain-last", type=int, metavar="N",
+    help=f"Snapshots of each branch that stay whatever their age ({SNAPSHOTS_TO_KEEP}).",
+)  # fmt: skip
 @click.option("--snapshot-id", "snapshot_ids", type=int, multiple=True, help="A snapshot that expires; repeatable.")
 @click.option("--clean-expired-metadata", is_flag=True, help="Also remove unused schemas and partition specs.")
 @click.option(
