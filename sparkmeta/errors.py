@@ -9,6 +9,7 @@ import builtins
 import re
 import reprlib
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyiceberg.exceptions as iceberg
@@ -277,9 +278,11 @@ class _Text(str):
 
 
 def shown(value: object) -> str:
-    """Return a value as text for an error message, truncated if it is long."""
+    """Return a value as text for an error message: a time in ISO 8601, what is long truncated."""
     if isinstance(value, _Text):
         return value
+    if isinstance(value, datetime):
+        return value.isoformat()
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= _MAX_CHARS else f"{value[:_MAX_CHARS]!r}..."
     text = _REPR.repr(value)

@@ -338,12 +338,12 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     # A former table of the same folder, and the same table by another path.
     former = json.loads((folder / "metadata/v1.metadata.json").read_bytes()) | {"table-uuid": str(uuid.uuid4())}
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
-    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; shared_location=True permits it"):
+    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; the option shared_location permits it"):
         table.maintenance.remove_orphan_files().summary()
     # Of version 1, without a uuid; and the table's own uuid in upper case.
     former = {key: value for key, value in former.items() if key != "table-uuid"}
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
-    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; shared_location=True permits it"):
+    with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; the option shared_location permits it"):
         table.maintenance.remove_orphan_files().summary()
     former["table-uuid"] = str(table.metadata.table_uuid).upper()
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
@@ -415,8 +415,10 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     table = append_real(new_table(spark, tmp_path), 1)
     remove = table.maintenance.remove_orphan_files
     yesterday = int((time.time() - 23 * 3600) * 1000)
+    moment = datetime.fromtimestamp(yesterday / 1000, UTC)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"older_than": yesterday}, "older_than is .*less than 24 hours ago"),
+        ({"older_than": moment}, rf"older_than is {re.escape(moment.isoformat())}: less.*; the option force permits"),
         ({"older_than": datetime(2026, 1, 1)}, "older_than is .*a datetime with a time zone"),  # noqa: DTZ001
         ({"prefix_mismatch_mode": "none"}, "prefix_mismatch_mode is 'none': expected error, ignore or delete"),
         ({"location": "file:///"}, "location is 'file:///': expected a folder"),

@@ -47,7 +47,7 @@ class OrphanOptions:
         now = int(time.time() * 1000)
         if self.older_than_ms(now) > now - _LEAST_AGE_MS and not self.force:
             problem = "less than 24 hours ago: files of writers that have not committed yet would be deleted"
-            raise ValidationError(f"older_than is {shown(self.older_than)}: {problem}; force=True permits it")
+            raise ValidationError(f"older_than is {shown(self.older_than)}: {problem}; the option force permits it")
 
     def older_than_ms(self, now: int) -> int:
         """Return the time before which files were modified, in milliseconds since 1970.

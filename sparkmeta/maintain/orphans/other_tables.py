@@ -108,7 +108,7 @@ def refuse_shared(table: BaseTable, location: str, metadata_files: list[str]) ->
     if metadata_files:
         problem = f"another table shares {location}, and its files would be deleted"
         raise ValidationError(
-            f"{table.full_name}: {problem}: it has {', '.join(metadata_files)}; shared_location=True permits it"
+            f"{table.full_name}: {problem}: it has {', '.join(metadata_files)}; the option shared_location permits it"
         )
 
 
