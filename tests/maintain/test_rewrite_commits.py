@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.edit import range_sort, sorted_manifests
+from sparkmeta.edit import manifest_format, range_sort
 from sparkmeta.edit.lists import with_row_ids
 from sparkmeta.errors import (
     CommitConflictError,
@@ -344,7 +344,7 @@ def test_each_fault_of_a_commit(
     interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, soak: bool
 ) -> None:
     """The table has the old manifests or the new ones, and all of the files that it names."""
-    monkeypatch.setattr(sorted_manifests, "executor_writer", lambda _: ExecutorWriter({}))
+    monkeypatch.setattr(manifest_format, "executor_writer", lambda _: ExecutorWriter({}))
     monkeypatch.setattr(range_sort, "executor_reader", lambda _: ExecutorReader())
     before = table_by_letter(interpreted, tmp_path, manifests=2, files=5, properties={"commit.retry.min-wait-ms": "1"})
     contents = {path.name: path.read_bytes() for path in (tmp_path / "metadata").iterdir()}
