@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sparkmeta.cli.job import add_branch_argument, job_parser, run_job
-from sparkmeta.cli.maintain import names
+from sparkmeta.cli.source import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.output import print_json, progress
-from sparkmeta.cli.source import Source, takes_source
+from sparkmeta.cli.source import Source, names, takes_source
 from sparkmeta.cli.tables import takes_output
 from sparkmeta.inspect.excerpt import printable_lines
 
@@ -46,11 +46,11 @@ def health(source: Source, columns: str | None, html: str | None, as_json: bool,
     from sparkmeta.maintain.health.options import HealthOptions
 
     given = {name: value for name, value in thresholds.items() if value is not None}
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    chosen = None if columns is None else names(columns)
     with progress("Opening the table"):
         table = source.open()
     with progress("Examining the table"):
-        report = examine(table, HealthOptions(names, **given), _arguments(source))
+        report = examine(table, HealthOptions(chosen, **given), _arguments(source))
     if html is not None:
         report.save(html)
         click.echo(f"written: {html}", err=True)

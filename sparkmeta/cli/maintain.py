@@ -10,7 +10,7 @@ import click
 
 from sparkmeta.cli.output import TextColumn, print_json, progress
 from sparkmeta.cli.plans import UNCHANGED, carry_out
-from sparkmeta.cli.source import KeyValue, Source, Timestamp, takes_source
+from sparkmeta.cli.source import KeyValue, Source, Timestamp, names, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.excerpt import printable_lines
@@ -123,11 +123,6 @@ def _options(row_filter: str | None, **options: Any) -> dict[str, Any]:
 
 
 _LISTS = {"cluster_by", "sort_by"}
-
-
-def names(text: str) -> list[str]:
-    """Split a list of names such as ``a,b``."""
-    return [name.strip() for name in text.split(",")]
 
 
 def _rewritten(what: str) -> Callable[[Mapping[str, Any]], list[str]]:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 VERBOSE = "sparkmeta.verbose"
 
 
+def names(text: str) -> list[str]:
+    """Split a list of names such as ``a,b``."""
+    return [name.strip() for name in text.split(",")]
+
+
 def key_value(text: str) -> tuple[str, str]:
     """Split a text of the form `key=value`. Raises ValueError if it has another form or no key."""
     key, separator, value = text.partition("=")

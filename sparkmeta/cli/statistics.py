@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.maintain import UNREACHABLE, names
+from sparkmeta.cli.maintain import UNREACHABLE
 from sparkmeta.cli.output import TextColumn, progress
 from sparkmeta.cli.plans import carry_out
-from sparkmeta.cli.source import Source, takes_source
+from sparkmeta.cli.source import Source, names, takes_source
 from sparkmeta.cli.tables import RowOptions, takes_row_options
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkmeta.cli.output import TextColumn, print_json_rows, print_rows, progress
-from sparkmeta.cli.source import SnapshotChoice, Source, takes_snapshot, takes_source
+from sparkmeta.cli.source import SnapshotChoice, Source, names, takes_snapshot, takes_source
 from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import SparkmetaError
 from sparkmeta.inspect.readable_metrics import READABLE_METRICS, leaf_columns
@@ -243,8 +243,7 @@ def takes_row_options(command: Callable[..., Any], *, columns: bool = True) -> C
     @wraps(command)
     def with_row_options(as_json: bool, where: str | None, limit: int | None, **arguments: Any) -> Any:
         text = arguments.pop("columns") if columns else None
-        names = tuple(name.strip() for name in text.split(",")) if text else ()
-        options = RowOptions(as_json, names, where, limit)
+        options = RowOptions(as_json, tuple(names(text)) if text else (), where, limit)
         # A command with the flag --files prints rows only with it.
         if arguments.get("files") is False and options.given:
             raise click.UsageError(f"{options.given[0]} selects among the rows of --files, which is not given")
