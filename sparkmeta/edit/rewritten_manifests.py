@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.edit.manifest_format import manifest_format
-from sparkmeta.edit.manifest_rewrites import GROUP, REMOVED, UNIT_SCHEMA, WRITTEN_SCHEMA, RewriteTasks
 from sparkmeta.edit.range_sort import spread, task_reader
+from sparkmeta.edit.rewrite_tasks import GROUP, REMOVED, UNIT_SCHEMA, WRITTEN_SCHEMA, RewriteTasks
 from sparkmeta.errors import UnsupportedError, translated_errors
 from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.manifests.parts import whole_manifests

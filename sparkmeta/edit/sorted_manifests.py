@@ -13,12 +13,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.edit.range_sort import cut, ordered, range_tables
-from sparkmeta.manifests.avro.write import (
-    ENTRY,
-    ManifestFormat,
-    packed_size,
-    write_manifest,
-)
+from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
 from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
 
