@@ -19,14 +19,15 @@ from sparkmeta.storage.requests import requested
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO, InputStream
 
-_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What the operating system raises if a location is not that of a file."""
 
 
 def read_local(location: str) -> bytes:
     """Read a local file."""
     try:
         return Path(local_path(location)).read_bytes()
-    except _NO_FILE:
+    except NO_FILE:
         missing(location)
 
 
@@ -37,7 +38,7 @@ def read_local_range(location: str, offset: int, size: int) -> bytes:
             start, end = within(offset, size, os.fstat(file.fileno()).st_size)
             file.seek(start)
             return file.read(end - start)
-    except _NO_FILE:
+    except NO_FILE:
         missing(location)
 
 
@@ -45,7 +46,7 @@ def local_length(location: str) -> int:
     """Return the length of a local file in bytes."""
     try:
         return Path(local_path(location)).stat().st_size
-    except _NO_FILE:
+    except NO_FILE:
         missing(location)
 
 

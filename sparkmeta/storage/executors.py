@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.storage import writing
 from sparkmeta.storage.content import (
+    NO_FILE,
     io_length,
     local_length,
     missing,
@@ -52,7 +53,7 @@ class ExecutorReader:
         if is_local(location):
             try:
                 return pa.OSFile(local_path(location))
-            except FileNotFoundError:
+            except NO_FILE:
                 missing(location)
         stream: Any = open_io(self._opened(location), location)
         return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="r")
