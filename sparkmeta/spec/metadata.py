@@ -138,9 +138,8 @@ def _defaults(node: JsonNode, version: int) -> dict[str, Any]:
     defaults: dict[str, Any] = _v1_defaults(node) if version == 1 else {}
     if version >= 4 and not node.has("location"):
         defaults["location"] = node.location.rpartition("/")[0].removesuffix("/metadata")
-    current = node.optional("current-snapshot-id")
-    if "refs" not in node.object() and current is not None and current.integer() != -1:
-        defaults["refs"] = {MAIN: {"snapshot-id": current.value, "type": "branch"}}
+    if not node.has("refs"):
+        defaults["refs"] = {}
     return defaults
 
 
@@ -185,8 +184,9 @@ def _typed(node: JsonNode) -> dict[str, Any]:
         typed["schema"] = schema_from_json(node.get("schema").object(), node.location, "schema")
     if typed.get("current-snapshot-id") == -1:
         typed["current-snapshot-id"] = None
-    if typed.get("current-snapshot-id") is not None and MAIN not in node.get("refs").object():
-        node.get("refs").fail("there is a current snapshot but no branch main")
+    if (current := typed.get("current-snapshot-id")) is not None:
+        # Some writers omit the branch main, which other readers add too.
+        typed["refs"] = {MAIN: {"snapshot-id": current, "type": "branch"}} | node.get("refs").object()
     if (table_uuid := node.optional("table-uuid")) is not None:
         typed["table-uuid"] = table_uuid.uuid()
     return typed
