@@ -354,7 +354,7 @@ class Scan:
 
     def report(self) -> ScanReport:
         """Report which files this scan reads and skips, and why. Runs Spark jobs, including the plan itself."""
-        return scan_report(self._choice)
+        return scan_report(self._choice, as_text(self.row_filter))
 
     def _splitting(self) -> SplitPlanning:
         chosen: dict[str, int] = {}
@@ -385,6 +385,9 @@ def table_scan(
     """Return the scan that `Table.scan` starts from."""
     NAMES.check("selected_fields", selected_fields)
     OPTIONS.check("options", options)
+    known = [option for option, _ in _SPLIT_OPTIONS.values()]
+    if unknown := sorted(options.keys() - known):
+        raise ValidationError(f"options has {shown(unknown[0])}: expected {', '.join(known)}")
     settings = {key: str(value) for key, value in options.items()}
     scan = Scan(state, parse_filter(row_filter), tuple(selected_fields), case_sensitive, snapshot_id, None, settings)
     scan.snapshot()

@@ -92,8 +92,13 @@ def _lines(values: dict[str, Any], indent: str) -> list[str]:
     return lines
 
 
-def scan_report(choice: Choice) -> ScanReport:
-    """Run the plan of a choice and count the entries of its manifests. Runs Spark jobs."""
+def scan_report(choice: Choice, row_filter: str) -> ScanReport:
+    """Run the plan of a choice and count the entries of its manifests. Runs Spark jobs.
+
+    Args:
+        choice: how the scan is planned.
+        row_filter: the scan's filter as text.
+    """
     started, pruned = time.perf_counter(), choice.pruned
     pruning_seconds = pruned.seconds + choice.seconds
     state = pruned.filter.state
@@ -102,7 +107,7 @@ def scan_report(choice: Choice) -> ScanReport:
     return ScanReport(
         table=state.metadata.location,
         snapshot_id=state.snapshot.snapshot_id if state.snapshot else None,
-        row_filter=str(pruned.filter.row_filter),
+        row_filter=row_filter,
         data_manifests=_counts(state.data_manifests, pruned.data),
         delete_manifests=_counts(state.delete_manifests, pruned.deletes),
         data_entries=entries,

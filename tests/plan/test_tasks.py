@@ -119,7 +119,7 @@ def test_tasks_have_every_byte_once(spark: SparkSession, tmp_path: Path) -> None
     sizes = {f"file:///t/{number}.parquet": 100 + 37 * number for number in range(40)}
     table.add(0, 1, *(data(path, file_size_in_bytes=size) for path, size in sizes.items()))
     table.add(1, 1, *(deletion_vector(path) for path in [*sizes][::3]))
-    options = {"read.split.target-size": "300", "read.split.open-file-cost": "10"}
+    options = {"split-size": "300", "file-open-cost": "10"}
     plan = sm.load_table(table.write(), spark=spark).scan(options=options)
     tasks = plan.plan_tasks().collect()
     assert sum(task.size_in_bytes for task in tasks) == sum(sizes.values())

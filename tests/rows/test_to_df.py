@@ -434,6 +434,9 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
         table.scan(selected_fields="id")  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match=r"options is .*: expected a mapping of names to values"):
         table.scan(options=["read.split.target-size"])  # type: ignore[arg-type]
+    known = "split-size, lookback, file-open-cost"
+    with pytest.raises(ValidationError, match=f"options has 'read.split.target-size': expected {known}"):
+        table.scan(options={"read.split.target-size": "300"})
 
 
 def test_an_empty_table(corpus: Corpus, spark: SparkSession) -> None:
