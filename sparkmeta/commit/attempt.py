@@ -14,6 +14,7 @@ from sparkmeta.commit.change_set import DELETES
 from sparkmeta.commit.conflicts import (
     refuse_missing_data,
     refuse_new_deletes,
+    refuse_new_row_ids,
     refuse_newer_data,
     refuse_replaced_data,
     validate,
@@ -95,6 +96,8 @@ class Attempt:
         changes, progress = self.changes, self.progress
         for validation in changes.validations:
             validate(self.head, validation, changes.conflicting)
+        if changes.moves_rows:
+            refuse_new_row_ids(self.head, changes.started.metadata.snapshot_by_name(changes.branch))
         progress.names.next_attempt(self.head.metadata)
         writer = progress.writer_for(self.head, changes.branch)
         state = writer.begin(self.head)

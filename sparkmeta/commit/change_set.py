@@ -99,6 +99,12 @@ class ChangeSet:
         return Operation(filters, partitions_of, bool(self.removed), adds_deletes)
 
     @property
+    def moves_rows(self) -> bool:
+        """Whether added data files hold rows of the table, with their row ids."""
+        adds_data = any(DATA[0] in part.kinds for part in self.added)
+        return adds_data and bool(self.replaced or (self.validations and self.conflicting.adds_deletes))
+
+    @property
     def operation(self) -> str:
         """The operation of the snapshot's summary (semantics 3.2-6)."""
         if self.rewrites:

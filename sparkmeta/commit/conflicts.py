@@ -152,6 +152,26 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
         _refuse(head, [gone], "removed a data file that the new position deletes are about")
 
 
+def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
+    """Refuse rows that were read before their files had row ids, since the new files would give them others.
+
+    The first commit after an upgrade to format version 3 assigns row ids to all files.
+
+    Args:
+        head: the table at the branch's head.
+        start: the snapshot that was read; None if the table was empty.
+
+    Raises:
+        CommitConflictError: another commit has assigned row ids.
+    """
+    if start is None or start.first_row_id is not None or head.snapshot is None or head.snapshot.first_row_id is None:
+        return
+    raise CommitConflictError(
+        f"{head.metadata.location}: another commit has assigned row ids to the files of snapshot {start.snapshot_id}, "
+        "whose rows this one has read without: read them again"
+    )
+
+
 def refuse_replaced_data(head: TableState, start: int | None) -> None:
     """Refuse new position delete files if data files may have been replaced since the snapshot `start`.
 

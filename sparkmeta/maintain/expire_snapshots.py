@@ -16,7 +16,7 @@ from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
 from sparkmeta.maintain.reachable.files import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, without_expired
+from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
 
@@ -153,9 +153,10 @@ class ExpiryPlan(Generic[TableT]):
     def commit(self) -> TableT:
         """Remove the snapshots from the table, then delete the files. Return the new table.
 
-        If other commits came first, the snapshots to expire are chosen again by the same rules and the same time. A
-        file that can't be deleted becomes an orphan; this is not an error. After another error, `is_partly_committed`
-        says whether the snapshots are removed; then the files are orphans, and another call deletes none.
+        If other commits came first, the snapshots to expire are chosen again by the same rules and the same time. Files
+        of snapshots that others added meanwhile stay. A file that can't be deleted becomes an orphan; this is not an
+        error. After another error, `is_partly_committed` says whether the snapshots are removed; then the files are
+        orphans, and another call deletes none.
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
@@ -176,13 +177,19 @@ class ExpiryPlan(Generic[TableT]):
             # Detect missing files of remaining snapshots before the commit: serverless sessions, which keep no rows of
             # `_files`, read them only to count. After the commit there is nothing left to count.
             self.summary()
-        committed = commit_steps(self.table, [step])
+        # A REST catalog would drop a tag that others created while the jobs above ran.
+        committed = commit_steps(self.table.refresh(), [step])
         self._done.append((committed, None))
         if planned is None:
             return
         assert step.base is not None
-        if step.base.metadata is not self.table.metadata:
-            planned = _unreachable(step.base, choose_expired(step.base.metadata, self.rules), self.cleanup)
+        # A REST catalog takes the commit although it has snapshots that its base lacks.
+        base, after = step.base.metadata, committed.metadata
+        added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
+        if added or base is not self.table.metadata:
+            expired = choose_expired(base, self.rules)
+            state = replace(step.base, metadata=with_removed(after, base))
+            planned = _unreachable(state, expired, self.cleanup)
         self._done[0] = (committed, delete_files(planned, executor_writer(committed.state.files)))
 
     @property
@@ -224,8 +231,7 @@ class _ExpiryStep:
 
     def _changed(self, state: TableState) -> TableMetadata:
         expired = choose_expired(state.metadata, self.rules)
-        ids = {snapshot.snapshot_id for snapshot in expired.snapshots}
-        specs = used_specs(state, ids) if self.rules.clean_metadata else None
+        specs = used_specs(state, expired_ids(state.metadata, expired)) if self.rules.clean_metadata else None
         return without_expired(state.metadata, expired, specs, int(time.time() * 1000))
 
     def is_idle(self, state: TableState) -> bool:
@@ -235,7 +241,7 @@ class _ExpiryStep:
 
 
 def _unreachable(state: TableState, expired: Expired, cleanup: str) -> DataFrame:
-    ids = {snapshot.snapshot_id for snapshot in expired.snapshots if cleanup != NONE}
+    ids = expired_ids(state.metadata, expired) if cleanup != NONE else ()
     return unreachable_files(state, ids, content_files=cleanup == ALL)
 
 

@@ -47,7 +47,8 @@ def commit_statistics(table: TableT, file: StatisticsFile | PartitionStatisticsF
         CommitStateUnknownError: the commit may have succeeded; the file is kept.
     """
     try:
-        return commit_steps(table, [_SetStatistics(file)])
+        # A REST catalog would take statistics of a snapshot that has expired while they were computed.
+        return commit_steps(table.refresh(), [_SetStatistics(file)])
     except Exception as error:
         if proves_failure(error):
             discard(table.state.files, [file.statistics_path])

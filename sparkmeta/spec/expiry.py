@@ -25,6 +25,13 @@ _MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 _MAX_REF_AGE = "history.expire.max-ref-age-ms"
 _FIVE_DAYS_MS = 5 * 24 * 60 * 60 * 1000
 _FOREVER_MS = (1 << 63) - 1
+_ID_NAMES = {
+    "snapshots": "snapshot_id",
+    "schemas": "schema_id",
+    "partition_specs": "spec_id",
+    "statistics": "snapshot_id",
+    "partition_statistics": "snapshot_id",
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,13 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
     )
 
 
+def expired_ids(metadata: TableMetadata, expired: Expired) -> set[int]:
+    """Return the ids of the snapshots that expire, and of those that are gone but left statistics."""
+    ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+    described = {file.snapshot_id for file in (*metadata.statistics, *metadata.partition_statistics)}
+    return {snapshot.snapshot_id for snapshot in expired.snapshots} | (described - ids)
+
+
 def without_expired(
     metadata: TableMetadata, expired: Expired, used_spec_ids: Collection[int] | None, now_ms: int
 ) -> TableMetadata:
@@ -114,7 +128,7 @@ def without_expired(
             column of a remaining spec. None removes none.
         now_ms: the time of the change, in milliseconds since 1970.
     """
-    removed = {snapshot.snapshot_id for snapshot in expired.snapshots}
+    removed = expired_ids(metadata, expired)
     snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in removed]
     log = [entry for entry in metadata.snapshot_log if entry.snapshot_id not in removed]
     changes: dict[str, Any] = {
@@ -131,6 +145,16 @@ def without_expired(
         changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]
         schemas |= _typing_schemas(metadata, changes["partition_specs"], schemas)
         changes["schemas"] = [schema for schema in metadata.schemas if schema.schema_id in schemas]
+    return metadata.model_copy(update=changes)
+
+
+def with_removed(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:
+    """Return the metadata with the snapshots, statistics, specs and schemas that only its base has."""
+    changes = {}
+    for name, key in _ID_NAMES.items():
+        items = getattr(metadata, name)
+        ids = {getattr(item, key) for item in items}
+        changes[name] = [*items, *(item for item in getattr(base, name) if getattr(item, key) not in ids)]
     return metadata.model_copy(update=changes)
 
 

@@ -36,6 +36,9 @@ _DERIVED = {
     "schema",
     "partition-spec",
 }
+# Snapshots use these, or are these, and branches and tags lead to snapshots.
+_USED_BY_REFS = {"snapshots", "schemas", "partition-specs"}
+_CURRENT = {"schemas": "current-schema-id", "partition-specs": "default-spec-id"}
 # What a catalog sets to the element that the same request has added last.
 _LAST_ADDED = -1
 
@@ -83,17 +86,23 @@ def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
 
 
 def requirements_of(base: TableMetadata, changes: Changes) -> list[dict[str, Any]]:
-    """Return the requirements of changes: the parts that they are based on must be as in `base`."""
+    """Return the requirements of changes: the parts that they are based on must be as in `base`.
+
+    What is removed must not have come into use, so all branches and tags must be as in `base`. The protocol can't
+    require that there is no other.
+    """
     required: list[dict[str, Any]] = []
     if base.table_uuid is not None:
         required.append({"type": "assert-table-uuid", "uuid": str(base.table_uuid)})
-    fields = {part.field for part in changes}
+    removing = {part.field for part, value in changes.items() if value is None}
+    fields = {part.field for part in changes} | {_CURRENT[field] for field in removing if field in _CURRENT}
     for field, (name, value) in _ASSERTED.items():
         if field in fields:
             required.append({"type": f"assert-{name}", name: value(base)})
-    for part in sorted(part for part in changes if part.field == "refs"):
-        ref = base.refs.get(str(part.key))
-        asserted = {"ref": part.key, "snapshot-id": None if ref is None else ref.snapshot_id}
+    names = {str(part.key) for part in changes if part.field == "refs"}
+    for name in sorted(names | base.refs.keys() if removing & _USED_BY_REFS else names):
+        ref = base.refs.get(name)
+        asserted = {"ref": name, "snapshot-id": None if ref is None else ref.snapshot_id}
         required.append({"type": "assert-ref-snapshot-id"} | asserted)
     return required
 

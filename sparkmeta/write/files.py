@@ -52,6 +52,9 @@ _SORT_COLUMN: Final = "_sort_value_{}"
 _CONSTANT: Final = "_constant"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
+LINEAGE_SINCE: Final = 3
+"""The format version whose rows have ids."""
+
 LINEAGE: Final = (
     NestedField(2147483540, "_row_id", LongType(), required=False),
     NestedField(2147483539, "_last_updated_sequence_number", LongType(), required=False),

@@ -15,7 +15,7 @@ from pyiceberg.transforms import BucketTransform
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, position_deletes
 from tests.maintain.test_expire import opened
@@ -202,6 +202,48 @@ def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
     # The filter leaves the other partition alone.
     assert of_d < paths(table)
     assert not {path for path in paths(table) if "part=d" in path} - of_d
+
+
+def upgraded(spark: SparkSession, folder: Path) -> sm.Table:
+    """A table of version 3 whose files have no row ids yet."""
+    table = new_table(spark, folder, version=2).append(frame(spark, ordinary(0, 3)))
+    return table.append(frame(spark, ordinary(3, 6))).maintenance.upgrade(3).commit()
+
+
+def lineage_of(table: sm.Table, row_filter: str = "id < 6") -> list[Any]:
+    return sorted(map(tuple, table.refresh().scan(row_filter, selected_fields=LINEAGE).to_df().collect()))
+
+
+def test_row_ids_that_another_commit_assigns(spark: SparkSession, tmp_path: Path) -> None:
+    """The first commit after an upgrade assigns ids to all files. Rows that were read before it would get others."""
+    table = upgraded(spark, tmp_path)
+    plan = table.maintenance.rewrite_data_files(rewrite_all=True)
+    plan.summary()
+    transaction = table.transaction().update({"n": 7}, "id = 1")
+    table.append(frame(spark, ordinary(6, 8)))
+    before = lineage_of(table)
+    for stale in (plan, transaction):
+        with pytest.raises(CommitConflictError, match="has assigned row ids to the files of snapshot"):
+            stale.commit()
+    assert lineage_of(table) == before
+    table.refresh().maintenance.rewrite_data_files(rewrite_all=True).commit()
+    assert lineage_of(table) == before
+    table.refresh().update({"n": 7}, "id = 1")
+    assert [row[3] for row in lineage_of(table)] == [row[3] for row in before]
+
+
+def test_partial_progress_of_rows_without_ids(spark: SparkSession, tmp_path: Path) -> None:
+    """One commit has all groups, since it assigns row ids to the files of the others."""
+    table = upgraded(spark, tmp_path)
+    options = {"partial_progress_enabled": True, "max_file_group_size_bytes": 1}
+    plan = table.maintenance.rewrite_data_files(rewrite_all=True, **options)
+    assert (plan.summary().groups > 1, plan.summary().commits) == (True, 1)
+    plan.commit()
+    again = table.refresh().maintenance.rewrite_data_files(rewrite_all=True, **options)
+    before = lineage_of(table)
+    assert again.summary().commits > 1
+    again.commit()
+    assert lineage_of(table) == before
 
 
 def masked_whole(table: sm.Table) -> set[str]:

@@ -31,6 +31,7 @@ from sparkmeta.write.cleanup import delete_written
 from sparkmeta.write.files import (
     CURVE_COLUMN,
     LINEAGE,
+    LINEAGE_SINCE,
     Arrangement,
     data_file_tasks,
     write_files,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.rewrite_data_files.order import RowOrder
     from sparkmeta.state import TableState
 
-_LINEAGE_VERSION: Final = 3
 _TARGET: Final = "write.target-file-size-bytes"
 # Rows from which the bounds of a z-order come.
 _SAMPLED: Final = 100_000
@@ -83,7 +83,7 @@ class Rewrite:
 
     @property
     def _lineage(self) -> tuple[str, ...]:
-        tracked = self.state.metadata.format_version >= _LINEAGE_VERSION
+        tracked = self.state.metadata.format_version >= LINEAGE_SINCE
         return tuple(column.name for column in LINEAGE) if tracked else ()
 
     def write(self, start: int, end: int) -> list[DataFrame]:
