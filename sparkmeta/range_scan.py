@@ -11,7 +11,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.rows.appended import appended_entries, read_appended
 from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
-from sparkmeta.scan import Scan
+from sparkmeta.scan import Scan, register_view
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -46,7 +46,7 @@ class _RangeScan(ABC):
 
     def create_temp_view(self, name: str) -> None:
         """Name the rows of `to_df` for Spark SQL; see `Scan.create_temp_view`."""
-        self.to_df().createOrReplaceTempView(name)
+        register_view(self.to_df(), name, self.scan.state.metadata.location)
 
 
 @dataclass(frozen=True)

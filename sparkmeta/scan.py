@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 
 from sparkmeta.checks import NAMES, OPTIONS, at_least
@@ -118,13 +119,15 @@ class Scan:
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
-        """Return this scan of a tag or the head of a branch.
+        """Return this scan of a tag or the head of a branch. The branch main of an empty table has no rows.
 
         Raises:
             NoSuchSnapshotError: the table has no such ref.
             ValidationError: the scan has a snapshot already.
         """
         self._refuse_second("a ref")
+        if name == MAIN_BRANCH and name not in self.state.metadata.refs:
+            return self
         return replace(self, ref=name, snapshot_id=self.state.metadata_ref(name).snapshot_id)
 
     def as_of(self, timestamp: datetime | int) -> Scan:
@@ -271,11 +274,7 @@ class Scan:
         Raises:
             InvalidArgumentError: Spark refuses the name.
         """
-        try:
-            self.to_df().createOrReplaceTempView(name)
-        except AnalysisException as error:
-            problem = f"{shown(name)} can't be the name of a view: {first_line(error)}"
-            raise InvalidArgumentError(f"{self.state.metadata.location}: {problem}") from error
+        register_view(self.to_df(), name, self.state.metadata.location)
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
@@ -372,6 +371,15 @@ class Scan:
     def _repr_html_(self) -> str:
         """Describe the scan in a notebook. Runs no job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
+
+
+def register_view(rows: DataFrame, name: str, location: str) -> None:
+    """Register rows of a table as a temporary view; see `Scan.create_temp_view`."""
+    try:
+        rows.createOrReplaceTempView(name)
+    except AnalysisException as error:
+        problem = f"{shown(name)} can't be the name of a view: {first_line(error)}"
+        raise InvalidArgumentError(f"{location}: {problem}") from error
 
 
 def table_scan(

@@ -76,8 +76,8 @@ class FaultyFiles:
     def length(self, location: str) -> int:
         return self._do("length", location, lambda: self.real.length(location))
 
-    def glob(self, folder: str, pattern: str) -> Sequence[str]:
-        return self._do("glob", folder, lambda: self.real.glob(folder, pattern))
+    def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
+        return self._do("glob", folder, lambda: self.real.glob(folder, pattern, leaf))
 
     def write_new(self, location: str, data: bytes) -> None:
         self._do("write_new", location, lambda: self.real.write_new(location, data))

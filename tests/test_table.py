@@ -165,7 +165,20 @@ def test_arguments_that_do_not_fit(table: sm.Table) -> None:
         "2026-11-26 00:00:00 has no time zone": lambda: table.scan().as_of(datetime(2026, 11, 26)),  # noqa: DTZ001
         "'today' is not a time": lambda: table.scan().as_of("today"),  # type: ignore[arg-type]
         "'my view' can't be the name of a view": lambda: table.scan().create_temp_view("my view"),
+        "'a view' can't be the name of a view": lambda: table.incremental(None).create_temp_view("a view"),
     }
     for problem, call in calls.items():
         with pytest.raises(sm.InvalidArgumentError, match=f"{table.location()}: {problem}"):
+            call()
+
+
+def test_options_of_maintenance_that_do_not_fit(table: sm.Table) -> None:
+    maintenance: Any = table.maintenance
+    calls: dict[str, Callable[[], object]] = {
+        "files is 'x': expected a DataFrame": lambda: maintenance.remove_orphan_files(files="x").files(),
+        "snapshot_properties is 'x': expected a map": lambda: maintenance.rewrite_manifests(snapshot_properties="x"),
+        r"snapshot_id is \[1\]: expected a whole number": lambda: maintenance.compute_table_stats(snapshot_id=[1]),
+    }
+    for problem, call in calls.items():
+        with pytest.raises(sm.ValidationError, match=problem):
             call()

@@ -46,6 +46,10 @@ class Catalog(HoldsViews):
         @property
         def name(self) -> str: ...
 
+    def with_session(self, spark: SparkSession) -> Catalog:  # noqa: ARG002  for catalogs that list files with Spark
+        """Return the catalog with a default for ``spark``: threads of a service have no active session."""
+        return self
+
     @abstractmethod
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _DEEPEST = 3
 # The properties of a namespace, which make a folder one that holds no tables yet.
 _NAMESPACE_FILE = "namespace.json"
+# What the folder of a table or view has.
+_OF_TABLE = f"{METADATA}/{METADATA_FILES}"
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,16 @@ class FileSystemCatalog(Catalog):
     warehouse: str
     # They may have credentials.
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    spark: SparkSession | None = field(default=None, repr=False, compare=False)
+
+    def with_session(self, spark: SparkSession) -> FileSystemCatalog:
+        """See `Catalog.with_session`."""
+        return replace(self, spark=spark)
 
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""
         names = as_names(identifier)
-        folder, session = self._folder(names), resolve_session(spark)
+        folder, session = self._folder(names), resolve_session(spark or self.spark)
         return replace(open_table(folder, session, self._views(session).files), identifier=names)
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
@@ -79,7 +86,7 @@ class FileSystemCatalog(Catalog):
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. Its namespace need not exist."""
         names = as_names(identifier)
-        folder, session = self._folder(names), resolve_session(spark)
+        folder, session = self._folder(names), resolve_session(spark or self.spark)
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
@@ -170,9 +177,12 @@ class FileSystemCatalog(Catalog):
     def namespace_exists(self, namespace: Identifier, spark: SparkSession | None = None) -> bool:
         """Return whether a folder holds tables, at up to three levels, or was made a namespace."""
         names = as_names(namespace)
-        if self._views(spark).files.exists(self._namespace_file(names)):
+        files = self._views(spark).files
+        if files.exists(self._namespace_file(names)):
             return True
-        return bool(names) and names in self._namespaces(names[:-1], spark)
+        if not names or files.glob(self._folder(names), _OF_TABLE):
+            return False
+        return any(self._held(names, depth, spark) for depth in range(_DEEPEST))
 
     def list_namespaces(self, namespace: Identifier = (), spark: SparkSession | None = None) -> list[tuple[str, ...]]:
         """Return the sorted namespaces directly in a namespace that hold tables at up to three levels, or are empty.
@@ -184,11 +194,13 @@ class FileSystemCatalog(Catalog):
         return self._namespaces(names, spark)
 
     def _namespaces(self, names: tuple[str, ...], spark: SparkSession | None) -> list[tuple[str, ...]]:
-        below: set[str] = set()
-        for depth in range(1, _DEEPEST + 1):
-            below.update(self._relations(names, spark, depth))
-            below.update(self._first_names(names, [*["*"] * depth, _NAMESPACE_FILE], spark))
+        below = set().union(*(self._held(names, depth, spark) for depth in range(1, _DEEPEST + 1)))
         return [(*names, name) for name in sorted(below.difference(self._relations(names, spark)))]
+
+    def _held(self, names: tuple[str, ...], depth: int, spark: SparkSession | None) -> set[str]:
+        """Return the first names of the tables, views and empty namespaces that are `depth` namespaces below one."""
+        empty = self._first_names(names, [*["*"] * depth, _NAMESPACE_FILE], spark) if depth else []
+        return {*self._relations(names, spark, depth), *empty}
 
     def _check_namespace(self, names: tuple[str, ...], spark: SparkSession | None) -> None:
         """Raise NoSuchNamespaceError if there is no such namespace. The warehouse itself is one."""
@@ -196,14 +208,15 @@ class FileSystemCatalog(Catalog):
             raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
 
     def _views(self, spark: SparkSession | None) -> FileSystemViews:
-        return FileSystemViews.of(self.warehouse, spark, self._io)
+        return FileSystemViews.of(self.warehouse, spark or self.spark, self._io)
 
     def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
         """Return the sorted first names of the tables and views that are `depth` namespaces below one."""
-        return self._first_names(names, [*["*"] * (depth + 1), METADATA, METADATA_FILES], spark)
+        return self._first_names(names, [*["*"] * (depth + 1), _OF_TABLE], spark)
 
     def _first_names(self, names: tuple[str, ...], pattern: list[str], spark: SparkSession | None) -> list[str]:
-        return first_names(self._views(spark).files, self._folder(names), "/".join(pattern))
+        # A table may have any number of folders.
+        return first_names(self._views(spark).files, self._folder(names), "/".join(pattern), _OF_TABLE)
 
     def _namespace_file(self, names: tuple[str, ...]) -> str:
         return join(self._folder(names), _NAMESPACE_FILE)

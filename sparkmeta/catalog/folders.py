@@ -27,7 +27,7 @@ def folder_of(warehouse: str, names: tuple[str, ...]) -> str:
     return reduce(join, names, warehouse)
 
 
-def first_names(files: Files, folder: str, pattern: str) -> list[str]:
-    """Return the sorted names directly in a folder below which files match a pattern."""
+def first_names(files: Files, folder: str, pattern: str, leaf: str | None = None) -> list[str]:
+    """Return the sorted names directly in a folder below which files match a pattern; see `Files.glob`."""
     above = len(path_of(folder).split("/"))
-    return sorted({path_of(location).split("/")[above] for location in files.glob(folder, pattern)})
+    return sorted({path_of(location).split("/")[above] for location in files.glob(folder, pattern, leaf)})

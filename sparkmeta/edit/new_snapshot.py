@@ -117,7 +117,8 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
     """
     metadata, parent = state.metadata, state.snapshot
     common: dict[str, Any] = {
-        "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
+        # Of snapshots of equal times, time travel finds only the first.
+        "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms + 1),
         "schema-id": metadata.current_schema_id,
     }
     if parent is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 
+from sparkmeta.checks import WHOLE
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, proves_failure
 from sparkmeta.spec.snapshot import PartitionStatisticsFile, StatisticsFile
@@ -60,9 +61,11 @@ def state_of(table: TableT, snapshot_id: int | None) -> TableState:
 
     Raises:
         NoSuchSnapshotError: the table does not have the snapshot.
+        ValidationError: the id is not a whole number.
     """
     if snapshot_id is None:
         return table.state
+    WHOLE.check("snapshot_id", snapshot_id)
     snapshot = table.metadata.snapshot_by_id(snapshot_id)
     if snapshot is None:
         raise NoSuchSnapshotError(f"{table.metadata.location} has no snapshot {snapshot_id}")

@@ -232,6 +232,8 @@ class App:
         try:
             loop = asyncio.get_running_loop()
             return await self._waited(call, loop.run_in_executor(self._catalog_threads, function, *arguments))
+        except TimeoutError as error:
+            raise busy("the catalog or its storage has not answered in time") from error
         finally:
             self._catalog_calls -= 1
 
@@ -304,6 +306,8 @@ class App:
         except BaseException:
             self._release(call, plan_id)
             raise
+        finally:
+            self.planning.answered(run)
         if not pages.names:
             self._release(call, plan_id)
         return response
@@ -327,7 +331,8 @@ class App:
             try:
                 return await asyncio.wait_for(asyncio.shield(future), max(0.0, min(left, _LOOK_SECONDS)))
             except TimeoutError:
-                if left <= _LOOK_SECONDS:
+                # A future that has ended with this error is not waited for in vain.
+                if left <= _LOOK_SECONDS or future.done():
                     raise
                 if await call.request.is_disconnected():
                     future.cancel()

@@ -136,7 +136,7 @@ class Planning:
             error = api_error(run.error or cancelled())
             return {"error": [error.status, error.kind, error.message]}
         until = time.time() + run.ended - time.monotonic() + self.options.keep_seconds
-        return {"first": pages.first.decode(), "names": pages.names, "until": until}
+        return {"first": (pages.first or b"").decode(), "names": pages.names, "until": until}
 
     # -- what clients do with them ----------------------------------------------------------------------------------
 
@@ -177,6 +177,10 @@ class Planning:
         head = json.dumps(document | ({CREDENTIALS: credentials} if credentials else {}))
         return head[:-1].encode() + (b"," + pages.first if pages.first else b"") + b"}"
 
+    def answered(self, run: Run) -> None:
+        """Note that the answer of a request for a plan is complete."""
+        self.runs.answered(run)
+
     def poll(self, run: Run) -> None:
         """Note that a client will ask for a plan's result later, maybe another replica."""
         with suppress(Exception):  # Without it, clients still get the result from this service.
@@ -191,7 +195,9 @@ class Planning:
             ApiError: there is no such plan.
         """
         if (run := self.runs.get(ticket.result)) is not None:
-            return run.pages or (None if run.error is None else api_error(run.error))
+            pages = run.pages
+            if pages is None or pages.first is not None:
+                return pages or (None if run.error is None else api_error(run.error))
         if (data := self.spool.read(ticket.result, RECORD)) is not None:
             record = json.loads(data)
             if "error" in record:

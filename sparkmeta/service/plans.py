@@ -45,14 +45,14 @@ class Pages:
 
     Attributes:
         result: its name in the spool.
-        first: the text of the page that the answer itself has; empty for none.
+        first: the text of the page that the answer itself has; empty for none. None if it is no longer in memory.
         names: the pages in the spool.
         tasks: how many scan tasks all pages have.
         spooled: how many bytes the pages in the spool have.
     """
 
     result: str
-    first: bytes
+    first: bytes | None
     names: tuple[str, ...]
     tasks: int
     spooled: int

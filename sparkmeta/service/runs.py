@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, ApiError, busy
@@ -31,6 +31,7 @@ class Run:
         started: when it was submitted, by the monotonic clock.
         ended: when it succeeded or failed, by the same clock; infinite before that.
         requests: the requests that wait for it, ask for its result later, or have tokens of its pages.
+        answers: how many requests have no answer yet.
         is_polled: whether a client was asked to fetch the result later, maybe from another replica.
         threads: how many threads work at it. They may go on for a while after it was cancelled.
     """
@@ -41,6 +42,7 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     ended: float = math.inf
     requests: set[str] = field(default_factory=set)
+    answers: int = 0
     is_polled: bool = False
     threads: int = 0
 
@@ -115,7 +117,14 @@ class Runs:
             assert run is not None
             self._shared.move_to_end(key)
             run.requests.add(request)
+            run.answers += 1
             return run, is_new
+
+    def answered(self, run: Run) -> None:
+        """Note that a request that had joined a plan has its answer, or that nobody waits for it."""
+        with self._lock:
+            run.answers -= 1
+            self._trim(run)
 
     def begin_work(self, run: Run) -> bool:
         """Record that a thread works on a plan. Return False if the plan has already ended."""
@@ -128,6 +137,7 @@ class Runs:
         """Note that a thread has left a plan."""
         with self._lock:
             run.threads -= 1
+            self._trim(run)
             self._settle(run)
 
     def finish(self, run: Run, pages: Pages) -> None:
@@ -222,6 +232,14 @@ class Runs:
             del self._shared[run.key]
             if run.pages is not None:
                 self._shared_bytes -= _memory(run.pages)
+        self._trim(run)
+
+    def _trim(self, run: Run) -> None:
+        """Drop the first page of a plan that answers no more requests. Tokens of its other pages may outlive it."""
+        if self._shared.get(run.key) is run or run.answers or run.threads or (pages := run.pages) is None:
+            return
+        run.future = Future()
+        run.future.set_result(replace(pages, first=None))
 
     def _settle(self, run: Run) -> None:
         """Forget a plan that nobody needs."""
@@ -244,4 +262,4 @@ def cancelled() -> ApiError:
 
 
 def _memory(pages: Pages) -> int:
-    return _RUN_BYTES + len(pages.first)
+    return _RUN_BYTES + len(pages.first or b"")

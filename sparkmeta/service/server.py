@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -92,14 +93,21 @@ class Service:
     def run(self) -> None:
         """Serve until the process gets SIGTERM or SIGINT. Running requests are answered before it returns.
 
+        After SIGINT it raises KeyboardInterrupt instead.
+
         Raises:
             SessionError: the port is taken.
         """
         listening = self._begin()
+        # uvicorn raises SIGTERM again once it has stopped, which must not end the process before the plans are.
+        in_main = threading.current_thread() is threading.main_thread()
+        previous = signal.signal(signal.SIGTERM, lambda *_: None) if in_main else None
         try:
             self._server.run(sockets=[listening])
         finally:
             self._end()
+            if previous is not None:
+                signal.signal(signal.SIGTERM, previous)
 
     def start(self) -> Self:
         """Serve in a thread of this process.

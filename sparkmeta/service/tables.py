@@ -100,7 +100,7 @@ class Tables:
     """The tables of a catalog."""
 
     def __init__(self, catalog: Catalog, spark: SparkSession) -> None:
-        self.catalog, self.spark = catalog, spark
+        self.catalog, self.spark = catalog.with_session(spark), spark
         self._lock = threading.Lock()
         self._recent: OrderedDict[tuple[str, ...], Table] = OrderedDict()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from sparkmeta.spec.entry import FileKind
 from sparkmeta.spec.snapshot import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sparkmeta.spec.snapshot import Snapshot
 
 _PARTITION_PREFIX = "partitions."
@@ -63,6 +62,8 @@ def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
     Raises:
         ValidationError: a key or value is not a string, or a key is that of a computed property.
     """
+    if not isinstance(properties, Mapping | None):
+        raise ValidationError(f"snapshot_properties is {shown(properties)}: expected a mapping of strings to strings")
     for key, value in (properties or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValidationError(f"snapshot_properties[{shown(key)}] is {shown(value)}: keys and values are strings")

@@ -308,7 +308,7 @@ def _times(base: TableMetadata, changed: TableMetadata, log: Sequence[SnapshotLo
         if (entry.snapshot_id, entry.timestamp_ms) in known:
             logged.append(entry)
         else:
-            last = max(last, entry.timestamp_ms)
+            last = max(last + 1, entry.timestamp_ms)
             logged.append(entry.model_copy(update={"timestamp_ms": last}))
     updated = max([base.last_updated_ms, changed.last_updated_ms, *(entry.timestamp_ms for entry in logged)])
     return {"snapshot_log": logged, "last_updated_ms": updated}

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -78,8 +76,15 @@ class Files(Protocol):
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         """Return the files directly in a folder whose names match a pattern with ``*`` and ``?``."""
 
-    def glob(self, folder: str, pattern: str) -> Sequence[str]:
-        """Return the locations of files below a folder whose relative path matches (``*/metadata/*``)."""
+    def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
+        """Return the locations of files below a folder whose relative path matches (``*/metadata/*``).
+
+        Args:
+            folder: the folder.
+            pattern: the pattern.
+            leaf: folders below which a file matches this pattern (``metadata/*``) are leaves: a wildcard matches no
+                folder in them. Spark lists these nevertheless.
+        """
 
     def write_new(self, location: str, data: bytes) -> None:
         """Write a file with a unique name, such as one with a UUID."""
@@ -124,9 +129,8 @@ class LocalFiles:
         except (FileNotFoundError, NotADirectoryError):
             missing(folder)
 
-    def glob(self, folder: str, pattern: str) -> Sequence[str]:
-        root = Path(local_path(folder))
-        return [join(folder, str(path.relative_to(root))) for path in root.glob(pattern) if path.is_file()]
+    def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
+        return listing.walk(folder, pattern, leaf, _local_folders, partial(_matching, self))
 
     def write_new(self, location: str, data: bytes) -> None:
         writing.write_new_local(location, data)
@@ -139,6 +143,21 @@ class LocalFiles:
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         return writing.failures(map(writing.delete_local, locations))
+
+
+def _local_folders(folder: str) -> Sequence[str]:
+    try:
+        with os.scandir(local_path(folder)) as entries:
+            return [join(folder, entry.name) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _matching(files: Files, folder: str, pattern: str) -> Sequence[str]:
+    """Return the files directly in a folder whose names match; none if the folder is missing."""
+    with suppress(NotFoundError):
+        return [status.location for status in files.list(folder, pattern)]
+    return []
 
 
 @dataclass(frozen=True)
@@ -167,23 +186,10 @@ class IOFiles:
     def list(self, folder: str, pattern: str = "*") -> list[FileStatus]:
         return requested(self.io, folder, partial(listing.by_client(self.io, folder), folder, pattern))
 
-    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+    def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         """See `Files.glob`. Lists each folder on the way, several at a time."""
-        *levels, last = pattern.split("/")
-        folders: Sequence[str] = [folder]
         with ThreadPoolExecutor(REQUESTS) as pool:
-            for level in levels:
-                if re.search(r"[*?\[]", level):
-                    below = chain.from_iterable(pool.map(self._folders, folders))
-                    folders = [name for name in below if fnmatchcase(file_name(name), level)]
-                else:
-                    folders = [join(name, level) for name in folders]
-            return [*chain.from_iterable(pool.map(partial(self._matching, last), folders))]
-
-    def _matching(self, pattern: str, folder: str) -> Sequence[str]:
-        with suppress(NotFoundError):
-            return [status.location for status in self.list(folder, pattern)]
-        return []
+            return listing.walk(folder, pattern, leaf, self._folders, partial(_matching, self), pool.map)
 
     def _folders(self, folder: str) -> Sequence[str]:
         with suppress(NotFoundError):
@@ -241,7 +247,7 @@ class SparkFiles:
             if path_of(row.path) == path_of(join(folder, file_name(row.path)))
         ]
 
-    def glob(self, folder: str, pattern: str) -> Sequence[str]:
+    def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:  # noqa: ARG002
         try:
             rows = self._rows(f"{escape_glob(folder)}/{pattern}", "path")
         except NotFoundError:

@@ -6,13 +6,14 @@ import re
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.storage.location import file_name, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyiceberg.io import FileIO
     from pyiceberg.io.fsspec import FsspecFileIO
@@ -30,6 +31,44 @@ class FileStatus(NamedTuple):
     location: str
     length: int
     modified_ms: int
+
+
+def walk(
+    folder: str,
+    pattern: str,
+    leaf: str | None,
+    folders_in: Callable[[str], Sequence[str]],
+    files_in: Callable[[str, str], Sequence[str]],
+    apply: Callable[[Callable[[str], Sequence[str]], Sequence[str]], Iterable[Sequence[str]]] = map,
+) -> list[str]:
+    """Return the files below a folder whose relative path matches a pattern; see `Files.glob`.
+
+    Args:
+        folder: where to begin.
+        pattern: the pattern.
+        leaf: see `Files.glob`.
+        folders_in: returns the folders directly in a folder.
+        files_in: returns the files directly in a folder whose names match a pattern, given both.
+        apply: applies a function to folders, maybe to several at a time.
+    """
+
+    def below(parent: str) -> Sequence[str]:
+        folders = folders_in(parent)
+        if leaf is not None:
+            name, _, files = leaf.rpartition("/")
+            if any(file_name(each) == name for each in folders) and files_in(join(parent, name), files):
+                return []
+        return folders
+
+    *levels, last = pattern.split("/")
+    folders: list[str] = [folder]
+    for level in levels:
+        if re.search(r"[*?\[]", level):
+            inner = chain.from_iterable(apply(below, folders))
+            folders = [name for name in inner if fnmatchcase(file_name(name), level)]
+        else:
+            folders = [join(name, level) for name in folders]
+    return [*chain.from_iterable(apply(lambda each: files_in(each, last), folders))]
 
 
 def by_client(io: FileIO, folder: str) -> Callable[[str, str], list[FileStatus]]:

@@ -4,6 +4,7 @@ import gzip
 from typing import TYPE_CHECKING
 
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyspark.sql import SparkSession
@@ -20,12 +21,16 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
+from sparkmeta.storage import listing
 from sparkmeta.storage.files import Files, LocalFiles, SparkFiles
 from sparkmeta.table import load_table
 from tests.spec.table_metadata import encoded, v2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from pyiceberg.io import FileIO
 
 UUID = "0d3b7f6c-1234-4321-9999-00000000000{}"
 
@@ -173,9 +178,9 @@ def test_names_of_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
             catalog.create_namespace(namespace)
     with pytest.raises(NamespaceAlreadyExistsError, match=r"db\.t: a table or view of this name already exists"):
         catalog.create_namespace("db.t")
-    for listing in (catalog.list_tables, catalog.list_namespaces):
+    for list_names in (catalog.list_tables, catalog.list_namespaces):
         with pytest.raises(NoSuchNamespaceError, match="none: there is no such namespace"):
-            listing("none")
+            list_names("none")
 
 
 def test_a_warehouse_that_spark_lists(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +190,33 @@ def test_a_warehouse_that_spark_lists(spark: SparkSession, tmp_path: Path, monke
     catalog = FileSystemCatalog("here", f"file://{tmp_path}")
     assert catalog.list_tables("db", spark) == [("db", "one")]
     assert catalog.list_namespaces((), spark) == [("db",)]
+
+
+def test_partitions_are_not_listed(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table may have any number of folders. Those that are named as a table's own are no reason to stop."""
+    for place in ("db/one", "db/metadata/two", "deep/er/three"):
+        (tmp_path / place / "metadata").mkdir(parents=True)
+        fill(tmp_path / place, "v1.metadata.json")
+        (tmp_path / place / "data" / "part=1" / "day=2").mkdir(parents=True)
+    listed, by_client = list[str](), listing.folders_by_client
+
+    def counted(io: FileIO, folder: str) -> Callable[[str], list[str]]:
+        listed.append(folder.removeprefix(f"file://{tmp_path}"))
+        return by_client(io, folder)
+
+    monkeypatch.setattr(listing, "folders_by_client", counted)
+    for io in (None, PyArrowFileIO()):
+        monkeypatch.setattr("sparkmeta.catalog.filesystem.warehouse_io", lambda *_: io)  # noqa: B023  called at once
+        each = load_catalog("here", type="hadoop", warehouse=f"file://{tmp_path}")
+        assert each.list_namespaces() == [("db",), ("deep",)]
+        assert each.list_namespaces("db") == [("db", "metadata")]
+        assert each.list_tables("db.metadata") == [("db", "metadata", "two")]
+        assert each.namespace_exists("deep.er")
+        assert not each.namespace_exists("nope")
+        for table in ("db.one", "deep.er.three"):
+            assert not each.namespace_exists(table)
+    assert "/db/one" in listed
+    assert not [folder for folder in listed if "/data" in folder]
 
 
 def test_a_warehouse_without_a_place() -> None:

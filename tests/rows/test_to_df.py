@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError, from_spark
+from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, from_spark
 from sparkmeta.rows import masks
 from sparkmeta.session import is_connect
 from tests.conftest import configured
@@ -441,6 +441,9 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
 
 def test_an_empty_table(corpus: Corpus, spark: SparkSession) -> None:
     scan = load(spark, corpus, "empty_v2").scan()
+    assert scan.use_ref("main").count() == 0
+    with pytest.raises(NoSuchSnapshotError):
+        scan.use_ref("other")
     assert_same(scan.to_df(), corpus.table("empty_v2").java.rows())
     assert scan.count() == 0
 

@@ -76,12 +76,18 @@ def test_a_service_ends_after_what_it_answers(tmp_path: Path):
         "import logging, sparkmeta as sm",
         "from tests.service.serving import LocatedTables",
         "logging.basicConfig(level=logging.INFO)",
-        "sm.serve(LocatedTables({}), object(), port=0).run()",
+        "service = sm.serve(LocatedTables({}), object(), port=0)",
+        "logging.info('the spool is %s', service.spool)",
+        "service.run()",
+        "logging.info('returned')",
     )
     with process(["-c", "; ".join(lines)], tmp_path / "log") as service:
         assert requests.get(f"{service.uri}/v1/namespaces", timeout=300).json() == {"namespaces": [["db"]]}
         assert requests.get(f"{service.uri}/healthz", timeout=300).status_code == 503
-        assert service.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+        assert service.end(signal.SIGTERM) == 0
+        (spool,) = re.findall(r"the spool is (\S+)", service.log)
+        assert not Path(spool).exists()
+        assert service.log.rstrip().endswith("returned")
         assert '"endpoint": "namespaces", "path": "/v1/namespaces", "status": 200' in service.log
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import threading
@@ -728,6 +729,35 @@ def test_a_catalog_that_does_not_answer(spark: SparkSession, caplog: pytest.LogC
         False,
     )
     assert "db.internal" in caplog.text
+
+
+def test_storage_that_times_out(spark: SparkSession):
+    """The client gets an answer at once."""
+    catalog = LocatedTables({})
+
+    def load_table(*_: Any) -> Any:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    catalog.load_table = load_table  # type: ignore[method-assign]
+    with served(catalog, spark) as service:
+        answer = requests.get(f"{service.uri}/v1/namespaces/db/tables/t", timeout=60)
+    assert (answer.status_code, "has not answered in time" in answer.text) == (503, True)
+
+
+def test_a_warehouse_that_spark_opens(spark: SparkSession, tmp_path: Path):
+    """The threads of a service have no active session."""
+    table = HandmadeTable(tmp_path / "db" / "t")
+    table.add(0, 1, data("file:///t/0.parquet"))
+    table.write()
+    catalog = sm.load_catalog("mounted", type="hadoop", warehouse="viewfs://mounted/lake")
+    mounted = {"fs.viewfs.mounttable.mounted.link./lake": f"file://{tmp_path}"}
+    with configured(spark, mounted), served(catalog, spark) as service:
+        client = Client(service)
+        assert client.request("GET", "/v1/namespaces").json() == {"namespaces": [["db"]]}
+        listed = client.request("GET", "/v1/namespaces/db/tables").json()
+        assert listed["identifiers"] == [{"namespace": ["db"], "name": "t"}]
+        assert client.request("HEAD", "/v1/namespaces/db/tables/t").status_code == 204
+        assert client.request("HEAD", "/v1/namespaces/db/tables/u").status_code == 404
 
 
 def test_a_slow_catalog(tables: Mapping[str, str], spark: SparkSession, monkeypatch: pytest.MonkeyPatch):

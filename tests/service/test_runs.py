@@ -42,7 +42,7 @@ def submitted(runs: Runs, name: str, request: str = "r", key: Any = None) -> Run
     return run
 
 
-def pages(name: str, spooled: int = 0, first: bytes = b"") -> Pages:
+def pages(name: str, spooled: int = 0, first: bytes | None = b"") -> Pages:
     return Pages(name, first, ("page",) if spooled else (), 1, spooled)
 
 
@@ -157,6 +157,32 @@ def test_no_plan_is_kept_without_memory():
     assert finished(runs, "a", key="k") == finished(runs, "b", key="k") == []
     assert [runs.release(name, "r") for name in "ab"] == [None, None]
     assert runs.forgotten() == ["a", "b"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_plans_that_answer_no_more_take_no_memory():
+    """Clients may keep the tokens of their further pages for hours. An answer that is on its way has its page."""
+    runs = runs_with(cached_bytes=10_000)
+    first, others = submitted(runs, "a", "r"), runs.join("a", "", "s")[0]
+    waiting = first.future
+    runs.finish(first, pages("a", 1, b"x" * 20_000))
+    runs.end_work(first)
+    assert (first is others, first.pages) == (True, waiting.result())
+    runs.answered(first)
+    assert first.pages == waiting.result()
+    runs.answered(first)
+    assert first.pages == pages("a", 1, None)
+    assert waiting.result().first == b"x" * 20_000
+    assert runs.get("a") is first
+
+    small = submitted(runs, "b")
+    runs.finish(small, pages("b", 1, b"x" * 1_000))
+    runs.answered(small)
+    runs.end_work(small)
+    assert small.pages == pages("b", 1, b"x" * 1_000)
+    finished(runs, "c")
+    finished(runs, "d")
+    assert small.pages == pages("b", 1, None)
 
 
 @pytest.mark.usefixtures("clock")

@@ -67,8 +67,10 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
         inventory: has the columns file_path (string), last_modified (timestamp) and maybe size (bigint).
 
     Raises:
-        ValidationError: a column is missing, or has another type.
+        ValidationError: it is no DataFrame, or a column is missing, or has another type.
     """
+    if not hasattr(inventory, "toArrow"):
+        raise ValidationError(f"files is {shown(inventory)}: expected a DataFrame")
     types = {field.name: field.dataType for field in inventory.schema}
     for name, expected in _INVENTORY.items():
         if name not in types and name != _OPTIONAL:
