@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.expressions import (
+    AlwaysTrue,
     BooleanExpression,
     BoundGreaterThan,
     BoundGreaterThanOrEqual,
     BoundLessThan,
     BoundLessThanOrEqual,
+    BoundLiteralPredicate,
     BoundPredicate,
+    BoundSetPredicate,
 )
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, FixedType, UUIDType
@@ -23,7 +28,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import is_floating
 from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.columns.fields import SchemaFields
-from sparkmeta.columns.junctions import fold
+from sparkmeta.columns.junctions import fold, junction_of
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.plan.filter import residual_json
@@ -72,7 +77,8 @@ def rest_tasks(
     """
     _refuse_inexpressible(scan_filter)
     texts = SharedTexts()
-    residual = residual_json(scan_filter, texts.literal)
+    readable = replace(scan_filter, row_filter=_without_infinities(scan_filter.row_filter))
+    residual = residual_json(readable, texts.literal)
     partition = _partition(scan_filter.state, null_partitions)
     place = sql.concat(
         '{"spec-id":', sql.col("partition_spec_id").cast("string"), ',"partition":', partition, ',"content":'
@@ -92,7 +98,8 @@ def rest_tasks(
     )
     deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(place, delete))
     no_deletes = sql.call("size", sql.col(DELETES)) == 0
-    sure = sql.when((residual == TRUE_JSON) & no_deletes, sql.col("record_count")).otherwise(0)
+    exact = residual if readable == scan_filter else residual_json(scan_filter, texts.literal)
+    sure = sql.when((exact == TRUE_JSON) & no_deletes, sql.col("record_count")).otherwise(0)
     columns = [
         sql.concat('{"data-file":', data_file, ',"residual-filter":', residual, "}").alias("task"),
         deletes.alias("delete_files"),
@@ -208,6 +215,18 @@ def _refuse_inexpressible(scan_filter: ScanFilter) -> None:
             )
 
     fold(scan_filter.row_filter, refuse, lambda _junction, _operands: None)
+
+
+def _without_infinities(bound: BooleanExpression) -> BooleanExpression:
+    """Return a filter without NOT as one that keeps more rows: JSON has no infinities, and Java can't read its own."""
+
+    def is_infinite(leaf: BooleanExpression) -> bool:
+        values: Iterable[Any] = leaf.value_set if isinstance(leaf, BoundSetPredicate) else ()
+        if isinstance(leaf, BoundLiteralPredicate):
+            values = [leaf.literal.value]
+        return any(isinstance(value, float) and not math.isfinite(value) for value in values)
+
+    return fold(bound, lambda leaf, _negated: AlwaysTrue() if is_infinite(leaf) else leaf, junction_of)
 
 
 def _content_file(head: Sql, members: dict[str, Sql]) -> Sql:

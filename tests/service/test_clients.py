@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -120,7 +121,9 @@ def test_pyiceberg_reads_the_rows(name: str, corpus: peers.Corpus, spark: SparkS
     rows, error = outcome(lambda: arrow_rows(pyiceberg_catalog(service).load_table(("db", name))))
     if error is not None:
         told = INEXPRESSIBLE in str(error) and ("unknown transforms" in str(error) or inexpressible(table))
-        assert unreadable is not None or told, error
+        # pyiceberg gets no null of a partition, which it needs of files that lack the column.
+        lacks = isinstance(error, IndexError) and "imported" in name
+        assert unreadable is not None or told or lacks, error
     elif unreadable is None:
         assert rows == expected
     else:
@@ -150,12 +153,17 @@ def test_java_gets_the_plan_of_every_filter(
             told = INEXPRESSIBLE in str(error) and inexpressible(table)
             assert told or "different in different engines" in str(error), (row_filter, error)
             continue
-        expected = {row.file_path: row for row in scan.plan_files().collect()}
-        assert sorted(path for path, _, _ in planned) == sorted(expected), row_filter
+        rows = scan.plan_files().collect()
+        assert sorted(path for path, _, _ in planned) == sorted(row.file_path for row in rows), row_filter
+        expected = {row.file_path: row for row in rows}
+        overflows = any("truncate" in str(field.transform) for spec in table.specs().values() for field in spec.fields)
         for path, deletes, residual in planned:
             row = expected[path]
             assert deletes == [(delete.file_path, delete.content_offset, delete.record_count) for delete in row.deletes]
-            assert equivalent(residual, row.residual, peer.schema, row_filter.case_sensitive), row_filter
+            # Clients can't read infinities, and filter rows themselves. See `java_errs` for the least integers.
+            least = re.search(r"-2147483648|-9223372036854775808", row.residual)
+            if "Infinity" not in row.residual and not (overflows and least):
+                assert equivalent(residual, row.residual, peer.schema, row_filter.case_sensitive), row_filter
 
 
 def java_plan(table: JavaTable, row_filter: Any) -> list[tuple[str, list[Any], str]]:
@@ -174,14 +182,16 @@ def java_plan(table: JavaTable, row_filter: Any) -> list[tuple[str, list[Any], s
 def test_spark_travels_in_time(name: str, corpus: peers.Corpus, spark: SparkSession, tables, name_of_catalog: str):
     peer = peer_of(name, corpus, tables)
     table_name = f"{name_of_catalog}.db.{quoted(name)}"
-    for snapshot_id in peer.java.snapshot_ids:
-        expected, _ = outcome(lambda: row_texts(peer.java.rows(At(snapshot_id=snapshot_id))))  # noqa: B023
-        query = f"SELECT * FROM {table_name} VERSION AS OF {snapshot_id}"
-        rows, _ = outcome(lambda: row_texts(spark.sql(query)))  # noqa: B023
-        assert rows == expected, snapshot_id
-    for ref in sm.load_table(peer.metadata_location, spark=spark).refs():
-        expected = row_texts(peer.java.rows(At(ref=ref)))
-        assert row_texts(spark.sql(f"SELECT * FROM {table_name} VERSION AS OF '{ref}'")) == expected, ref
+    versions: list[tuple[At, object]] = [(At(snapshot_id=each), each) for each in peer.java.snapshot_ids]
+    versions += [(At(ref=ref), f"'{ref}'") for ref in sm.load_table(peer.metadata_location, spark=spark).refs()]
+    for at, version in versions:
+        expected, unreadable = outcome(lambda: row_texts(peer.java.rows(at)))  # noqa: B023
+        query = f"SELECT * FROM {table_name} VERSION AS OF {version}"
+        rows, error = outcome(lambda: row_texts(spark.sql(query)))  # noqa: B023
+        if error is None:
+            assert rows == expected, version
+        else:
+            assert unreadable is not None or "which the table's current schema lacks" in str(error), (version, error)
 
 
 # Each partitions the corpus' rows of edges by one transform of a column: table -> (column, transform or "").
@@ -219,6 +229,15 @@ def predicates(name: str) -> list[str]:
     return conditions
 
 
+def java_errs(name: str, condition: str) -> bool:
+    """Whether Iceberg's Java library itself selects other rows than Spark, which leaves whole partitions to it.
+
+    Its != of a transform holds for null, its infinity exceeds NaN, and its truncation of the least integers overflows.
+    """
+    key, unit = SINGLE[name]
+    return "{catalog}" in condition or "Infinity" in condition or (unit == "truncate" and key in ("id", "l"))
+
+
 @pytest.mark.parametrize("kind", ["lists", "tree"])
 @pytest.mark.parametrize("name", SINGLE if SOAK else SOME)
 def test_spark_leaves_partitions_to_the_plan(
@@ -244,8 +263,7 @@ def test_spark_leaves_partitions_to_the_plan(
             f"SELECT * FROM {source} WHERE {condition.format(catalog='corpus')}"
             for source in ("whole_rows", f"corpus.peers.{name}")
         )
-        # Iceberg's != of a transform holds for null, and Spark leaves it to Iceberg.
         if rows != row_texts(spark.sql(whole)):
-            assert "{catalog}" in condition, condition
+            assert java_errs(name, condition), condition
             assert rows == row_texts(spark.sql(local)), condition
     assert refused < len(chosen) or SINGLE[name][0] in ("f", "d"), chosen

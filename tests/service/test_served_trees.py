@@ -116,7 +116,7 @@ def assert_served(name: str, tree: sm.Table, clients: Clients) -> None:
     spark, catalog = tree.state.spark, clients.catalog
     ours, theirs = tree.scan().to_df(), spark.table(f"{catalog}.db.{name}")
     expected = row_texts(ours)
-    assert expected
+    assert expected or name.startswith("equality_types"), "these delete all rows"
     assert typed_columns(theirs) == typed_columns(ours)
     assert row_texts(theirs) == expected
     assert spark.sql(f"SELECT count(*) FROM {catalog}.db.{name}").collect()[0][0] == len(expected)
