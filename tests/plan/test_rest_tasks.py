@@ -165,6 +165,25 @@ def test_tasks_of_all_kinds_of_deletes(spark: SparkSession, tmp_path: Path):
     assert by_path[b][1][1].content == "position-deletes"
 
 
+def test_residuals_have_no_infinities(spark: SparkSession, tmp_path: Path):
+    """Java reads them as text. A residual that is thereby true proves no row."""
+    handmade = HandmadeTable(tmp_path)
+    handmade.add(0, 1, data("file:///t/a.parquet", partition={"part": "x"}))
+    table = sm.load_table(handmade.write(), spark=spark)
+    finite = {"type": "gt", "term": "id", "value": 3}
+    infinite = e.LessThan("ratio", math.inf)
+    for row_filter, residual in (
+        (infinite, True),
+        (e.And(infinite, e.GreaterThan("id", 3)), finite),
+        (e.Or(e.In("ratio", {1.0, -math.inf}), e.GreaterThan("id", 3)), True),
+        (e.And(e.EqualTo("part", "x"), e.Not(infinite)), True),
+    ):
+        (row,) = table.scan(row_filter).to_rest_tasks().collect()
+        assert (json.loads(row.task)["residual-filter"], row.sure_rows) == (residual, 0), row_filter
+    (row,) = table.scan(e.EqualTo("part", "x")).to_rest_tasks().collect()
+    assert row.sure_rows > 0
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_partitions_that_json_lacks_are_refused(spark: SparkSession, tmp_path: Path, value: float):
     handmade = HandmadeTable(tmp_path)
