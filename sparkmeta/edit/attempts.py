@@ -51,7 +51,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
     """
     table.refuse_read_only()
     retries = commit_retries(table.metadata.properties)
-    started = time.monotonic()
+    started, table = time.monotonic(), _current(table, steps)
     for attempt in range(retries.count + 1):
         metadata = table.metadata
         try:
@@ -84,6 +84,14 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             _discard_unused(table, steps)
             return table.at(committed)
     raise AssertionError("unreachable")
+
+
+def _current(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Return the version of the table for the first attempt.
+
+    A catalog that takes updates would not notice that, for example, a snapshot to publish has expired.
+    """
+    return table if table.operations.replaces_metadata else _refreshed(table, steps)
 
 
 def _refreshed(table: TableT, steps: Sequence[Step]) -> TableT:

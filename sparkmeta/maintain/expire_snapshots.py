@@ -177,8 +177,7 @@ class ExpiryPlan(Generic[TableT]):
             # Detect missing files of remaining snapshots before the commit: serverless sessions, which keep no rows of
             # `_files`, read them only to count. After the commit there is nothing left to count.
             self.summary()
-        # A REST catalog would drop a tag that others created while the jobs above ran.
-        committed = commit_steps(self.table.refresh(), [step])
+        committed = commit_steps(self.table, [step])
         self._done.append((committed, None))
         if planned is None:
             return

@@ -48,8 +48,7 @@ def commit_statistics(table: TableT, file: StatisticsFile | PartitionStatisticsF
         CommitStateUnknownError: the commit may have succeeded; the file is kept.
     """
     try:
-        # A REST catalog would take statistics of a snapshot that has expired while they were computed.
-        return commit_steps(table.refresh(), [_SetStatistics(file)])
+        return commit_steps(table, [_SetStatistics(file)])
     except Exception as error:
         if proves_failure(error):
             discard(table.state.files, [file.statistics_path])

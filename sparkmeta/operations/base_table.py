@@ -69,7 +69,7 @@ class BaseTable:
         """
         if self.operations.refusal is not None:
             raise UnsupportedError(f"{self.full_name}: {self.metadata_location}: {self.operations.refusal}")
-        if not self.operations.holds_trees and (as_tree or has_tree(self.metadata)):
+        if not self.operations.replaces_metadata and (as_tree or has_tree(self.metadata)):
             raise UnsupportedError(f"{self.full_name}: {TREES_ELSEWHERE}")
 
     def refuse_lists_of_version_4(self) -> None:

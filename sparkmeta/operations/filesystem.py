@@ -67,7 +67,7 @@ class FileSystemOperations:
         refusal: why the table can't be committed to, if it belongs to a catalog.
     """
 
-    holds_trees: ClassVar[bool] = True
+    replaces_metadata: ClassVar[bool] = True
 
     files: Files
     folder: str

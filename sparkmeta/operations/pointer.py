@@ -44,7 +44,7 @@ class PointerOperations(ABC):
     """
 
     refusal: ClassVar[str | None] = None
-    holds_trees: ClassVar[bool] = True
+    replaces_metadata: ClassVar[bool] = True
 
     catalog: Any
     identifier: tuple[str, ...]

@@ -85,7 +85,7 @@ class RestOperations:
     """
 
     refusal: ClassVar[str | None] = None
-    holds_trees: ClassVar[bool] = False
+    replaces_metadata: ClassVar[bool] = False
 
     catalog: RestCatalog
     identifier: tuple[str, ...]

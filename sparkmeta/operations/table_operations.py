@@ -61,8 +61,12 @@ class TableOperations(Protocol):
         """Why the table can't be committed to; None if it can."""
 
     @property
-    def holds_trees(self) -> bool:
-        """Whether the table's metadata files can describe a metadata tree (format version 4)."""
+    def replaces_metadata(self) -> bool:
+        """Whether a commit replaces the whole metadata, which may then describe a metadata tree (format version 4).
+
+        Otherwise the catalog takes updates, with requirements for some parts of the base. It accepts them although
+        other parts have changed.
+        """
 
     def refresh(self) -> TableVersion:
         """Load the current version.
@@ -102,7 +106,7 @@ class StaticOperations:
         refusal: why the table can't be committed to.
     """
 
-    holds_trees: ClassVar[bool] = True
+    replaces_metadata: ClassVar[bool] = True
 
     version: TableVersion
     refusal: str = OPENED_BY_PATH

@@ -180,7 +180,7 @@ class Pointer:
     current: TableVersion
 
     refusal: ClassVar[str | None] = None
-    holds_trees: ClassVar[bool] = True
+    replaces_metadata: ClassVar[bool] = True
 
     def refresh(self) -> TableVersion:
         return self.current

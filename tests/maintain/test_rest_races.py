@@ -131,6 +131,14 @@ def test_a_staged_snapshot_is_published(table: sm.Table, when: str, monkeypatch:
     assert ids(after) == [10, 11, 20, 30]
 
 
+def test_a_snapshot_expires_before_it_is_published(table: sm.Table) -> None:
+    first = table.snapshots()[0].snapshot_id
+    table.refresh().maintenance.expire_snapshots(older_than=now()).commit()
+    with pytest.raises(sm.SparkmetaError, match=str(first)):
+        table.manage_snapshots().cherry_pick(first).commit()
+    assert ids(table.refresh()) == [10, 11]
+
+
 @pytest.mark.parametrize("when", WHEN)
 def test_an_old_spec_comes_into_use(table: sm.Table, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table.update_spec().add_field("id", "bucket[4]").commit()
