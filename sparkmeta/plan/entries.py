@@ -10,7 +10,7 @@ from sparkmeta.plan.deletes.entries import DeleteEntries, delete_entries
 from sparkmeta.plan.filter import ScanFilter, data_projection, matching_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -46,16 +46,22 @@ def read_entries(choice: Choice, columns: Iterable[str] = ()) -> ScanEntries:
     scan_filter, coplanned = choice.pruned.filter, choice.coplanned
     projection, placement = data_projection(scan_filter, deletes.equality_ids, columns), choice.data_reading.placement
     if coplanned is None:
-        return ScanEntries(choice, data_entries(scan_filter, choice.data, projection, placement), deletes)
-    data = matching_entries(coplanned_entries(scan_filter, coplanned, projection), scan_filter)
+        data = data_entries(scan_filter, choice.data, projection, placement, deletes.equality_ids)
+        return ScanEntries(choice, data, deletes)
+    coplanned_data = coplanned_entries(scan_filter, coplanned, projection)
+    data = matching_entries(coplanned_data, scan_filter, deletes.equality_ids)
     if len(choice.data):
-        alone = data_entries(scan_filter, choice.data, projection, placement)
+        alone = data_entries(scan_filter, choice.data, projection, placement, deletes.equality_ids)
         data = data.unionByName(alone, allowMissingColumns=True)
     return ScanEntries(choice, data, deletes)
 
 
 def data_entries(
-    scan_filter: ScanFilter, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
+    scan_filter: ScanFilter,
+    manifests: pa.Table,
+    projection: EntryProjection,
+    placement: Placement | None = None,
+    joined_ids: Collection[int] = (),
 ) -> DataFrame:
     """Read the live data entries that may match.
 
@@ -64,5 +70,6 @@ def data_entries(
         manifests: the data manifests.
         projection: the columns and stats to read.
         placement: where to read them. Defaults to their reader's choice.
+        joined_ids: the columns whose stats a join uses later.
     """
-    return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter)
+    return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter, joined_ids)

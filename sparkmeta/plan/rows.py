@@ -55,6 +55,11 @@ def entry_stats(field_id: int) -> FieldStats:
     return FieldStats(*(sql.col(f"{base}.{name}") for name in FieldStats._fields))
 
 
+def stats_in(stats: Sql, field_id: int) -> FieldStats:
+    """Return the stats of a column in a `content_stats`."""
+    return FieldStats(*(stats[str(field_id)][name] for name in FieldStats._fields))
+
+
 def partition_value(field_id: int) -> Sql:
     """Return a field of an entry's partition tuple."""
     return sql.col(f"{PARTITION}.`{field_id}`")

@@ -11,6 +11,7 @@ import sparkmeta as sm
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.deletes import keys
+from tests.conftest import configured
 from tests.costs import limit
 from tests.handmade import (
     BY_PART,
@@ -314,3 +315,21 @@ def test_a_field_that_a_later_spec_made_void_keeps_its_type(table: HandmadeTable
     assert {field_id: str(kind) for field_id, kind in state.types.partition_types.items()} == {1000: "int"}
     assert state.types.spec_fields == {0: [], 1: [(1000, "int")], 2: [(1000, "int")]}
     assert state.types.partition_fields == {1000: "int"}
+
+
+def test_filters_on_many_compared_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would infer a constraint for each subset of their stats, and end only after hours, or without memory."""
+    ids = range(1, 7)
+    columns = tuple({"id": each, "name": f"c{each}", "required": False, "type": "long"} for each in ids)
+    table = HandmadeTable(tmp_path, schemas=(columns,))
+
+    def bounds(lower: int, upper: int) -> dict[str, Any]:
+        of_columns = [long_bounds(lower, upper, field_id=each) for each in ids]
+        return {name: [pair for stats in of_columns for pair in stats[name]] for name in of_columns[0]}
+
+    table.add(0, 0, data(A, **bounds(0, 9)), data(B, **bounds(100, 109)))
+    table.add(1, 0, equality_deletes("eq", ids=(*ids,), **bounds(5, 6)))
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
+        for values, planned in (((5, 105), {A: ["eq"], B: []}), ((50, 105), {B: []})):
+            places = (" and ".join(f"c{each} = {value}" for each in ids) for value in values)
+            assert deletes(table, spark, " or ".join(f"({place})" for place in places)) == planned
