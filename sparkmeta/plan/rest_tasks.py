@@ -10,6 +10,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyiceberg.exceptions import ResolveError
 from pyiceberg.expressions import (
     AlwaysTrue,
     BooleanExpression,
@@ -21,8 +22,9 @@ from pyiceberg.expressions import (
     BoundPredicate,
     BoundSetPredicate,
 )
+from pyiceberg.schema import promote
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, FixedType, UUIDType
+from pyiceberg.types import BinaryType, DateType, FixedType, UUIDType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.comparison import is_floating
@@ -162,7 +164,7 @@ def refuse_table(state: TableState) -> None:
                 )
 
 
-def dropped_sources(state: TableState) -> set[int]:
+def _dropped_sources(state: TableState) -> set[int]:
     """Return the source columns of identity partition fields that the table's current schema lacks."""
     return {
         field.source_id
@@ -173,7 +175,7 @@ def dropped_sources(state: TableState) -> set[int]:
 
 
 def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
-    """Raise UnsupportedError if a scan reads an identity partition column that the table has dropped.
+    """Raise UnsupportedError if a scan reads an identity partition column that the table has dropped, or retyped ones.
 
     Readers take its values from partition tuples. The type of a partition value, by which the protocol encodes it, is
     that of the column in the table's current schema.
@@ -182,9 +184,15 @@ def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str],
         schema: the scan's schema.
         selected: the names of the selected columns; `*` for all.
     """
+    for field in (each for spec in state.specs.values() for each in spec.fields):
+        if _is_retyped(state, field):
+            raise UnsupportedError(
+                f"{INEXPRESSIBLE} values of the partition field {field.name}, whose column has another type in the "
+                "table's current schema"
+            )
     key = str if case_sensitive else str.lower
     names = {key(name) for name in selected}
-    for source_id in sorted(dropped_sources(state) & schema.field_ids):
+    for source_id in sorted(_dropped_sources(state) & schema.field_ids):
         name = schema.find_column_name(source_id) or ""
         parts = key(name).split(".")
         if "*" in names or any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1)):
@@ -276,6 +284,21 @@ def _tuple(state: TableState, spec: PartitionSpec, null_partitions: bool) -> Sql
 
 def _is_dropped(state: TableState, field: PartitionField) -> bool:
     return field.source_id not in state.metadata.schema().field_ids
+
+
+def _is_retyped(state: TableState, field: PartitionField) -> bool:
+    """Return whether the current schema has a column of another type under the id, as after a table was replaced."""
+    current, snapshot, source_id = state.metadata.schema(), state.snapshot, field.source_id
+    schema_id = None if snapshot is None else snapshot.schema_id
+    schema = next((each for each in state.metadata.schemas if each.schema_id == schema_id), current)
+    if not {source_id} <= current.field_ids & schema.field_ids:
+        return False
+    old = schema.find_type(source_id)
+    try:
+        promote(old, current.find_type(source_id))
+    except ResolveError:  # pyiceberg does not know that dates become timestamps
+        return not isinstance(old, DateType)
+    return False
 
 
 def _separated(values: list[Sql]) -> list[Sql]:

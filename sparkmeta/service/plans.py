@@ -14,7 +14,7 @@ from sparkmeta.changes.history import snapshots_between
 from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.junctions import fold
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, ValidationError, shown
-from sparkmeta.plan.rest_tasks import dropped_sources, refuse_dropped
+from sparkmeta.plan.rest_tasks import refuse_dropped
 from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import ALL_FIELDS, Scan
 from sparkmeta.service.errors import BAD_REQUEST, INTERNAL, ApiError
@@ -91,7 +91,7 @@ def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
 
     Plans are shared by requests for all columns, so each request is checked before it joins a plan.
     """
-    if request.snapshot_id is not None and request.by_snapshot and dropped_sources(table.state):
+    if request.snapshot_id is not None and request.by_snapshot:
         selected = request.select if request.select is not None else ALL_FIELDS
         scan = table.scan(selected_fields=selected, snapshot_id=request.snapshot_id)
         refuse_dropped(scan.state, scan.schema(), selected, request.case_sensitive)

@@ -663,6 +663,24 @@ def test_a_dropped_partition_column(spark: SparkSession, tmp_path: Path):
     assert loaded.scan(snapshot_id=before).select("id").to_rest_tasks().count() == 2
 
 
+def test_a_partition_column_of_another_type(spark: SparkSession, tmp_path: Path):
+    """Iceberg's REPLACE TABLE may give a column's id another type, by which clients would read older partitions."""
+    table = located_table(tmp_path, pa.table({"id": [1, 2], "s": ["x", "y"]}), partition="s")
+    before = table.current_snapshot().snapshot_id
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    (old,) = metadata["schemas"]
+    fields = [field | ({"type": "long"} if field["name"] == "s" else {}) for field in old["fields"]]
+    metadata["schemas"].append(old | {"schema-id": 1, "fields": fields})
+    path.write_text(json.dumps(metadata | {"current-schema-id": 1}))
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+        asked: dict[str, Any] = {"snapshot_id": before, "use_snapshot_schema": True}
+        for body in ({}, {"select": ["id"]}):
+            refused = client.plan("t", **asked, **body)
+            assert (refused.status_code, "has another type in the table's current" in refused.text) == (406, True), body
+
+
 def located_table(folder: Path, rows: pa.Table, partition: str | None = None, version: int = 2) -> Any:
     """A table of pyiceberg's, with these rows."""
     catalog = SqlCatalog("t", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.as_uri())
