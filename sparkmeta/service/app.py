@@ -331,8 +331,10 @@ class App:
             try:
                 return await asyncio.wait_for(asyncio.shield(future), max(0.0, min(left, _LOOK_SECONDS)))
             except TimeoutError:
-                # A future that has ended with this error is not waited for in vain.
-                if left <= _LOOK_SECONDS or future.done():
+                # It may have ended meanwhile, or with this very error.
+                if future.done():
+                    return future.result()
+                if left <= _LOOK_SECONDS:
                     raise
                 if await call.request.is_disconnected():
                     future.cancel()

@@ -762,6 +762,17 @@ def test_storage_that_times_out(spark: SparkSession):
     assert (answer.status_code, "has not answered in time" in answer.text) == (503, True)
 
 
+def test_answers_that_come_while_the_client_is_looked_for(
+    tables: Mapping[str, str], spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+):
+    """The catalog's answer is not lost if the service stops waiting at that moment, to see whether the client waits."""
+    monkeypatch.setattr(app, "_LOOK_SECONDS", 1e-4)
+    with served(tables, spark) as service, ThreadPoolExecutor(8) as pool:
+        ask = Client(service).request
+        answers = pool.map(lambda _: ask("GET", "/v1/namespaces/db/tables/small"), range(400))
+        assert {answer.status_code for answer in answers} == {200}
+
+
 def test_a_warehouse_that_spark_opens(spark: SparkSession, tmp_path: Path):
     """The threads of a service have no active session."""
     table = HandmadeTable(tmp_path / "db" / "t")
