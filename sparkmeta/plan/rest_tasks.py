@@ -293,11 +293,13 @@ def _is_retyped(state: TableState, field: PartitionField) -> bool:
     schema = next((each for each in state.metadata.schemas if each.schema_id == schema_id), current)
     if not {source_id} <= current.field_ids & schema.field_ids:
         return False
-    old = schema.find_type(source_id)
+    old, new = schema.find_type(source_id), current.find_type(source_id)
+    if old == new or isinstance(old, DateType):  # pyiceberg does not know that dates become timestamps
+        return False
     try:
-        promote(old, current.find_type(source_id))
-    except ResolveError:  # pyiceberg does not know that dates become timestamps
-        return not isinstance(old, DateType)
+        promote(old, new)
+    except ResolveError:
+        return True
     return False
 
 
