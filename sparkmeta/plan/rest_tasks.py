@@ -185,7 +185,7 @@ def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str],
         selected: the names of the selected columns; `*` for all.
     """
     for field in (each for spec in state.specs.values() for each in spec.fields):
-        if _is_retyped(state, field):
+        if _is_retyped(state, field, schema):
             raise UnsupportedError(
                 f"{INEXPRESSIBLE} values of the partition field {field.name}, whose column has another type in the "
                 "table's current schema"
@@ -286,11 +286,9 @@ def _is_dropped(state: TableState, field: PartitionField) -> bool:
     return field.source_id not in state.metadata.schema().field_ids
 
 
-def _is_retyped(state: TableState, field: PartitionField) -> bool:
-    """Return whether the current schema has a column of another type under the id, as after a table was replaced."""
-    current, snapshot, source_id = state.metadata.schema(), state.snapshot, field.source_id
-    schema_id = None if snapshot is None else snapshot.schema_id
-    schema = next((each for each in state.metadata.schemas if each.schema_id == schema_id), current)
+def _is_retyped(state: TableState, field: PartitionField, schema: Schema) -> bool:
+    """Return whether the current schema has another type under a column's id, as after a table was replaced."""
+    current, source_id = state.metadata.schema(), field.source_id
     if not {source_id} <= current.field_ids & schema.field_ids:
         return False
     old, new = schema.find_type(source_id), current.find_type(source_id)

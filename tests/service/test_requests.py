@@ -672,7 +672,13 @@ def test_a_partition_column_of_another_type(spark: SparkSession, tmp_path: Path)
     (old,) = metadata["schemas"]
     fields = [field | ({"type": "long"} if field["name"] == "s" else {}) for field in old["fields"]]
     metadata["schemas"].append(old | {"schema-id": 1, "fields": fields})
-    path.write_text(json.dumps(metadata | {"current-schema-id": 1}))
+    # Scans begin with the table's current snapshot.
+    later = {"snapshot-id": before + 1, "parent-snapshot-id": before, "schema-id": 1, "sequence-number": 2}
+    later = metadata["snapshots"][0] | later
+    metadata |= {"snapshots": [*metadata["snapshots"], later], "last-sequence-number": 2}
+    metadata |= {"current-snapshot-id": before + 1, "current-schema-id": 1, "snapshot-log": []}
+    metadata["refs"]["main"]["snapshot-id"] = before + 1
+    path.write_text(json.dumps(metadata))
     with served({"t": table.metadata_location}, spark) as service:
         client = Client(service)
         asked: dict[str, Any] = {"snapshot_id": before, "use_snapshot_schema": True}
