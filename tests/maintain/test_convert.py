@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.transforms import UnknownTransform
 
 from sparkmeta.session import local_frame
 from tests.inspect.comparison import collected
@@ -45,6 +46,7 @@ def test_a_converted_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_p
     after = plan.commit()
     unknown = plan.summary().unknown_transforms
     assert_converted(after, plan.summary().position_deletes, unknown)
+    after = committed(after) if unknown else after  # the first commit assigns row ids
     frames: dict[Any, DataFrame] = {}
     for state, table in (("before", before), ("after", after)):
         frames |= {(state, key): frame for key, frame in views(table, chosen, old).items()}
@@ -102,7 +104,10 @@ def views(table: sm.Table, chosen: list[Filter], old: list[int]) -> dict[Any, Da
     frames["files"] = table.inspect.files().drop(*DROPPED)
     frames["sort orders"] = table.inspect.data_files().select("file_path", "sort_order_id")
     frames["metrics"] = metrics(table)
-    frames["partitions"] = table.inspect.partitions()
+    if not any(
+        isinstance(field.transform, UnknownTransform) for each in table.specs().values() for field in each.fields
+    ):
+        frames["partitions"] = table.inspect.partitions()
     numbers = ("sequence_number", "file_sequence_number", "snapshot_id", "data_file.file_path")
     frames["entries"] = table.inspect.entries().where("status < 2").select(*numbers)
     return frames
