@@ -297,11 +297,11 @@ def mask_positions(table: sm.Table, folder: Path, path: str, *positions: int) ->
     written = write_puffin([deletion_vector_blob(write_deletion_vector(bitmap), path, len(positions))])
     puffin = folder / "masked.puffin"
     puffin.write_bytes(written.data)
-    place = f"{written.blobs[0].offset} AS content_offset, {written.blobs[0].length} AS content_size_in_bytes"
+    offset, length = written.blobs[0].offset, written.blobs[0].length
     deletes = table.inspect.data_files().where(F.col("file_path") == path).selectExpr(
         "1 AS content", f"'file://{puffin}' AS file_path", "'PUFFIN' AS file_format", "spec_id", "partition",
         f"{len(positions)}L AS record_count", f"{len(written.data)}L AS file_size_in_bytes",
-        "file_path AS referenced_data_file", place.replace(" AS", "L AS"),
+        "file_path AS referenced_data_file", f"{offset}L AS content_offset", f"{length}L AS content_size_in_bytes",
     )  # fmt: skip
     with table.transaction() as tx:
         tx.update_snapshot().row_delta(deletes=deletes)
@@ -323,7 +323,7 @@ def change_tree(table: sm.Table, other: sm.Table, rng: random.Random, folder: Pa
 
     def remove_file() -> sm.Table:
         paths = [row.file_path for row in table.scan().plan_files().select("file_path").collect()]
-        return delete_files(table, [rng.choice(sorted(paths))])
+        return delete_files(table, [rng.choice(sorted(paths))]) if paths else table
 
     def mask() -> sm.Table:
         rows = table.scan().plan_files().where("NOT exists(deletes, d -> d.content = 1) AND record_count > 1").collect()
