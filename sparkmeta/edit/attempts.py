@@ -51,7 +51,8 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
     """
     table.refuse_read_only()
     retries = commit_retries(table.metadata.properties)
-    started, table = time.monotonic(), _current(table, steps)
+    started = time.monotonic()
+    table = _current(table, steps)
     for attempt in range(retries.count + 1):
         metadata = table.metadata
         try:

@@ -155,7 +155,7 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, joined_ids: Co
         scan_filter: the filter.
         joined_ids: the columns whose stats a join uses later.
     """
-    return entries.where((is_live() & tuple_matches(scan_filter) & stats_match(scan_filter, joined_ids)).text)
+    return entries.where((is_live() & may_match(scan_filter, joined_ids)).text)
 
 
 def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
@@ -169,9 +169,9 @@ def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
     return matching_entries(entries, scan_filter)
 
 
-def may_match(scan_filter: ScanFilter) -> Sql:
-    """Return a predicate that is false if an entry's partition tuple or stats rule out the filter."""
-    return tuple_matches(scan_filter) & stats_match(scan_filter)
+def may_match(scan_filter: ScanFilter, joined_ids: Collection[int] = ()) -> Sql:
+    """Return a predicate that is false if an entry's tuple or stats rule out the filter; see `stats_match`."""
+    return tuple_matches(scan_filter) & stats_match(scan_filter, joined_ids)
 
 
 def data_projection(

@@ -175,10 +175,11 @@ def _dropped_sources(state: TableState) -> set[int]:
 
 
 def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
-    """Raise UnsupportedError if a scan reads an identity partition column that the table has dropped, or retyped ones.
+    """Raise UnsupportedError if readers could not get partition values that they need.
 
-    Readers take its values from partition tuples. The type of a partition value, by which the protocol encodes it, is
-    that of the column in the table's current schema.
+    These are the values of identity partition columns that the scan reads and the table has dropped, and all values of
+    columns whose ids have another type now. The type of a partition value, by which the protocol encodes it, is that of
+    the column in the table's current schema.
 
     Args:
         schema: the scan's schema.
@@ -289,7 +290,7 @@ def _is_dropped(state: TableState, field: PartitionField) -> bool:
 def _is_retyped(state: TableState, field: PartitionField, schema: Schema) -> bool:
     """Return whether the current schema has another type under a column's id, as after a table was replaced."""
     current, source_id = state.metadata.schema(), field.source_id
-    if not {source_id} <= current.field_ids & schema.field_ids:
+    if source_id not in current.field_ids & schema.field_ids:
         return False
     old, new = schema.find_type(source_id), current.find_type(source_id)
     if old == new or isinstance(old, DateType):  # pyiceberg does not know that dates become timestamps

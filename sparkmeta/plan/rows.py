@@ -51,8 +51,7 @@ _LONG = 10_000
 
 def entry_stats(field_id: int) -> FieldStats:
     """Return the stats of a column in an entry's content_stats."""
-    base = f"{CONTENT_STATS}.`{field_id}`"
-    return FieldStats(*(sql.col(f"{base}.{name}") for name in FieldStats._fields))
+    return stats_in(sql.col(CONTENT_STATS), field_id)
 
 
 def stats_in(stats: Sql, field_id: int) -> FieldStats:

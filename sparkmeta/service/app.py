@@ -307,7 +307,7 @@ class App:
             self._release(call, plan_id)
             raise
         finally:
-            self.planning.answered(run)
+            self.planning.runs.answered(run)
         if not pages.names:
             self._release(call, plan_id)
         return response

@@ -136,7 +136,8 @@ class Planning:
             error = api_error(run.error or cancelled())
             return {"error": [error.status, error.kind, error.message]}
         until = time.time() + run.ended - time.monotonic() + self.options.keep_seconds
-        return {"first": (pages.first or b"").decode(), "names": pages.names, "until": until}
+        assert pages.first is not None, "a plan has its first page while threads or answers need it"
+        return {"first": pages.first.decode(), "names": pages.names, "until": until}
 
     # -- what clients do with them ----------------------------------------------------------------------------------
 
@@ -169,6 +170,7 @@ class Planning:
             principal: who may fetch the pages.
             credentials: the credentials of the answer. Neither the plan nor its pages have them.
         """
+        assert pages.first is not None, "see `Runs.answered` and `result`"
         expires = int(time.time() + self.options.keep_seconds)
         tickets = (Ticket(pages.result, name, table, principal.name, expires, "") for name in pages.names)
         tokens = [self._signer.token(ticket) for ticket in tickets]
@@ -176,10 +178,6 @@ class Planning:
         document = {"status": "completed", **named, "plan-tasks": tokens}
         head = json.dumps(document | ({CREDENTIALS: credentials} if credentials else {}))
         return head[:-1].encode() + (b"," + pages.first if pages.first else b"") + b"}"
-
-    def answered(self, run: Run) -> None:
-        """Note that the answer of a request for a plan is complete."""
-        self.runs.answered(run)
 
     def poll(self, run: Run) -> None:
         """Note that a client will ask for a plan's result later, maybe another replica."""

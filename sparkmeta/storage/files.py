@@ -130,7 +130,7 @@ class LocalFiles:
             missing(folder)
 
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
-        return listing.walk(folder, pattern, leaf, _local_folders, partial(_matching, self))
+        return listing.glob(folder, pattern, leaf, _local_folders, partial(_matching, self))
 
     def write_new(self, location: str, data: bytes) -> None:
         writing.write_new_local(location, data)
@@ -189,7 +189,7 @@ class IOFiles:
     def glob(self, folder: str, pattern: str, leaf: str | None = None) -> Sequence[str]:
         """See `Files.glob`. Lists each folder on the way, several at a time."""
         with ThreadPoolExecutor(REQUESTS) as pool:
-            return listing.walk(folder, pattern, leaf, self._folders, partial(_matching, self), pool.map)
+            return listing.glob(folder, pattern, leaf, self._folders, partial(_matching, self), pool.map)
 
     def _folders(self, folder: str) -> Sequence[str]:
         with suppress(NotFoundError):

@@ -33,7 +33,7 @@ class FileStatus(NamedTuple):
     modified_ms: int
 
 
-def walk(
+def glob(
     folder: str,
     pattern: str,
     leaf: str | None,

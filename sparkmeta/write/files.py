@@ -46,14 +46,15 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.session import MapFunction
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
 _SORT_COLUMN: Final = "_sort_value_{}"
 _CONSTANT: Final = "_constant"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
-LINEAGE_SINCE: Final = 3
-"""The format version whose rows have ids."""
+# The first format version whose rows have ids.
+_LINEAGE_SINCE: Final = 3
 
 LINEAGE: Final = (
     NestedField(2147483540, "_row_id", LongType(), required=False),
@@ -80,6 +81,11 @@ class Arrangement:
 
 
 CURVE_COLUMN: Final = "_curve_value"
+
+
+def lineage_columns(metadata: TableMetadata) -> tuple[str, ...]:
+    """Return the names of the `LINEAGE` columns; none if the rows of a table have no ids."""
+    return tuple(column.name for column in LINEAGE) if metadata.format_version >= _LINEAGE_SINCE else ()
 
 
 def write_files(

@@ -22,7 +22,7 @@ from sparkmeta.write.assignments import assigned_values, with_values
 from sparkmeta.write.cleanup import delete_written, deleted_on_failure
 from sparkmeta.write.deletes import write_deletes
 from sparkmeta.write.equality_deletes import EqualityDeletes
-from sparkmeta.write.files import LINEAGE, LINEAGE_SINCE, write_files
+from sparkmeta.write.files import lineage_columns, write_files
 from sparkmeta.write.matching import FILE, Matching, masks_of
 from sparkmeta.write.merge import Merge
 from sparkmeta.write.merged_rows import merged_rows
@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 
 _MODES = ("copy-on-write", "merge-on-read")
 _ISOLATIONS = ("serializable", "snapshot")
-# The first format version with row lineage.
 
 
 @dataclass
@@ -331,8 +330,7 @@ class RowTransaction(Transaction[TableT]):
     @property
     def _lineage(self) -> tuple[str, ...]:
         """The metadata columns that rows keep when they move to another file."""
-        tracked = self.table_metadata.format_version >= LINEAGE_SINCE
-        return tuple(column.name for column in LINEAGE) if tracked else ()
+        return lineage_columns(self.table_metadata)
 
     # -- properties -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from sparkmeta.operations.base_table import TableT
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.write.cleanup import deleted_on_failure
-from sparkmeta.write.files import LINEAGE_SINCE, refuse_encryption
+from sparkmeta.write.files import lineage_columns, refuse_encryption
 from sparkmeta.write.input import refuse_types
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ class DataRewritePlan(RewritePlan[TableT]):
         If the first commit assigns row ids, it is the only one: the rows of later ones would be read without theirs.
         """
         count, head = len(self._groups.groups), self._state.snapshot
-        version = self.table.metadata.format_version
-        assigns_ids = version >= LINEAGE_SINCE and head is not None and head.first_row_id is None
+        has_no_ids = head is not None and head.first_row_id is None
+        assigns_ids = has_no_ids and bool(lineage_columns(self.table.metadata))
         is_partial = self.options.partial_progress_enabled and not assigns_ids
         commits = self.options.partial_progress_max_commits if is_partial else 1
         size = max(1, -(-count // commits))

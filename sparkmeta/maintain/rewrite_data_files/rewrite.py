@@ -31,9 +31,9 @@ from sparkmeta.write.cleanup import delete_written
 from sparkmeta.write.files import (
     CURVE_COLUMN,
     LINEAGE,
-    LINEAGE_SINCE,
     Arrangement,
     data_file_tasks,
+    lineage_columns,
     write_files,
     written_files,
 )
@@ -83,8 +83,7 @@ class Rewrite:
 
     @property
     def _lineage(self) -> tuple[str, ...]:
-        tracked = self.state.metadata.format_version >= LINEAGE_SINCE
-        return tuple(column.name for column in LINEAGE) if tracked else ()
+        return lineage_columns(self.state.metadata)
 
     def write(self, start: int, end: int) -> list[DataFrame]:
         """Write the rows of the groups from one `NUMBER` to before another.
