@@ -14,9 +14,9 @@ SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcom
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Tests that make plans. `make soak` runs them with each planning strategy.
-PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/test_engine.py tests/test_cli.py
+PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/rewrite tests/health tests/test_engine.py tests/test_cli.py
 # Tests of what works on Spark Connect.
-ON_CONNECT := tests/plan tests/inspect tests/rows tests/manifests tests/views tests/conformance tests/maintain tests/write tests/commit
+ON_CONNECT := tests/plan tests/inspect tests/rows tests/avro tests/entries tests/manifests tests/views tests/conformance tests/maintain tests/rewrite tests/health tests/data_files tests/write tests/commit
 
 .DEFAULT_GOAL := help
 .PHONY: help setup jars rest s3a protocol demo test connect connect-all newest oldest check bench bench-billion soak clean
@@ -91,13 +91,13 @@ newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpa
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
 	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark'
-	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/write
+	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/data_files tests/write
 
 oldest: ## Run the tests of plans and rows that need no Iceberg runtime with PySpark 4.0
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' 'pyspark==4.0.*'
-	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark' tests/plan tests/rows tests/write
-	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/write
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark' tests/plan tests/rows tests/data_files tests/write
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/data_files tests/write
 
 check: setup ## Run ruff and mypy
 	$(PY) -m ruff check

@@ -47,19 +47,19 @@ if TYPE_CHECKING:
         ValidationError,
         ViewAlreadyExistsError,
     )
+    from sparkmeta.health.report import HealthReport
     from sparkmeta.inspect.drawing import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
     from sparkmeta.maintain.downgrade.plan import DowngradePlan, DowngradeSummary
-    from sparkmeta.maintain.health.report import HealthReport
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, PartitionStatsSummary
-    from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, ManifestRewriteSummary
     from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, TableStatsSummary
     from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
     from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
+    from sparkmeta.rewrite.manifests.plan import ManifestRewritePlan, ManifestRewriteSummary
     from sparkmeta.scan import Scan
     from sparkmeta.service.options import ServeOptions
     from sparkmeta.service.server import Service, serve
@@ -145,14 +145,14 @@ _HOMES = {
     "DowngradePlan": "maintain.downgrade.plan",
     "DowngradeSummary": "maintain.downgrade.plan",
     "Drawing": "inspect.drawing",
-    "HealthReport": "maintain.health.report",
+    "HealthReport": "health.report",
     "IncrementalScan": "range_scan",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",
     "ManageSnapshots": "commit.manage_snapshots",
-    "ManifestRewritePlan": "maintain.rewrite_manifests.plan",
-    "ManifestRewriteSummary": "maintain.rewrite_manifests.plan",
+    "ManifestRewritePlan": "rewrite.manifests.plan",
+    "ManifestRewriteSummary": "rewrite.manifests.plan",
     "Merge": "write.merge",
     "PartitionStatsPlan": "maintain.partition_statistics.plan",
     "PartitionStatsSummary": "maintain.partition_statistics.plan",

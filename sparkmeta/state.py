@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import manifests_of_list
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
-from sparkmeta.manifests.manifest_list import manifests_of_list
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.manifests.reader import ManifestReader
 from sparkmeta.manifests.snapshot_manifests import read_manifest_list, tree_location
 from sparkmeta.manifests.types import TableTypes

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.manifests.avro_files import LONG, SEQUENCES, avro_file, data_file, entry_schema, pairs
-from tests.manifests.avro_files import entry as avro_entry
-from tests.manifests.avro_files import field as avro_field
-from tests.manifests.test_manifest_list import V2
+from tests.avro.avro_files import LONG, SEQUENCES, avro_file, data_file, entry_schema, pairs
+from tests.avro.avro_files import entry as avro_entry
+from tests.avro.avro_files import field as avro_field
+from tests.avro.test_manifest_list import V2
 
 COUNT = ["null", "int"]
 ROW_COUNTS = {"existing_rows_count": 513, "added_rows_count": 512, "deleted_rows_count": 514}

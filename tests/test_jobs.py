@@ -21,7 +21,7 @@ from sparkmeta.cli import main as cli
 from sparkmeta.cli.job import job_parser, run_job
 from tests.conftest import iceberg_jar
 from tests.maintain.test_compact import append, new_table
-from tests.maintain.test_rewrite_data_files import only_the_first_commit_wins
+from tests.rewrite.test_rewrite_data_files import only_the_first_commit_wins
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
 from tests.write.test_changes import frame as rows_frame
 from tests.write.test_changes import new_table as rows_table

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.changes.checked_tree import COUNTED, ENTRY_COLUMNS, IS_MASKED, UNBOUND, CheckedTree, union
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import UnsupportedError, shown
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.snapshot_manifests import tree_location
 from sparkmeta.manifests.v4.root import FILES, LEAVES, entry_problems, is_live, one_of, read_unchecked_root, version
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests

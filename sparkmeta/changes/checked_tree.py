@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.changes.root_changes import Row, flat_rows, manifest_dvs_by_leaf
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, checked_ordinals, dv_row
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, version
 from sparkmeta.manifests.v4.spark import read_rows
 from sparkmeta.manifests.v4.tree_manifests import Tree, leaf_manifests

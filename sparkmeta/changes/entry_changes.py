@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType
 
 from sparkmeta.changes.root_changes import LeafChange, LeafKind, RootChanges, root_changes
+from sparkmeta.entries.metrics_maps import stats_for_maps, with_metrics_maps
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
-from sparkmeta.manifests.metrics_maps import stats_for_maps, with_metrics_maps
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests

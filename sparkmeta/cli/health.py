@@ -42,8 +42,8 @@ def _takes_thresholds(command: Callable[..., Any]) -> Callable[..., Any]:
 @takes_source
 def health(source: Source, columns: str | None, html: str | None, as_json: bool, **thresholds: Any) -> None:
     """Report what maintenance a table needs, and why. Nothing changes."""
-    from sparkmeta.maintain.health.examine import examine
-    from sparkmeta.maintain.health.options import HealthOptions
+    from sparkmeta.health.examine import examine
+    from sparkmeta.health.options import HealthOptions
 
     given = {name: value for name, value in thresholds.items() if value is not None}
     chosen = None if columns is None else names(columns)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.overlap import leaf_overlaps, overlaps
 from sparkmeta.plan.prune import live_manifests

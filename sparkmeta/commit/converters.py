@@ -9,7 +9,7 @@ from pyiceberg.transforms import VoidTransform
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FileRows, TupleField
 from sparkmeta.commit.listed_rows import ListedRows
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.metrics_maps import map_type, stats_of_maps
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.metrics_maps import map_type, stats_of_maps
-from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.manifests.v4.adopt import added_version
 from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
 from sparkmeta.manifests.v4.layout import tree_schema

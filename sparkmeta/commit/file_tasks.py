@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.write import ManifestFormat
 from sparkmeta.commit.file_rows import refuse_kinds
 from sparkmeta.commit.listed_rows import ListedRows
 from sparkmeta.edit.entry_tasks import added_entries
 from sparkmeta.edit.sorted_manifests import SortedManifests, key_table
 from sparkmeta.edit.tally import tally_of
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.avro.write import ManifestFormat
-from sparkmeta.manifests.metrics_maps import plain_batch
-from sparkmeta.manifests.projection import ORDINAL, PARTITION
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.metrics_maps import plain_batch
+from sparkmeta.entries.projection import ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import ContentType
 

@@ -21,8 +21,8 @@ from sparkmeta.commit.vector_targets import find_targets
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
 from sparkmeta.edit.leaves import leaf_frame
 from sparkmeta.edit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.commit.listed_files import ListedFiles
 from sparkmeta.commit.listed_table import ListedTable
 from sparkmeta.commit.listed_writer import ListedFileWriter
@@ -20,7 +21,6 @@ from sparkmeta.edit.new_manifests import write_added
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree
 

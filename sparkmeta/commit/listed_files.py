@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import manifests_of_list
 from sparkmeta.commit.candidates import manifests_sharing_partitions
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.search import SEARCH_COLUMNS
-from sparkmeta.manifests.manifest_list import manifests_of_list
-from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.state import TableState
 
 _COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.file_rows import FileRows, checked_table
-from sparkmeta.manifests.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
 

@@ -21,10 +21,10 @@ from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.range_sort import spread, task_reader
 from sparkmeta.edit.sorted_manifests import file_count
 from sparkmeta.edit.tally import KindCount, Tally
+from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.placement import Placement
-from sparkmeta.manifests.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, FileKind

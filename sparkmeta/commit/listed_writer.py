@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.commit.converters import listed_rows
 from sparkmeta.commit.file_rows import FILE_COLUMNS, refuse_kinds
 from sparkmeta.commit.file_tasks import (
@@ -35,20 +36,19 @@ from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks
 from sparkmeta.edit.sorted_manifests import SortedManifests, file_count, key_schema, range_count
 from sparkmeta.edit.tally import KindCount, Tally, sums_by_kind, tally_of
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import ValidationError, translated_errors
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.session import map_arrow, materialize
 from sparkmeta.spec.entry import ContentType, FileKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.avro.write import ManifestFormat
     from sparkmeta.commit.listed_rows import ListedRows
     from sparkmeta.edit.list_options import ListOptions
     from sparkmeta.edit.new_snapshot import SnapshotNames
     from sparkmeta.edit.tally import PartitionKey
-    from sparkmeta.manifests.avro.write import ManifestFormat
     from sparkmeta.state import TableState
 
 # Maximum number of new files that a commit encodes on the driver.

@@ -19,9 +19,9 @@ from sparkmeta.commit.converters import rows_of
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, Candidates, FileName, PathSearch, live_entries, names_of, search_all
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.overlap import deletes_by_affinity, deletes_by_partition
 from sparkmeta.plan.prune import live_manifests

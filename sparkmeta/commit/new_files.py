@@ -14,15 +14,15 @@ from sparkmeta.commit.candidates import leaves_of_partitions, leaves_sharing_par
 from sparkmeta.commit.search import SEARCH_COLUMNS, new_entries
 from sparkmeta.edit.leaves import few_entries, leaf_frame
 from sparkmeta.edit.tally import Tally
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.spec.entry import ContentType
     from sparkmeta.state import TableState
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyiceberg.transforms import HourTransform, MonthTransform, Transform, YearTransform
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.entries.projection import PARTITION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.commit.converters import rows_of
 from sparkmeta.commit.file_rows import FILE_COLUMNS
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.session import map_arrow

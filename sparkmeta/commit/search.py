@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.edit.next_root import conform, same_manifest_dv
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.parts import ManifestPart, whole_manifests
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.parts import ManifestPart, whole_manifests
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.decode import entries_of_rows, root_entries
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import is_live

@@ -23,8 +23,8 @@ from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.leaves import partition_stats
 from sparkmeta.edit.new_snapshot import with_root
 from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.session import map_arrow, materialize

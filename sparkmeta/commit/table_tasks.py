@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.file_rows import checked_table
 from sparkmeta.edit.entry_tasks import added_entries
 from sparkmeta.edit.sorted_manifests import manifest_pieces
 from sparkmeta.edit.tally import file_sizes
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import PARTITION, EntryProjection
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import PARTITION, EntryProjection
 from sparkmeta.manifests.v4.adopt import TableMatch, added_version
 from sparkmeta.manifests.v4.convert import content_columns
 from sparkmeta.manifests.v4.root import is_live

@@ -22,10 +22,10 @@ from sparkmeta.commit.named import Searches, delete_leaves, deletes_of, many_del
 from sparkmeta.commit.position_files import may_have_position_files, refuse_lost_positions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
 from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, names_of, search_all
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.manifests.projection import MANIFEST, PARTITION
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector

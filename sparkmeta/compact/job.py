@@ -26,7 +26,7 @@ from sparkmeta.edit.flush import existing
 from sparkmeta.edit.leaves import leaf_format, leaf_frame
 from sparkmeta.edit.next_root import FileKey, file_keys
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread
-from sparkmeta.manifests.projection import CONTENT_STATS, EntryProjection
+from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.manifests.v4.root import version
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.session import map_arrow

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from sparkmeta.compact.choose import Scope
 from sparkmeta.compact.groups import Limits
 from sparkmeta.edit.leaves import partition_stats
 from sparkmeta.edit.options import TreeOptions
+from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.filter import ScanFilter, matching_entries

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS
 
 _Longs = np.ndarray[Any, np.dtype[np.int64]]
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]

@@ -23,8 +23,8 @@ from sparkmeta.edit.next_root import (
     without_owners,
 )
 from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector

@@ -16,7 +16,7 @@ from sparkmeta.compact.job import RewriteJob
 from sparkmeta.edit.affinity import DELETE_ENTRY_BYTES, live_owners, named_owners, with_owners, write_affiliated
 from sparkmeta.edit.leaves import leaf_frame, partition_columns
 from sparkmeta.edit.range_sort import task_reader
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.write import leaf_count, write_owned_leaves
 from sparkmeta.session import materialize
 

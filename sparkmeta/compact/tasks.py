@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.edit.next_root import restamped
 from sparkmeta.edit.range_sort import combined, cut, ordered, range_tables, task_rows
+from sparkmeta.entries.arrays import kept_rows
+from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.arrays import kept_rows
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.deletion_vectors import inlined, unmasked
-from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.adopt import Adoption
 from sparkmeta.manifests.v4.convert import conversion_projection, converted
 from sparkmeta.manifests.v4.decode import leaf_entries

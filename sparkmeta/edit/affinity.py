@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.v4.write import OWNER, write_owned_leaves
 from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame

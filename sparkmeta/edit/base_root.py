@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.edit.manifest_counts import known_counts
 from sparkmeta.edit.next_root import conform
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.manifest_list import SUMMARIES
+from sparkmeta.entries.arrays import whole
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY

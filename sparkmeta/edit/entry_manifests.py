@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.edit.entry_tasks import EntryTasks
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks
 from sparkmeta.edit.sorted_manifests import file_count, key_schema, range_count
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.avro.write import ManifestFormat
+    from sparkmeta.avro.write import ManifestFormat
     from sparkmeta.state import TableState
 
 

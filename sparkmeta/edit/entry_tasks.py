@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.encode import encode_entries
+from sparkmeta.avro.write import ENTRY, ManifestFormat, with_version_info
 from sparkmeta.edit.sorted_manifests import SortedManifests
-from sparkmeta.manifests.avro.encode import encode_entries
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, with_version_info
-from sparkmeta.manifests.metrics_maps import plain_batch
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.entries.metrics_maps import plain_batch
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.spec.entry import Status
 
 _SORTED = ("version_info", "record_count", PARTITION, MANIFEST, ORDINAL, ENTRY)

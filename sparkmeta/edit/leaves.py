@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.entries.parts import whole_manifests
+from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.parts import whole_manifests
-from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import LeafFormat
@@ -21,7 +21,7 @@ from sparkmeta.storage.access import executor_writer
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.state import TableState
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.edit.manifest_counts import with_counts
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
+from sparkmeta.entries.arrays import whole
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.storage.location import join
 

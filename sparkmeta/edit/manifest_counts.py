@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.entries.arrays import whole
 from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:

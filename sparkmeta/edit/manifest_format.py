@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkmeta.manifests.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
+from sparkmeta.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.partitioning import spec_partition_type

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.write import write_manifest
 from sparkmeta.edit.entry_tasks import added_entries
 from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.sorted_manifests import manifest_pieces
-from sparkmeta.manifests.avro.write import write_manifest
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

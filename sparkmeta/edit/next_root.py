@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CommitConflictError, CorruptFileError
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, is_live, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkmeta.avro.container import manifest_data
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.edit.range_sort import task_rows
-from sparkmeta.manifests.avro.container import manifest_data
-from sparkmeta.manifests.avro.raw_entries import RemovedEntries, encoded_entries
-from sparkmeta.manifests.avro.write import ManifestFormat, write_manifest
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.parts import PART_SCHEMA, part_of
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.entries.parts import PART_SCHEMA, part_of
+from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.manifests.raw_entries import RemovedEntries, encoded_entries
 from sparkmeta.manifests.v4.write import put_behind
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.executors import ExecutorReader

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.range_sort import spread, task_reader
 from sparkmeta.edit.rewrite_tasks import GROUP, REMOVED, UNIT_SCHEMA, WRITTEN_SCHEMA, RewriteTasks
+from sparkmeta.entries.parts import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
-from sparkmeta.manifests.parts import whole_manifests
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.session import map_arrow, map_on_driver
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector

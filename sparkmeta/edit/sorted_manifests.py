@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.edit.range_sort import cut, ordered, range_tables
-from sparkmeta.manifests.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
 
 # Estimated bytes of a manifest entry: without metrics, and per column with metrics.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
+from sparkmeta.entries.parts import PART_SCHEMA
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.files import entries_of, entries_selection, files_of, files_selection
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
-from sparkmeta.manifests.parts import PART_SCHEMA
 from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.state import TableState
 
 _OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "content", "first_row_id")]

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkmeta.avro.container import inflate, read_blocks, read_header
+from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, parse
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.deleted_row import RowField, field_id, projected
-from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
-from sparkmeta.manifests.avro.schema import ARROW_PRIMITIVES, by_field_ids, parse
 from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.storage.executors import ExecutorReader
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkmeta.columns.bounds import decode_bounds
-from sparkmeta.manifests.arrays import default_scalar
+from sparkmeta.entries.arrays import default_scalar
 
 # Metadata keys with a field's id, in Parquet files and in ORC files of Iceberg.
 _ID_KEYS = (b"PARQUET:field_id", b"iceberg.id", b"ICEBERG:iceberg.id")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.inspect.drawing import Drawing
 from sparkmeta.inspect.excerpt import Entry, Node, counted, printable
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status

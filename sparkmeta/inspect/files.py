@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.state import TableState
 
 PARTITION = "partition"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.inspect.manifest_rows import (
     ALL_MANIFESTS,
@@ -20,7 +21,6 @@ from sparkmeta.inspect.manifest_rows import (
     read_list_contents,
     read_lists,
 )
-from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.manifests.snapshot_manifests import refuse_unreadable
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.storage.reading import with_content

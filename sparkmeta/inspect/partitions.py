@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyiceberg.types import DoubleType, FloatType
 from pyspark.sql import functions as F
 
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import partition_value, public_partition

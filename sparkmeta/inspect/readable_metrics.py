@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.types import public_value, spark_type
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.spec.schema import VariantType
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Generic
 
 from pyiceberg.expressions import AlwaysTrue
 
-from sparkmeta.maintain.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
-from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
-from sparkmeta.maintain.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
-from sparkmeta.maintain.rewrite_data_files.options import DataRewriteOptions
-from sparkmeta.maintain.rewrite_data_files.plan import DataRewritePlan, plan_data_rewrite
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.rewrite.dangling_deletes.plan import DanglingDeletesPlan, plan_removal
+from sparkmeta.rewrite.data_files.options import DataRewriteOptions
+from sparkmeta.rewrite.data_files.plan import DataRewritePlan, plan_data_rewrite
+from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
+from sparkmeta.rewrite.position_deletes.plan import DeleteRewritePlan, plan_delete_rewrite
 from sparkmeta.spec.summary import summary_properties
 
 if TYPE_CHECKING:

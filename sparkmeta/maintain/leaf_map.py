@@ -11,8 +11,8 @@ from sparkmeta.compact.options import CompactionOptions, scope_of
 from sparkmeta.compact.ranges import leaf_ranges
 from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.new_snapshot import branch_head, with_root
+from sparkmeta.health.overlap_bars import placed_bars
 from sparkmeta.inspect import svg
-from sparkmeta.maintain.overlap_bars import placed_bars
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

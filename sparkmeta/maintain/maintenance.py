@@ -9,23 +9,23 @@ from pyiceberg.expressions import AlwaysTrue
 
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, plan_compaction
+from sparkmeta.health.examine import examine
+from sparkmeta.health.options import HealthOptions
+from sparkmeta.health.report import HealthReport
 from sparkmeta.maintain.data_maintenance import DataMaintenance
 from sparkmeta.maintain.downgrade.plan import DowngradePlan, plan_downgrade
 from sparkmeta.maintain.expire_snapshots import ALL, ExpiryPlan, plan_expiry
 from sparkmeta.maintain.expiry_options import ExpiryOptions, listed
-from sparkmeta.maintain.health.examine import examine
-from sparkmeta.maintain.health.options import HealthOptions
-from sparkmeta.maintain.health.report import HealthReport
 from sparkmeta.maintain.leaf_map import LeafMap, leaf_map
 from sparkmeta.maintain.orphans.options import ERROR, OrphanOptions
 from sparkmeta.maintain.orphans.plan import OrphanPlan, plan_orphans
 from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, plan_partition_stats
-from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
-from sparkmeta.maintain.rewrite_manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, plan_table_stats
 from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan, plan_undo_upgrade
 from sparkmeta.maintain.upgrade import UpgradePlan, plan_upgrade
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.rewrite.manifests.groups import ManifestRewriteOptions
+from sparkmeta.rewrite.manifests.plan import ManifestRewritePlan, plan_rewrite
 from sparkmeta.spec.summary import summary_properties
 
 if TYPE_CHECKING:

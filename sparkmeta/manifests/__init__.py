@@ -1,1 +1,1 @@
-"""Readers and writers of manifests in all formats, with one schema of entries."""
+"""Read and write manifests in all formats: Avro, Parquet of the v1 to v3 layout, trees and cached leaves."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sparkmeta.avro.container import Data, Windows, manifest_data
+from sparkmeta.avro.decode import decode_manifest
+from sparkmeta.entries.arrays import kept_rows
+from sparkmeta.entries.parts import part_of
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.arrays import kept_rows
-from sparkmeta.manifests.avro.container import Data, Windows, manifest_data
-from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.cache.decode import decode_leaf
 from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
-from sparkmeta.manifests.parts import part_of
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.layout import is_tree_manifest

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL
 from sparkmeta.session import local_frame, map_arrow, spark_schema
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges

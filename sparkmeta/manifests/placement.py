@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.manifest_list import entry_count
+from sparkmeta.avro.manifest_list import entry_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
 
 MOST_ENTRIES = 10_000
 """Most entries that the driver decodes and converts to Spark rows."""

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.metrics_maps import has_metrics_maps, stats_for_maps, with_metrics_maps
+from sparkmeta.entries.parts import manifest_parts, whole_manifests
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.manifests.cache.folder import open_cache
 from sparkmeta.manifests.cache.spark import read_cached_entries
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
-from sparkmeta.manifests.metrics_maps import has_metrics_maps, stats_for_maps, with_metrics_maps
-from sparkmeta.manifests.parts import manifest_parts, whole_manifests
 from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, ManifestLoad, Placement
-from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v3_parquet.spark import read_parquet_entries
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.spark import read_leaf_entries, read_rows
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.manifests.cache.folder import ManifestCache
-    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.manifests.v4.types import TreeTypes

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.manifests.manifest_list import decode_manifest_list, inline_manifest_list
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata

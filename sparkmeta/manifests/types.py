@@ -13,8 +13,8 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTrans
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection, PartitionIds
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection, PartitionIds
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
-from sparkmeta.manifests.manifest_list import live_count
+from sparkmeta.avro.manifest_list import live_count
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.kinds import all_dvs, delete_projection, dv_projection, only_dvs
@@ -20,7 +20,7 @@ from sparkmeta.plan.filter import data_projection
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
 
 if TYPE_CHECKING:
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.plan.prune import PrunedManifests
 
 Matching = Literal["join", "colocated"]

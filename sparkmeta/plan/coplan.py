@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkmeta.columns import sql
-from sparkmeta.manifests.parts import whole_manifests
+from sparkmeta.entries.parts import whole_manifests
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.manifests.placement import Placement
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
 from sparkmeta.plan.coplan_tasks import UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
 from sparkmeta.plan.deletes.kinds import dv_projection
 from sparkmeta.plan.deletes.rules import TWO_DVS

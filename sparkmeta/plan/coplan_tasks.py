@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.arrays import kept_rows, whole
+from sparkmeta.entries.arrays import kept_rows, whole
+from sparkmeta.entries.parts import PART_SCHEMA
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.entries.records import matching_rows
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
-from sparkmeta.manifests.entries import matching_rows
-from sparkmeta.manifests.parts import PART_SCHEMA
-from sparkmeta.manifests.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.deletes.rules import (
     DATA_WITHOUT_SEQUENCE,

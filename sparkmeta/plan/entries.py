@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.manifests.placement import Placement
-    from sparkmeta.manifests.projection import EntryProjection
     from sparkmeta.plan.choose import Choice
 
 

@@ -20,7 +20,7 @@ from sparkmeta.columns.skipping import might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transform_terms import without_transforms
 from sparkmeta.columns.transforms import inclusive_projection, undecided
-from sparkmeta.manifests.projection import CONTENT_STATS, EntryFilter, EntryProjection
+from sparkmeta.entries.projection import CONTENT_STATS, EntryFilter, EntryProjection
 from sparkmeta.plan.rows import entry_stats, partition_value, stats_in
 from sparkmeta.spec.entry import Status
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.entries import as_numbers
-from sparkmeta.manifests.manifest_list import SUMMARIES
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.entries.records import as_numbers
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.plan import costs

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.manifest_list import live_counts
-from sparkmeta.manifests.projection import MANIFEST
+from sparkmeta.avro.manifest_list import live_counts
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.plan.overlap import Flags, overlaps
 
 if TYPE_CHECKING:

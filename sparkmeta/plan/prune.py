@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 
+from sparkmeta.avro.manifest_list import SUMMARIES, live_counts
 from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import Columns, Source
 from sparkmeta.columns.field_stats import FieldStats, FieldSummary
@@ -20,9 +21,8 @@ from sparkmeta.columns.implied_tests import stats_tests, summary_tests
 from sparkmeta.columns.predicate import referenced_ids
 from sparkmeta.columns.skipping import might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.manifests.entries import as_numbers
-from sparkmeta.manifests.manifest_list import SUMMARIES, live_counts
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.entries.records import as_numbers
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.filter import by_spec
 from sparkmeta.plan.overlap import deletes_by_affinity, deletes_by_partition

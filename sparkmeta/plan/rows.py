@@ -12,7 +12,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.field_stats import FieldStats
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value, spark_type
-from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
+from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.arrays import default_scalar
+from sparkmeta.entries.arrays import default_scalar
 from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, Source
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)

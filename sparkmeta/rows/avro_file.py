@@ -12,9 +12,9 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from sparkmeta.avro.container import Data, inflate, read_blocks, read_header
+from sparkmeta.avro.schema import ARROW_PRIMITIVES
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.manifests.avro.container import Data, inflate, read_blocks, read_header
-from sparkmeta.manifests.avro.schema import ARROW_PRIMITIVES
 from sparkmeta.rows.file_schema import PARQUET_ID
 
 # Logical types whose values are read as numbers, since Python's dates end in the year 9999.

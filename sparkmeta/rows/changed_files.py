@@ -23,9 +23,9 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, at_most_one
 from sparkmeta.changes.history import snapshot_of
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import translated_errors
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.entries import read_entries

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from sparkmeta.avro.container import Windows
 from sparkmeta.errors import CorruptFileError, FileAccessError, SparkmetaError, UnsupportedError, is_access_problem
-from sparkmeta.manifests.avro.container import Windows
 from sparkmeta.rows.avro_file import AvroFile
 from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.orc_timestamps import OrcSeconds

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import SparkmetaError
-from sparkmeta.manifests.arrays import whole
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]

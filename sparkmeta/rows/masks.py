@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.inspect.delete_rows import deleted_positions
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.rows.delete_sets import Flags, Indices
 from sparkmeta.rows.handover import NUMBER, POSITION

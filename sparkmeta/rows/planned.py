@@ -20,8 +20,8 @@ from sparkmeta.changes.entry_changes import at_most_one
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.plan.deletes.views import delete_struct, partition_key
 from sparkmeta.plan.entries import read_entries
 from sparkmeta.plan.files import file_columns, planned_rows

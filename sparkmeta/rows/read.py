@@ -24,7 +24,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
-from sparkmeta.manifests.arrays import whole
+from sparkmeta.entries.arrays import whole
 from sparkmeta.rows import masks
 from sparkmeta.rows.arrow_reader import metadata_type, read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkmeta.errors import SparkmetaError, ValidationError, shown
-from sparkmeta.maintain.health.options import HealthOptions
+from sparkmeta.health.options import HealthOptions
 from sparkmeta.schedule.jobs import BY_NAME, from_text
 
 _THRESHOLDS = {field.name: str(field.type) for field in fields(HealthOptions)}

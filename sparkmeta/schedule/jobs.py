@@ -20,11 +20,11 @@ from sparkmeta.maintain.downgrade.plan import check_downgrade
 from sparkmeta.maintain.expiry_options import ExpiryOptions
 from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.maintain.orphans.options import OrphanOptions
-from sparkmeta.maintain.position_deletes.options import DeleteRewriteOptions
-from sparkmeta.maintain.rewrite_data_files.options import DataRewriteOptions
-from sparkmeta.maintain.rewrite_manifests.groups import ManifestRewriteOptions
 from sparkmeta.maintain.table_statistics.plan import check_columns
 from sparkmeta.maintain.upgrade import can_upgrade, check_upgrade
+from sparkmeta.rewrite.data_files.options import DataRewriteOptions
+from sparkmeta.rewrite.manifests.groups import ManifestRewriteOptions
+from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:

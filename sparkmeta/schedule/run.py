@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError, from_spark
-from sparkmeta.maintain.health.examine import examine
+from sparkmeta.health.examine import examine
 from sparkmeta.schedule.jobs import ALWAYS, JOBS, Job
 from sparkmeta.schedule.tables import ChosenTable, choose_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkmeta.maintain.health.report import HealthReport
+    from sparkmeta.health.report import HealthReport
     from sparkmeta.schedule.config import MaintenanceConfig
     from sparkmeta.table import Table
 

@@ -15,6 +15,8 @@ from pyspark.sql.types import StringType
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.literals import bound_value
 from sparkmeta.columns.sql import quoted
+from sparkmeta.data_files.footer_facts import TableColumns, names_of
+from sparkmeta.data_files.metrics import metric_leaves, sized_leaves
 from sparkmeta.edit.range_sort import most_tasks
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.plan.filter import is_live
@@ -29,9 +31,7 @@ from sparkmeta.storage.location_columns import location_key
 from sparkmeta.write.existing_tasks import FILE_PATH, IS_MISSING, NEEDS_MAPPING, ExistingFiles
 from sparkmeta.write.file_partitions import FileField, FilePartitions
 from sparkmeta.write.files import checkpointed, refuse_transforms
-from sparkmeta.write.footer_facts import TableColumns, names_of
 from sparkmeta.write.input import refuse_types, written_columns
-from sparkmeta.write.metrics import metric_leaves, sized_leaves
 from sparkmeta.write.tasks import PROBLEM
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from sparkmeta.data_files.position_file import PositionFile
 from sparkmeta.edit.range_sort import task_rows
-from sparkmeta.manifests.metrics_maps import map_type
+from sparkmeta.entries.metrics_maps import map_type
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
-from sparkmeta.write.position_file import PositionFile
 from sparkmeta.write.vector_tasks import VectorTasks, deleted_on_error, newest, union
 
 ENDS: Final = ("first_path", "last_path", "first_position", "last_position")

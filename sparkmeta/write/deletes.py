@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.views import data_path
 from sparkmeta.plan.filter import is_live

@@ -16,6 +16,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkmeta.data_files.file_schema import FileColumns, file_schema
+from sparkmeta.data_files.footer_facts import Facts, Layout, TableColumns, metrics_of, split_offsets
+from sparkmeta.data_files.metrics import FileMetrics, bound_of, metric_leaves
 from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError
 from sparkmeta.rows.data_file import open_data_file, translated
 from sparkmeta.rows.file_rows import START, STOP, FileRows
@@ -23,9 +26,6 @@ from sparkmeta.rows.resolve import Column, FromFile, has_ids
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.write.file_partitions import FilePartitions
-from sparkmeta.write.file_schema import FileColumns, file_schema
-from sparkmeta.write.footer_facts import Facts, Layout, TableColumns, metrics_of, split_offsets
-from sparkmeta.write.metrics import FileMetrics, bound_of, metric_leaves
 from sparkmeta.write.tasks import METRICS_MAPS, PROBLEM, files_schema
 
 FILE_PATH: Final = "file_path"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
     from pyiceberg.types import IcebergType
 
-    from sparkmeta.write.footer_facts import Facts
+    from sparkmeta.data_files.footer_facts import Facts
 
 _FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")

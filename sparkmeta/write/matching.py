@@ -24,8 +24,8 @@ from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.transforms import projections
 from sparkmeta.columns.types import spark_type
 from sparkmeta.commit.search import FEW_FILES
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import prune_manifests

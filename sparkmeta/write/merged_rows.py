@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
 from sparkmeta.columns.sql import quoted
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.write.assignments import assigned_values, evaluated_type
 from sparkmeta.write.files import checkpointed
 from sparkmeta.write.input import field_value

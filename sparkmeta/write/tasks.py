@@ -16,20 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.data_files.avro_file import AvroOutput
+from sparkmeta.data_files.file_schema import FileColumns, file_schema, uuid_bytes
+from sparkmeta.data_files.metrics import Leaf
+from sparkmeta.data_files.orc_file import OrcOutput
+from sparkmeta.data_files.parquet_file import ParquetOutput
+from sparkmeta.data_files.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
+from sparkmeta.entries.metrics_maps import map_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.writing import discard
-from sparkmeta.write.avro_file import AvroOutput
-from sparkmeta.write.file_schema import FileColumns, file_schema, uuid_bytes
-from sparkmeta.write.metrics import Leaf
-from sparkmeta.write.orc_file import OrcOutput
-from sparkmeta.write.parquet_file import ParquetOutput
-from sparkmeta.write.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
 
 if TYPE_CHECKING:
+    from sparkmeta.data_files.options import WriteOptions
     from sparkmeta.storage.executors import ExecutorWriter
-    from sparkmeta.write.options import WriteOptions
     from sparkmeta.write.places import Places
 
 PARTITION_COLUMN: Final = "_partition_value_{}"

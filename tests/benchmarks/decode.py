@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 import fastavro
 
-from tests.manifests.decoders import Always
+from tests.avro.decoders import Always
 
 Decoder = Callable[[str, bytes], int]
 
@@ -104,10 +104,10 @@ def _pyiceberg(location: str, data: bytes) -> int:
 
 
 def _sparkmeta(compiled: bool, columns: Sequence[str], stats: Mapping[int, str], location: str, data: bytes) -> int:
-    from sparkmeta.manifests.avro import decode
-    from sparkmeta.manifests.inherit import ManifestContext
-    from sparkmeta.manifests.parts import ManifestPart
-    from sparkmeta.manifests.projection import EntryProjection
+    from sparkmeta.avro import decode
+    from sparkmeta.entries.inherit import ManifestContext
+    from sparkmeta.entries.parts import ManifestPart
+    from sparkmeta.entries.projection import EntryProjection
 
     projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, stats)
     part = ManifestPart(0, location, 0, ManifestContext(1, 1, None))

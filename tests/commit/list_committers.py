@@ -20,11 +20,11 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.lists import NewList
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.errors import CatalogError, CommitFailedError, CommitStateUnknownError, FileAccessError
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.snapshot import Summary

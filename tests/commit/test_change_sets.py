@@ -22,8 +22,8 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from sparkmeta.commit.converters import file_rows
 from sparkmeta.commit.new_files import NewFiles
+from sparkmeta.entries.metrics_maps import map_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, write_manifest
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector

@@ -13,8 +13,8 @@ import pytest
 
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FileRows, TupleField
+from sparkmeta.entries.metrics_maps import map_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.metrics_maps import map_type
 from sparkmeta.manifests.v4.layout import tree_schema
 
 TABLE = "/warehouse/t"

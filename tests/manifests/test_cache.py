@@ -17,17 +17,17 @@ import pytest
 from click.testing import CliRunner
 
 import sparkmeta as sm
+from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.cli import main
 from sparkmeta.columns.bound_tests import AllOf, BoundTest
+from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.parts import PART_SCHEMA, ManifestPart
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.errors import CorruptFileError, SettingError
-from sparkmeta.manifests.avro.decode import decode_manifest
 from sparkmeta.manifests.cache.decode import decode_leaf
 from sparkmeta.manifests.cache.folder import ManifestCache
 from sparkmeta.manifests.cache.layout import CacheTypes, leaf_key
 from sparkmeta.manifests.cache.write import CacheWriter, encode_leaf
-from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.parts import PART_SCHEMA, ManifestPart
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import LocalFiles
@@ -170,8 +170,8 @@ def test_one_leaf_serves_lists_that_say_other_things_of_the_manifest(
 
 def list_again(folder: Path, manifests: list[dict[str, object]]) -> None:
     """Writes the table's manifest list anew, with these rows."""
+    from tests.avro.avro_files import LONG
     from tests.handmade import V2, avro_field, avro_file
-    from tests.manifests.avro_files import LONG
 
     fields = [*V2, avro_field("min_sequence_number", 516, "long"), avro_field("first_row_id", 520, LONG)]
     schema = {"type": "record", "name": "manifest_file", "fields": fields}

@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pyiceberg.types import IcebergType, NestedField, StructType
 
+from sparkmeta.avro.container import inflate, read_blocks, read_header
+from sparkmeta.avro.decode import decode_manifest
+from sparkmeta.avro.schema import bytes_for_fixed, manifest_schema, parse
+from sparkmeta.avro.write import COLUMNS, ENTRY, ManifestFormat, entry_schema, write_manifest
 from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro import raw_entries
-from sparkmeta.manifests.avro.container import inflate, read_blocks, read_header
-from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.avro.raw_entries import encoded_entries
-from sparkmeta.manifests.avro.schema import bytes_for_fixed, manifest_schema, parse
-from sparkmeta.manifests.avro.write import COLUMNS, ENTRY, ManifestFormat, entry_schema, write_manifest
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.manifests import raw_entries
+from sparkmeta.manifests.raw_entries import encoded_entries
 from sparkmeta.spec.entry import METRICS_MAPS, Status
 from sparkmeta.storage.executors import ExecutorWriter
-from tests.manifests.avro_files import avro_file
-from tests.manifests.decoders import LOCATION, PART, Always
-from tests.manifests.random_manifests import PARTITION_TYPES, Writer, container
+from tests.avro.avro_files import avro_file
+from tests.avro.decoders import LOCATION, PART, Always
+from tests.avro.random_manifests import PARTITION_TYPES, Writer, container
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 HYPOTHESIS = settings(

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.columns.bound_tests import AllOf, BoundTest
-from sparkmeta.manifests.entries import EntryBuilder
-from sparkmeta.manifests.projection import EntryFilter, EntryProjection
+from sparkmeta.entries.projection import EntryFilter, EntryProjection
+from sparkmeta.entries.records import EntryBuilder
 from sparkmeta.manifests.v3_parquet.spark import ArrowRecords
+from tests.avro.decoders import PART, decoded, plain
+from tests.avro.random_manifests import random_manifest
 from tests.handmade import HandmadeTable, data, long_bounds
-from tests.manifests.decoders import PART, decoded, plain
-from tests.manifests.random_manifests import random_manifest
 
 EVERYTHING = EntryFilter(AllOf(), ())
 PROJECTION = EntryProjection.of(

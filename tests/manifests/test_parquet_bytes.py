@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.manifests.v3_parquet import decode as parquet_decode
 from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.errors import from_spark
 from sparkmeta.manifests.placement import ManifestLoad, Placement
-from sparkmeta.manifests.projection import FILE_COLUMNS
 from tests import trees
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
 from tests.plans import optimized_plan

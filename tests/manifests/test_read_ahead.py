@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkmeta.entries.parts import PART_SCHEMA
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.parts import PART_SCHEMA
-from sparkmeta.manifests.projection import EntryProjection
-from tests.manifests.avro_files import avro_file, data_file, entry, entry_schema
+from tests.avro.avro_files import avro_file, data_file, entry, entry_schema
 
 MANIFESTS = 12
 PROJECTION = EntryProjection.of({"location"})

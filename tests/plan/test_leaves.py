@@ -19,9 +19,9 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests import deletion_vectors
-from sparkmeta.manifests.projection import FILE_COLUMNS
 from sparkmeta.manifests.v4 import spark as leaf
 from sparkmeta.manifests.v4 import tree_manifests as tree_reader
 from sparkmeta.spec.entry import METRICS_MAP_IDS

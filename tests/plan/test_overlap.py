@@ -17,8 +17,8 @@ from pyiceberg.conversions import to_bytes
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, PrimitiveType
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.plan.overlap import overlaps
 
 Tuple = dict[int, Any]

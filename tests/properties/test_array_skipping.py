@@ -15,7 +15,7 @@ from sparkmeta.columns.bound_tests import AllOf, AnyOf, BoundTest
 from sparkmeta.columns.implied_tests import partition_tests, stats_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transforms import inclusive_projection
-from sparkmeta.manifests.entries import as_numbers
+from sparkmeta.entries.records import as_numbers
 from tests.properties import test_projection as of_partitions
 from tests.properties import test_skipping as of_stats
 from tests.properties.cases import matches

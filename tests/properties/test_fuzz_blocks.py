@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparkmeta.avro import columnar, execute, machine
+from sparkmeta.avro.container import Block, Header, read_header
+from sparkmeta.avro.program import Program, compile_program
+from sparkmeta.avro.schema import manifest_schema
+from sparkmeta.entries.records import EntryBuilder
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.avro import columnar, execute, machine
-from sparkmeta.manifests.avro.container import Block, Header, read_header
-from sparkmeta.manifests.avro.program import Program, compile_program
-from sparkmeta.manifests.avro.schema import manifest_schema
-from sparkmeta.manifests.entries import EntryBuilder
-from tests.manifests.decoders import LOCATION, PART
-from tests.manifests.random_manifests import RandomManifest, random_manifest
+from tests.avro.decoders import LOCATION, PART
+from tests.avro.random_manifests import RandomManifest, random_manifest
 from tests.properties.test_fuzz_manifests import MEMORY_LIMIT, MIB, SECONDS_LIMIT, mutated
 
 MUTATIONS_OF_ONE = 100

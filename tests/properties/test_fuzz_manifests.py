@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from sparkmeta.avro.container import Data, Windows
+from sparkmeta.avro.decode import decode_manifest
+from sparkmeta.avro.manifest_list import decode_manifest_list
+from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import SparkmetaError
-from sparkmeta.manifests.avro.container import Data, Windows
-from sparkmeta.manifests.avro.decode import decode_manifest
-from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.manifest_list import decode_manifest_list
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import FILE_COLUMNS, EntryProjection
-from tests.manifests.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs
-from tests.manifests.decoders import decoded
-from tests.manifests.test_manifest_list import V2, listed
+from tests.avro.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs
+from tests.avro.decoders import decoded
+from tests.avro.test_manifest_list import V2, listed
 
 PROJECTION = EntryProjection.of(
     [*FILE_COLUMNS, "value_counts", "lower_bounds"], {1000: "string"}, {1: "long", 2: "string"}

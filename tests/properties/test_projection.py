@@ -33,7 +33,7 @@ from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import summary_might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection, strict_projection, undecided
-from sparkmeta.manifests.entries import as_numbers
+from sparkmeta.entries.records import as_numbers
 from tests.properties.cases import DAY_MICROS, VALUES, filters, is_floating, matches, predicates
 
 if TYPE_CHECKING:

@@ -535,7 +535,7 @@ def test_a_truncated_file(kind: str, tmp_path: Path) -> None:
 
 def test_an_avro_file_that_ends_between_blocks(tmp_path: Path) -> None:
     """Only the manifest's count of rows tells that some are missing."""
-    from sparkmeta.manifests.avro.container import read_blocks, read_header
+    from sparkmeta.avro.container import read_blocks, read_header
 
     data = numbers(path := tmp_path / "f.avro", 50_000).read_bytes()
     *_, last = read_blocks(data, read_header(data, "f"), "f")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.columns.bounds import ANY
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import MANIFEST
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.spec.downgrade import tree_snapshots
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.edit.entry_manifests import EntryManifests
 from sparkmeta.edit.manifest_format import manifest_format
+from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.downgrade.heads import refuse_unknown_transforms
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import FILE_COLUMNS
 from sparkmeta.spec.downgrade import LIST_VERSION
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, Status
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import live_count, live_counts, write_manifest_list
+from sparkmeta.avro.write import manifest_codec
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.lists import list_properties, with_row_ids
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id
@@ -24,12 +26,10 @@ from sparkmeta.maintain.downgrade.heads import (
     table_heads,
 )
 from sparkmeta.maintain.downgrade.job import GroupJob
-from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS, ManifestRewriteOptions, target_bytes
-from sparkmeta.manifests.avro.write import manifest_codec
-from sparkmeta.manifests.manifest_list import live_count, live_counts, write_manifest_list
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.rewrite.manifests.groups import CONTENTS, ManifestRewriteOptions, target_bytes
 from sparkmeta.session import local_frame
 from sparkmeta.spec.downgrade import (
     LIST_VERSION,

@@ -26,10 +26,10 @@ from sparkmeta.maintain.partition_statistics.rows import (
     partition_sums,
 )
 from sparkmeta.maintain.partition_statistics.tasks import WRITTEN, StatisticsWriter
-from sparkmeta.maintain.rewrite_manifests.groups import CONTENTS
 from sparkmeta.maintain.set_statistics import commit_statistics, state_of
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.rewrite.manifests.groups import CONTENTS
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.metadata import refuse_encrypted

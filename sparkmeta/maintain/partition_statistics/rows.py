@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.partition_statistics import rows_of_file
 from sparkmeta.maintain.partition_statistics.sums import ENTRY_COLUMNS, SIGN, SUMS, UPDATER, PartitionSums
-from sparkmeta.manifests.projection import PARTITION
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.entry import ContentType
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import PARTITION
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import ContentType, Status
 

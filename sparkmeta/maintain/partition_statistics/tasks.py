@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.maintain.partition_statistics.sums import PartitionSums
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
 

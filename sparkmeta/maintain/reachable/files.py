@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import translated_errors
 from sparkmeta.maintain.reachable.shared import SharedFiles
@@ -33,7 +34,6 @@ from sparkmeta.maintain.reachable.tasks import (
     ListReader,
     listed_manifests,
 )
-from sparkmeta.manifests.manifest_list import inline_manifest_list
 from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks, spark_schema
 from sparkmeta.spec.entry import ContentType
 

@@ -29,9 +29,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, manifests_of_list
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, manifests_of_list
 
 _UNORDERED = ("float", "double", "uuid", ANY)
 

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.container import Data, manifest_data
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
+from sparkmeta.entries.arrays import kept_rows
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import NotFoundError
-from sparkmeta.manifests.arrays import kept_rows
-from sparkmeta.manifests.avro.container import Data, manifest_data
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, is_live, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 from sparkmeta.spec.entry import ContentType, Status

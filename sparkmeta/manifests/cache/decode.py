@@ -8,18 +8,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.arrays import narrowed, whole
-from sparkmeta.manifests.entries import matching_rows
-from sparkmeta.manifests.inherit import with_inherited_version
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import (
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.inherit import with_inherited_version
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import (
     CONTENT_STATS,
     MANIFEST,
     ORDINAL,
     PARTITION,
     EntryProjection,
 )
+from sparkmeta.entries.records import matching_rows
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import ROW_ID_OFFSET
 
 

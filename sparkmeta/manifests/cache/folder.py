@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import NotFoundError, SettingError, shown
 from sparkmeta.manifests.cache.layout import (
     LEAF_SUFFIX,
@@ -21,7 +22,6 @@ from sparkmeta.manifests.cache.layout import (
     manifests_folder,
 )
 from sparkmeta.manifests.cache.write import CacheWriter
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.settings import PREFIX
 from sparkmeta.storage.access import files_for
 from sparkmeta.storage.executors import ExecutorWriter

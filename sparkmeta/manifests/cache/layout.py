@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from sparkmeta.manifests.projection import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.decoder import CACHED_LEAF
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.spark import read_leaves, version_info
 from sparkmeta.session import spark_schema
 from sparkmeta.spec.entry import ROW_ID_OFFSET

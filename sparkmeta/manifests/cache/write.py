@@ -15,12 +15,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.container import Data, read_header
+from sparkmeta.avro.decode import decode_records
+from sparkmeta.avro.schema import manifest_schema
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.metrics_maps import stats_of_maps
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import (
+    CONTENT_STATS,
+    FILE_COLUMNS,
+    MANIFEST,
+    EntryProjection,
+    stats_struct,
+)
+from sparkmeta.entries.records import EntryBuilder
 from sparkmeta.errors import FileAlreadyExistsError, NotFoundError
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.avro.container import Data, read_header
-from sparkmeta.manifests.avro.decode import decode_records
-from sparkmeta.manifests.avro.schema import manifest_schema
 from sparkmeta.manifests.cache.layout import (
     LEAF_SUFFIX,
     TYPES_SUFFIX,
@@ -31,18 +42,7 @@ from sparkmeta.manifests.cache.layout import (
     manifests_folder,
     short_digest,
 )
-from sparkmeta.manifests.entries import EntryBuilder
-from sparkmeta.manifests.inherit import ManifestContext
-from sparkmeta.manifests.metrics_maps import stats_of_maps
 from sparkmeta.manifests.parquet_file import parquet_bytes
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import (
-    CONTENT_STATS,
-    FILE_COLUMNS,
-    MANIFEST,
-    EntryProjection,
-    stats_struct,
-)
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ROW_ID_OFFSET
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join

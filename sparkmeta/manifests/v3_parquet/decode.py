@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.records import EntryBuilder, projected_fields
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.entries import EntryBuilder, projected_fields
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
 
 MAGIC = b"PAR1"

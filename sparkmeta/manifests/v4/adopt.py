@@ -9,9 +9,9 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.arrays import narrowed, whole
-from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import entry_problems
 from sparkmeta.spec.entry import Status

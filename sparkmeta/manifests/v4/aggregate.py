@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.arrays import extremes, kept_rows, whole
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.entries.arrays import extremes, kept_rows, whole
+from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.root import is_live, version
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.stats import COUNTS

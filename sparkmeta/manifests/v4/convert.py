@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.metrics_maps import column_metric, derived_stats, true_where
+from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.arrays import narrowed, whole
-from sparkmeta.manifests.metrics_maps import column_metric, derived_stats, true_where
-from sparkmeta.manifests.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.layout import tree_schema, tree_stats_type
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.entry import ContentType, Status

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.inherit import ManifestContext, RowIdCounter, with_inherited_version
+from sparkmeta.entries.metrics_maps import has_metrics_maps, stats_for_maps, with_metrics_maps
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.arrays import narrowed, whole
-from sparkmeta.manifests.inherit import ManifestContext, RowIdCounter, with_inherited_version
-from sparkmeta.manifests.metrics_maps import has_metrics_maps, stats_for_maps, with_metrics_maps
-from sparkmeta.manifests.parts import ManifestPart
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, read_manifest
 from sparkmeta.manifests.v4.root import FILES, one_of, version
 from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_fields

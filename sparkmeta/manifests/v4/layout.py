@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type, promoted_days
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import CorruptFileError, NotFoundError
-from sparkmeta.manifests.arrays import whole
 from sparkmeta.manifests.parquet_file import parquet_bytes
-from sparkmeta.manifests.projection import CONTENT_STATS
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
     DELETION_VECTOR,

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.manifests.arrays import whole
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.parts import part_of
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.manifests.deletion_vectors import mask_flags
-from sparkmeta.manifests.parts import part_of
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.manifests.v4.decode import entries_of_rows
 from sparkmeta.manifests.v4.layout import OpenManifest, open_manifest
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields

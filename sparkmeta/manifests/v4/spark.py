@@ -17,8 +17,8 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.comparison import unpushed
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.manifests.arrays import narrowed
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
+from sparkmeta.entries.arrays import narrowed
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.session import local_frame, spark_schema
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.manifests.arrays import narrowed, whole
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
-from sparkmeta.manifests.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.manifests.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.root import Root, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_fields
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType, Status

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparkmeta.manifests.projection import EntryProjection, PartitionIds
+from sparkmeta.entries.projection import EntryProjection, PartitionIds
 
 # Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones.
 TupleSources = Mapping[int, Sequence[tuple[int, int]]]

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.facts import FACTS, all_apply, compared_ids, compares, none_applies
 from sparkmeta.plan.deletes.groups import GROUP, delete_groups, refuse_second_dvs

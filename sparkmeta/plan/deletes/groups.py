@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.manifests.arrays import whole
+from sparkmeta.entries.arrays import whole
 from sparkmeta.plan.deletes.facts import FACTS, group_facts
 from sparkmeta.plan.deletes.keys import KEY, OF_FILE, OF_PARTITION, OF_TABLE, delete_key
 from sparkmeta.plan.deletes.rules import TWO_DVS, repeated_paths, second_dv

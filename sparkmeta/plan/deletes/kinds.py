@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.projection import EntryProjection
 from sparkmeta.manifests.v4.root import is_live as live_rows
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.manifests.projection import CONTENT_STATS
+from sparkmeta.entries.projection import CONTENT_STATS
 
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql

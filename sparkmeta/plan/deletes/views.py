@@ -10,8 +10,8 @@ from pyiceberg.transforms import VoidTransform
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
-from sparkmeta.manifests.arrays import whole
-from sparkmeta.manifests.projection import CONTENT_STATS, PARTITION
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.plan.deletes.rules import DELETE_WITHOUT_SEQUENCE, ArrowValues, View
 from sparkmeta.plan.rows import partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType

@@ -1,0 +1,274 @@
+"""Read and write the manifest lists of v1 to v3 snapshots, with typed partition summaries for pruning.
+
+Without Spark: tasks import this to read the lists of many snapshots.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.avro.container import inflate, read_blocks, read_header
+from sparkmeta.avro.schema import by_field_ids, parse
+from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds
+from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, FieldSpec
+
+SUMMARIES = "partition_summaries"
+
+SUMMARY_TYPE = pa.struct(
+    [
+        pa.field("contains_null", pa.bool_()),
+        pa.field("contains_nan", pa.bool_()),
+        pa.field("lower_bound", pa.binary()),
+        pa.field("upper_bound", pa.binary()),
+    ]
+)
+
+# The manifest_file struct of the table spec, in the order of format version 3.
+MANIFEST_FILE = (
+    FieldSpec(500, "manifest_path", pa.string(), required=True),
+    FieldSpec(501, "manifest_length", pa.int64(), required=True),
+    FieldSpec(502, "partition_spec_id", pa.int32(), required=True),
+    FieldSpec(517, "content", pa.int32()),
+    FieldSpec(515, "sequence_number", pa.int64()),
+    FieldSpec(516, "min_sequence_number", pa.int64()),
+    FieldSpec(503, "added_snapshot_id", pa.int64()),
+    FieldSpec(504, "added_files_count", pa.int32()),
+    FieldSpec(505, "existing_files_count", pa.int32()),
+    FieldSpec(506, "deleted_files_count", pa.int32()),
+    FieldSpec(512, "added_rows_count", pa.int64()),
+    FieldSpec(513, "existing_rows_count", pa.int64()),
+    FieldSpec(514, "deleted_rows_count", pa.int64()),
+    FieldSpec(507, "partitions", pa.list_(SUMMARY_TYPE)),
+    FieldSpec(519, "key_metadata", pa.binary()),
+    FieldSpec(520, "first_row_id", pa.int64()),
+)
+MANIFEST_FILE_SCHEMA = pa.schema([field.arrow for field in MANIFEST_FILE])
+
+# Values that v1 lists omit (table spec, Manifest Lists).
+_DEFAULTS = {"content": 0, "sequence_number": 0, "min_sequence_number": 0}
+_SUMMARY_KEYS = {"f509": "contains_null", "f518": "contains_nan", "f510": "lower_bound", "f511": "upper_bound"}
+
+
+def decode_manifest_list(data: bytes, location: str) -> pa.RecordBatch:
+    """Return the rows of a manifest list as `MANIFEST_FILE_SCHEMA`, with v1 defaults; unknown counts are null.
+
+    Raises:
+        CorruptFileError: not a manifest list, a required field is null, or an unknown content.
+    """
+    records = list(_records(data, location))
+    columns = [_column(field, records, location) for field in MANIFEST_FILE]
+    batch = pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
+    for value in batch.column("content").unique().to_pylist():
+        if value not in (0, 1):
+            raise CorruptFileError(location, "content", value, "not one of 0 (data), 1 (deletes)")
+    return batch
+
+
+def inline_manifest_list(paths: Sequence[str], lengths: Sequence[int], snapshot_id: int) -> pa.RecordBatch:
+    """Return the rows of a v1 snapshot whose manifests the table metadata lists: spec 0, unknown counts."""
+    known = {
+        "manifest_path": list(paths),
+        "manifest_length": list(lengths),
+        "partition_spec_id": [0] * len(paths),
+        "added_snapshot_id": [snapshot_id] * len(paths),
+        **{name: [default] * len(paths) for name, default in _DEFAULTS.items()},
+    }
+    columns = [pa.array(known.get(field.name, [None] * len(paths)), field.type) for field in MANIFEST_FILE]
+    return pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
+
+
+# The fields of a list in the order in which they are written, by format version (semantics 3.1-3).
+_V2 = (500, 501, 502, 517, 515, 516, 503, 504, 505, 506, 512, 513, 514, 507, 519)
+_LIST_FIELDS = {1: (500, 501, 502, 503, 504, 505, 506, 507, 512, 513, 514, 519), 2: _V2, 3: (*_V2, 520)}
+
+
+def write_manifest_list(
+    manifests: pa.Table, format_version: int, properties: Mapping[str, str], location: str
+) -> bytes:
+    """Return the bytes of a manifest list with rows of `MANIFEST_FILE_SCHEMA`, in their order.
+
+    Args:
+        properties: the file's key-value metadata.
+        location: the file's location, for errors.
+
+    Raises:
+        ValidationError: a manifest lacks a value that the format version requires, such as its counts.
+    """
+    from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
+    from pyiceberg.schema import Schema
+    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+    known = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
+    fields = [known[field_id] for field_id in _LIST_FIELDS[format_version]]
+    rows = manifests.to_pylist()
+    for field in fields:
+        for row in rows if field.required else ():
+            if row[field.name] is None:
+                problem = f"format version {format_version} requires it of {row['manifest_path']}"
+                raise ValidationError(f"{location}: {field.name} is not known: {problem}")
+    schema = AvroSchemaConversion().iceberg_to_avro(Schema(*fields), "manifest_file")
+    stream = io.BytesIO()
+    fastavro.writer(stream, schema, rows, codec="deflate", metadata=dict(properties))
+    return stream.getvalue()
+
+
+def _records(data: bytes, location: str) -> Iterator[dict[str, Any]]:
+    header = read_header(data, location)
+    schema = parse(by_field_ids(header.schema, location), location)
+    for block in read_blocks(data, header, location):
+        stream = io.BytesIO(inflate(data, block, header, location))
+        for _ in range(block.count):
+            try:
+                yield fastavro.schemaless_reader(stream, schema, None)  # type: ignore[misc]
+            except Exception as error:
+                problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
+                raise CorruptFileError(location, "block", block.offset, problem) from error
+
+
+def _column(field: FieldSpec, records: list[dict[str, Any]], location: str) -> pa.Array:
+    values = [record.get(f"f{field.id}") for record in records]
+    if field.name in _DEFAULTS:
+        values = [_DEFAULTS[field.name] if value is None else value for value in values]
+    if field.name == "partitions":
+        values = [value and [_summary(record) for record in value] for value in values]
+    if field.required and None in values:
+        raise CorruptFileError(location, field.name, None, "the field is required")
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        wrong = next((value for value in values if value is not None), None)
+        raise CorruptFileError(location, field.name, wrong, f"not {field.type}: {error}"[:200]) from error
+
+
+def _summary(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: record.get(key) for key, name in _SUMMARY_KEYS.items()}
+
+
+def manifests_of_list(
+    manifests: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], location: str
+) -> pa.Table:
+    """Return the manifests of a snapshot as content entries of types 3 and 4, with typed partition summaries.
+
+    Args:
+        manifests: rows of `MANIFEST_FILE_SCHEMA`.
+        spec_fields: spec id -> (partition field id, type name) of its fields in the spec's order, since summaries are
+            positional.
+        location: the list's location, for errors.
+
+    Returns:
+        The columns manifest (small id: the row's position), content_type, location, file_format,
+        version_info<snapshot_id, sequence_number>, partition_spec_id, file_size_in_bytes, manifest_stats, key_metadata,
+        first_row_id, and partition_summaries: a struct with a struct<contains_null, contains_nan, lower_bound,
+        upper_bound> per partition field id, null if the manifest has no summaries or its spec has no such field.
+
+    Raises:
+        CorruptFileError: the table does not have a manifest's spec, or summaries don't fit the spec.
+    """
+    _check_specs(manifests, spec_fields, location)
+    paths = manifests.column("manifest_path")
+    content = pc.add(manifests.column("content"), int(ContentType.DATA_MANIFEST)).cast(pa.int32())
+    stats = [manifests.column(field.name).combine_chunks() for field in MANIFEST_STATS]
+    version = [manifests.column(name).combine_chunks() for name in ("added_snapshot_id", "sequence_number")]
+    parquet = pc.ends_with(pc.utf8_lower(paths), ".parquet")
+    columns: dict[str, Any] = {
+        MANIFEST: pa.array(range(len(manifests)), pa.int32()),
+        "content_type": content,
+        "location": paths,
+        "file_format": pc.if_else(parquet, "PARQUET", "AVRO"),
+        "version_info": pa.StructArray.from_arrays(version, names=["snapshot_id", "sequence_number"]),
+        "partition_spec_id": manifests.column("partition_spec_id"),
+        "file_size_in_bytes": manifests.column("manifest_length"),
+        "manifest_stats": pa.StructArray.from_arrays(stats, fields=[field.arrow for field in MANIFEST_STATS]),
+        "key_metadata": manifests.column("key_metadata"),
+        "first_row_id": manifests.column("first_row_id"),
+    }
+    summaries = _summaries(manifests, spec_fields, location)
+    if summaries is not None:
+        columns[SUMMARIES] = summaries
+    return pa.table(columns)
+
+
+def _check_specs(manifests: pa.Table, spec_fields: Mapping[int, Any], location: str) -> None:
+    for spec_id in manifests.column("partition_spec_id").unique().to_pylist():
+        if spec_id not in spec_fields:
+            raise CorruptFileError(location, "partition_spec_id", spec_id, "the table has no such partition spec")
+
+
+def _summaries(
+    manifests: pa.Table, spec_fields: Mapping[int, Sequence[tuple[int, str]]], location: str
+) -> pa.StructArray | None:
+    types = {field_id: name for fields in spec_fields.values() for field_id, name in fields}
+    if not types:
+        return None
+    partitions = manifests.column("partitions").combine_chunks()
+    spec_ids = manifests.column("partition_spec_id").to_numpy()
+    sizes = pc.list_value_length(partitions)
+    present = partitions.is_valid().to_numpy(False)
+    starts = partitions.offsets.to_numpy()[:-1]
+    taken = {field_id: np.full(len(manifests), -1, np.int64) for field_id in types}
+    for spec_id, fields in spec_fields.items():
+        rows = np.flatnonzero(present & (spec_ids == spec_id))
+        _check_sizes(sizes.take(pa.array(rows)), len(fields), spec_id, location)
+        for position, (field_id, _) in enumerate(fields):
+            taken[field_id][rows] = starts[rows] + position
+    children = [
+        _typed_summary(partitions.values, taken[field_id], types[field_id], field_id, location)
+        for field_id in sorted(types)
+    ]
+    return pa.StructArray.from_arrays(children, names=[str(field_id) for field_id in sorted(types)])
+
+
+def _check_sizes(sizes: pa.Array, expected: int, spec_id: int, location: str) -> None:
+    for size in sizes.unique().to_pylist():
+        if size != expected:
+            problem = f"partition spec {spec_id} has {expected} fields"
+            raise CorruptFileError(location, "partitions", f"{size} field summaries", problem)
+
+
+def _typed_summary(
+    values: pa.StructArray, indices: np.ndarray[Any, Any], type_name: str, field_id: int, location: str
+) -> pa.StructArray:
+    chosen = values.take(pa.array(indices, mask=indices < 0))
+    children = [chosen.field("contains_null"), chosen.field("contains_nan")]
+    for name in ("lower_bound", "upper_bound"):
+        try:
+            children.append(decode_bounds(chosen.field(name), type_name))
+        except ValueError as error:
+            raise CorruptFileError(location, f"{PARTITION}.{field_id}.{name}", None, str(error)) from error
+    bound = bound_arrow_type(type_name)
+    fields = [*list(SUMMARY_TYPE)[:2], pa.field("lower_bound", bound), pa.field("upper_bound", bound)]
+    return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(indices < 0))
+
+
+def live_counts(manifests: pa.Table) -> pa.Array:
+    """Return the number of entries of each manifest that are not DELETED; null if unknown."""
+    return _counts(manifests, "added_files_count", "existing_files_count")
+
+
+def live_count(manifests: pa.Table) -> int | None:
+    """Return the total number of entries that are not DELETED; None if a manifest has no counts."""
+    return _total(live_counts(manifests))
+
+
+def entry_count(manifests: pa.Table) -> int | None:
+    """Return the total number of entries of manifests; None if one has no counts."""
+    return _total(_counts(manifests, "added_files_count", "existing_files_count", "deleted_files_count"))
+
+
+def _counts(manifests: pa.Table, *names: str) -> pa.Array:
+    stats = manifests.column("manifest_stats").combine_chunks()
+    return reduce(pc.add, (pc.struct_field(stats, [name]).cast(pa.int64()) for name in names))
+
+
+def _total(counts: pa.Array) -> int | None:
+    return None if counts.null_count else pc.sum(counts).as_py() or 0

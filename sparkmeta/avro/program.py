@@ -1,0 +1,365 @@
+"""Compile a manifest's writer schema and a projection to a program for the machine of `execute`.
+
+Each field has one or several instructions, in the order of the schema. Those of projected fields store values in the
+slots of a column; others skip bytes. A union jumps to the instructions of its branch. Each projected key of a metrics
+map has a separate column.
+
+Types that the machine does not support raise `NotCompilable`; fastavro decodes such manifests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sparkmeta.avro import execute as ops
+from sparkmeta.avro import machine
+from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, smallest_size
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.records import field_type, projected_fields
+from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAP_IDS, METRICS_MAPS, PARTITION_FIELD_ID, STATS_SOURCES
+
+_WORD = 8
+
+_FIXED_SIZES = {"boolean": 1, "float": 4, "double": 8}
+_NUMBERS = frozenset({"int", "long"})
+_BYTES = frozenset({"bytes", "string"})
+
+# Avro types that can be read as an Arrow type, by Arrow's type id.
+_READABLE: dict[int, frozenset[str]] = {
+    pa.int32().id: _NUMBERS,
+    pa.int64().id: _NUMBERS,
+    pa.date32().id: _NUMBERS,
+    pa.timestamp("us").id: _NUMBERS,
+    pa.bool_().id: frozenset({"boolean"}),
+    pa.float32().id: frozenset({"float"}),
+    pa.float64().id: frozenset({"float", "double"}),
+    pa.string().id: frozenset({"string"}),
+    pa.binary().id: frozenset({"bytes", "fixed"}),
+    pa.decimal128(1).id: frozenset({"bytes", "fixed"}),
+}
+
+
+class NotCompilable(Exception):  # noqa: N818  not an error, since the caller has an alternative
+    """A type that the machine does not support."""
+
+
+class Column(NamedTuple):
+    """The column of a projected value.
+
+    Attributes:
+        slot: the row of its slots.
+        avro: the Avro type of the values; `map` for maps in either encoding.
+        kinds: the kinds of a map's keys and values.
+    """
+
+    slot: int
+    avro: str
+    kinds: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """The code for `execute.run`, and the columns that it fills.
+
+    Attributes:
+        columns: the number of columns.
+        smallest_record: the least size of a record in bytes.
+        fields: field id -> column.
+        partition: partition field id -> column.
+        metrics: (map id, key) -> column.
+        marks: the columns of marks; see `compile_program`.
+    """
+
+    code: np.ndarray[Any, Any]
+    columns: int
+    smallest_record: int
+    fields: dict[int, Column]
+    partition: dict[int, Column]
+    metrics: dict[tuple[int, int], Column]
+    marks: tuple[int, ...]
+
+
+def compile_program(schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int] = ()) -> Program:
+    """Return the program that reads the values that `EntryBuilder` needs.
+
+    Args:
+        marks: ascending indices of fields of the data_file, or the number of its fields. The slots of `Program.marks`
+            have the offsets at which these begin, or at which the data_file ends.
+
+    Raises:
+        NotCompilable: the machine does not support the type of a projected field.
+    """
+    return _Compiler(schema, projection, marks).program()
+
+
+class _Compiler:
+    """Emits instructions for one type after the other, then tables after the last instruction."""
+
+    def __init__(self, schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int]) -> None:
+        self._schema = schema
+        self._asked_marks = marks
+        self._marks: list[int] = []
+        projected = projected_fields(projection)
+        self._entry_fields = projected & schema.fields - METRICS_MAPS.keys()
+        self._file_fields = projected - self._entry_fields
+        self._keys = [field_id for field_id, _ in projection.stats]
+        self._whole = {METRICS_MAP_IDS[name] for name in projection.columns if name in METRICS_MAP_IDS}
+        self._partition_types = {field_id: bound_arrow_type(name) for field_id, name in projection.partition}
+        self._sizes = fixed_sizes(schema.entry)
+        self._code: list[list[int]] = []
+        self._tables: list[tuple[int, list[int]]] = []
+        self._columns = 0
+        self._fields: dict[int, Column] = {}
+        self._partition: dict[int, Column] = {}
+        self._metrics: dict[tuple[int, int], Column] = {}
+
+    def program(self) -> Program:
+        for field in self._schema.entry["fields"]:
+            self._entry_field(field_id_of(field), field["type"])
+        self._emit(ops.END)
+        smallest = smallest_size(self._schema.entry, self._sizes)
+        by_field = (self._fields, self._partition, self._metrics, tuple(self._marks))
+        return Program(self._linked(), self._columns, smallest, *by_field)
+
+    def _linked(self) -> np.ndarray[Any, Any]:
+        """Return the code followed by its tables."""
+        flat = [word for instruction in self._code for word in instruction]
+        for number, table in self._tables:
+            place = number * ops.WIDTH
+            flat[place + 2] = (len(flat) - place) * _WORD
+            flat += table
+        return np.array(flat, np.int64)
+
+    def _emit(self, op: int, *operands: int) -> int:
+        """Append an instruction, and return its number."""
+        self._code.append([op, *operands, *[0] * (ops.WIDTH - 1 - len(operands))])
+        return len(self._code) - 1
+
+    def _set_targets(self, *numbers: int) -> None:
+        for number in numbers:
+            self._code[number][1] = _distance(number, len(self._code))
+
+    def _column(self) -> int:
+        self._columns += 1
+        return self._columns - 1
+
+    # Projected fields, from the outside to the inside
+
+    def _entry_field(self, field_id: int, kind: Any) -> None:
+        if field_id in self._entry_fields:
+            self._field(field_id, kind)
+        elif field_id == DATA_FILE_FIELD_ID:
+            self._union_or(kind, self._data_file, machine.NULL_FILE)
+        else:
+            self._skip(kind)
+
+    def _data_file(self, record: Any) -> None:
+        for place, field in enumerate(record["fields"]):
+            self._mark(place)
+            field_id, kind = field_id_of(field), field["type"]
+            if field_id == PARTITION_FIELD_ID:
+                self._union_or(kind, self._partition_tuple)
+            elif field_id in METRICS_MAPS and field_id in self._file_fields:
+                self._union_or(kind, partial(self._metrics_map, field_id))
+            elif field_id in self._file_fields:
+                self._field(field_id, kind)
+            else:
+                self._skip(kind)
+        self._mark(len(record["fields"]))
+
+    def _mark(self, place: int) -> None:
+        for _ in range(self._asked_marks.count(place)):
+            self._marks.append(self._column())
+            self._emit(ops.READ_FIXED, self._marks[-1], 0)
+
+    def _partition_tuple(self, record: Any) -> None:
+        for field in record["fields"]:
+            field_id, kind = field_id_of(field), field["type"]
+            if field_id in self._partition_types:
+                self._partition[field_id] = self._value(kind, self._partition_types[field_id])
+            else:
+                self._skip(kind)
+
+    def _field(self, field_id: int, kind: Any) -> None:
+        self._fields[field_id] = self._value(kind, field_type(field_id))
+
+    def _value(self, kind: Any, arrow: pa.DataType) -> Column:
+        column = self._described(_present(kind), arrow)
+        self._union_or(kind, lambda one: self._read(one, column))
+        return column
+
+    def _described(self, kind: Any, arrow: pa.DataType) -> Column:
+        avro = self._name(kind)
+        if pa.types.is_list(arrow):
+            if avro != "array" or self._name(kind["items"]) not in _NUMBERS:
+                raise NotCompilable(kind)
+            return Column(self._column(), avro)
+        if avro not in _READABLE.get(arrow.id, ()):
+            raise NotCompilable(kind)
+        return Column(self._column(), avro)
+
+    def _read(self, kind: Any, column: Column) -> None:
+        if column.avro in _NUMBERS:
+            self._emit(ops.READ_NUMBER, column.slot)
+        elif column.avro in _FIXED_SIZES:
+            self._emit(ops.READ_BITS, column.slot, _FIXED_SIZES[column.avro])
+        elif column.avro in _BYTES:
+            self._emit(ops.READ_BYTES, column.slot)
+        elif column.avro == "fixed":
+            self._emit(ops.READ_FIXED, column.slot, self._size(kind))
+        else:
+            self._emit(ops.READ_ITEMS, column.slot, ops.NUMBERS, 1)
+
+    def _metrics_map(self, map_id: int, kind: Any) -> None:
+        avro, value = self._pair(kind)
+        if value not in (_NUMBERS if METRICS_MAPS[map_id][1] == pa.int64() else {"bytes"}):
+            raise NotCompilable(kind)
+        kinds = (machine.TEXT_KEY if avro == "map" else 0) | (machine.BYTES_VALUE if value == "bytes" else 0)
+        keyed = self._keys if map_id in STATS_SOURCES.values() else []
+        if map_id in self._whole:
+            column = self._fields[map_id] = Column(self._column(), "map", kinds)
+            self._emit(ops.READ_ITEMS, column.slot, ops.PAIRS, kinds)
+            if keyed:
+                self._emit(ops.BACK, column.slot)
+        if keyed:
+            self._read_keys(map_id, keyed, kinds)
+
+    def _pair(self, kind: Any) -> tuple[str, str]:
+        avro = self._name(kind)
+        if avro == "map":
+            return avro, self._name(kind["values"])
+        return avro, self._name(kind["items"]["fields"][1]["type"])
+
+    def _read_keys(self, map_id: int, keys: list[int], kinds: int) -> None:
+        value = "bytes" if kinds & machine.BYTES_VALUE else "long"
+        columns = {key: self._column() for key in keys}
+        self._metrics.update({(map_id, key): Column(index, value) for key, index in columns.items()})
+        size = 8
+        while size < 4 * len(keys):
+            size *= 2
+        number = self._emit(ops.READ_KEYS, size - 1, 0, kinds)
+        self._tables.append((number, _hash_table(columns, size)))
+
+    # Any type
+
+    def _union_or(self, kind: Any, read: Callable[[Any], object], null: int = 0) -> None:
+        """Emit a type that is read, or a union of it and null."""
+        _present(kind)
+        if isinstance(kind, list):
+            self._union(kind, read, null)
+        else:
+            read(kind)
+
+    def _union(self, branches: list[Any], each: Callable[[Any], object], null: int = 0) -> None:
+        """Emit a union.
+
+        Args:
+            each: emits a branch.
+            null: the reason to fail in the null branch; 0 to continue.
+        """
+        number = self._emit(ops.UNION, len(branches))
+        targets = [-1] * len(branches)
+        jumps: list[int] = []
+        read = [place for place, branch in enumerate(branches) if branch != "null" or null]
+        for place in read:
+            if place != read[0]:
+                jumps.append(self._emit(ops.JUMP))
+            targets[place] = len(self._code)
+            if branches[place] == "null":
+                self._emit(ops.FAIL, null)
+            else:
+                each(branches[place])
+        self._set_targets(*jumps)
+        behind = len(self._code)
+        self._tables.append((number, [_distance(number, behind if at < 0 else at) for at in targets]))
+
+    def _skip(self, kind: Any) -> None:
+        avro = self._name(kind)
+        if avro in _NUMBERS:
+            self._emit(ops.SKIP_NUMBER)
+        elif avro in _BYTES:
+            self._emit(ops.SKIP_BYTES)
+        elif avro == "union":
+            self._union(kind, self._skip)
+        elif avro == "record":
+            for field in kind["fields"]:
+                self._skip(field["type"])
+        elif avro in {"array", "map"}:
+            self._skip_items(["string", kind["values"]] if avro == "map" else [kind["items"]])
+        elif size := self._size(kind):
+            self._emit(ops.SKIP_FIXED, size)
+
+    def _skip_items(self, item: list[Any]) -> None:
+        leaves = [self._name(leaf) for kind in item for leaf in _leaves(kind)]
+        if all(leaf in _NUMBERS for leaf in leaves):
+            self._emit(ops.SKIP_ITEMS, ops.NUMBERS, len(leaves))
+        elif len(leaves) == 2 and all(leaf in _NUMBERS | _BYTES for leaf in leaves):
+            kinds = machine.TEXT_KEY * (leaves[0] in _BYTES) | machine.BYTES_VALUE * (leaves[1] in _BYTES)
+            self._emit(ops.SKIP_ITEMS, ops.PAIRS, kinds)
+        elif all(leaf == "fixed" or leaf in _FIXED_SIZES for leaf in leaves):
+            size = sum(self._size(leaf) for kind in item for leaf in _leaves(kind))
+            self._emit(ops.SKIP_ITEMS, ops.FIXED, size)
+        else:
+            self._skip_loop(item)
+
+    def _skip_loop(self, item: list[Any]) -> None:
+        loop = self._emit(ops.LOOP, 0, sum(smallest_size(kind, self._sizes) for kind in item))
+        for kind in item:
+            self._skip(kind)
+        self._emit(ops.LOOP_END, _distance(len(self._code), loop))
+        self._set_targets(loop)
+
+    def _name(self, kind: Any) -> str:
+        if isinstance(kind, list):
+            return "union"
+        if isinstance(kind, dict):
+            return str(kind["type"])
+        return "fixed" if kind in self._sizes else str(kind)
+
+    def _size(self, kind: Any) -> int:
+        """Return the size of a type of fixed size; 0 for null."""
+        if isinstance(kind, dict):
+            return int(kind["size"])
+        return _FIXED_SIZES.get(kind) or self._sizes.get(kind, 0)
+
+
+def _distance(number: int, target: int) -> int:
+    """Return the distance from one instruction to another in bytes."""
+    return (target - number) * ops.WIDTH * _WORD
+
+
+def _present(kind: Any) -> Any:
+    """Return the type, or the branch of a union that is not null."""
+    if not isinstance(kind, list):
+        return kind
+    branches = [branch for branch in kind if branch != "null"]
+    if len(branches) != 1 or len(kind) > 2:
+        raise NotCompilable(kind)
+    return branches[0]
+
+
+def _leaves(kind: Any) -> Iterator[Any]:
+    """Yield the types of a type's values in order, with records replaced by their fields."""
+    if isinstance(kind, dict) and kind["type"] == "record":
+        for field in kind["fields"]:
+            yield from _leaves(field["type"])
+    else:
+        yield kind
+
+
+def _hash_table(columns: dict[int, int], size: int) -> list[int]:
+    """Return a hash table of (key, column) pairs by a key's lowest bits, with linear probing; -1 for no column."""
+    table = [0, -1] * size
+    for key, column in columns.items():
+        place = key & (size - 1)
+        while table[2 * place + 1] >= 0:
+            place = (place + 1) & (size - 1)
+        table[2 * place : 2 * place + 2] = [key, column]
+    return table

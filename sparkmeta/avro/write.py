@@ -1,0 +1,260 @@
+"""Write v1 to v3 manifests from encoded entries.
+
+Layouts and field orders are like those of Iceberg's Java library (semantics 3.1-1, 3.1-2).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.avro.container import SYNC_SIZE, deflater
+from sparkmeta.avro.container_writer import container_blocks, container_header, packed_blocks
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse, with_partition_ids
+from sparkmeta.columns.bounds import encode_bounds
+from sparkmeta.entries.arrays import extremes
+from sparkmeta.entries.projection import PARTITION, EntryProjection, PartitionIds
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.entry import Status
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import StructType
+
+    from sparkmeta.storage.executors import ExecutorWriter
+
+ENTRY = "entry"
+"""A column in addition to an entry's: the entry encoded with a `ManifestFormat`'s schema."""
+
+COLUMNS = ("version_info", "record_count", "first_row_id")
+"""The columns that are needed to encode entries, in addition to the partition tuple."""
+
+REQUIRED_DEFAULTS = {134: 0, 105: 67_108_864}
+"""The values of required fields of data_file that a writer may not know: content and block size (semantics 3.1-2)."""
+
+# The fields of data_file in the order in which they are written, by format version.
+_V2 = (134, 100, 101, 102, 103, 104, 108, 109, 110, 137, 125, 128, 131, 132, 135, 140)
+_FILE_FIELDS = {
+    1: (100, 101, 102, 103, 104, 105, 108, 109, 110, 137, 125, 128, 131, 132, 140),
+    2: (*_V2, 143),
+    3: (*_V2, 142, 143, 144, 145),
+}
+_ENTRY_FIELDS = {1: (0, 1), 2: (0, 1, 3, 4), 3: (0, 1, 3, 4)}
+
+_CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
+
+
+def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
+    """Return the Avro schema of entries with a partition tuple (table spec, Manifests)."""
+    from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IntegerType, ListType, NestedField, StructType
+    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+    known = {field.field_id: field for version in (1, 3) for field in DATA_FILE_TYPE[version].fields}
+    known[102] = known[102].model_copy(update={"field_type": partition})
+    ids = ListType(element_id=136, element=IntegerType(), element_required=True)  # pyiceberg's are longs
+    known[135] = known[135].model_copy(update={"field_type": ids})
+    data_file = StructType(*(known[field_id] for field_id in _FILE_FIELDS[format_version]))
+    outside = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
+    fields = [outside[field_id] for field_id in _ENTRY_FIELDS[format_version]]
+    whole = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
+    schema: dict[str, Any] = named_once(AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry"))
+    parse(by_field_ids(schema, "manifest_entry"), "manifest_entry")
+    return schema
+
+
+@dataclass(frozen=True)
+class ManifestFormat:
+    """The format of the manifests of one partition spec. Picklable.
+
+    Attributes:
+        content: 0 (data) or 1 (deletes).
+        partition: (partition field id, type name) of the spec's fields, in order.
+        schema: the Avro schema of entries.
+        properties: key-value metadata of the files.
+        codec: the codec's name in table properties.
+        level: the compression level; None for a fast one.
+        folder: the folder of the files.
+        name: the beginning of the files' names.
+        target_bytes: the target size of a manifest.
+        writer: writes the files.
+        partition_ids: the ids of partition fields in the files.
+    """
+
+    format_version: int
+    content: int
+    spec_id: int
+    partition: tuple[tuple[int, str], ...]
+    schema: Mapping[str, Any]
+    properties: Mapping[str, str]
+    codec: str
+    level: int | None
+    folder: str
+    name: str
+    target_bytes: int
+    writer: ExecutorWriter
+    partition_ids: PartitionIds = ()
+
+    @property
+    def projection(self) -> EntryProjection:
+        """What is read of entries to encode them."""
+        return EntryProjection.of(COLUMNS, dict(self.partition), {}, self.partition_ids)
+
+    @property
+    def written_schema(self) -> dict[str, Any]:
+        """The schema in the files: partition fields have the ids that the spec gives them."""
+        ids = {unique: written for written, unique in self.projection.unique_ids(self.spec_id).items()}
+        return with_partition_ids(dict(self.schema), ids)
+
+    @cached_property
+    def encoded(self) -> dict[str, Any]:
+        """The schema with which entries are encoded, by field ids. Fixed values are bytes, as in Java's library."""
+        schema = dict(self.schema)
+        return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The ids of the entry's fields between its status and its data_file."""
+        return _ENTRY_FIELDS[self.format_version][1:]
+
+
+_CONTENTS = ("data", "deletes")
+
+
+def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec, content: int) -> dict[str, str]:
+    """Return the key-value metadata of a manifest (semantics 2.2-9)."""
+    from sparkmeta.spec.partitioning import partition_spec_to_json
+    from sparkmeta.spec.schema import schema_to_json
+
+    fields = partition_spec_to_json(spec)["fields"]
+    known = {
+        "schema": json.dumps(schema_to_json(schema)),
+        "partition-spec": json.dumps(fields),
+        "partition-spec-id": str(spec.spec_id),
+        "format-version": str(format_version),
+    }
+    return known if format_version == 1 else {**known, "content": _CONTENTS[content]}
+
+
+def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
+    """Return the table properties `write.manifest.compression-codec` and `write.manifest.compression-level`.
+
+    Raises:
+        ValidationError: an unknown codec, or an invalid level.
+    """
+    name, key = properties.get("write.manifest.compression-codec", "gzip"), "write.manifest.compression-level"
+    codec, text = name.lower(), properties.get(key)
+    if codec not in _CODECS:
+        problem = f"is {shown(name)}: expected one of {', '.join(_CODECS)}"
+        raise ValidationError(f"the table property write.manifest.compression-codec {problem}")
+    if text is None:
+        return codec, None
+    levels = {"gzip": range(-1, 10), "zstd": range(-7, 23)}.get(codec, range(-100, 100))
+    if not text.lstrip("-").isdecimal() or int(text) not in levels:
+        raise ValidationError(f"the table property {key} is {shown(text)}: it is not a level of {codec}")
+    return codec, int(text)
+
+
+def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.Table]:
+    """Return entries as the bytes of a manifest, and its row in the manifest list with a new location.
+
+    The commit sets the row's sequence number, snapshot id and first row id, and the least sequence number if no
+    live entry has one.
+
+    Args:
+        entries: sorted entries with `entry`, `record_count`, `version_info` and `partition` (a struct by partition
+            field id).
+    """
+    whole = entries.combine_chunks()
+    sync = os.urandom(SYNC_SIZE)
+    header = container_header(form.written_schema, _CODECS[form.codec], form.properties, sync)
+    data = b"".join([header, *container_blocks(whole.column(ENTRY).combine_chunks(), _packer(form), sync)])
+    location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
+    live = whole.filter(pc.not_equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED)))
+    known = {
+        "manifest_path": location,
+        "manifest_length": len(data),
+        "partition_spec_id": form.spec_id,
+        "content": form.content,
+        "min_sequence_number": pc.min(pc.struct_field(live.column("version_info"), "sequence_number")).as_py(),
+        **_counts(whole),
+        "partitions": _summaries(whole, form),
+    }
+    return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
+
+
+def _packer(form: ManifestFormat) -> Callable[[Any], bytes]:
+    return deflater(_CODECS[form.codec], form.level)
+
+
+def _counts(entries: pa.Table) -> dict[str, int]:
+    """Return the numbers of files and of their rows by status."""
+    status, records = pc.struct_field(entries.column("version_info"), "status"), entries.column("record_count")
+    counts = {}
+    for value in Status:
+        mask = pc.equal(status, int(value))
+        counts[f"{value.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
+        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
+    return counts
+
+
+def with_version_info(entries: pa.RecordBatch, **changed: pa.Array) -> pa.RecordBatch:
+    """Return entries with other values of fields of `version_info`."""
+    place = entries.schema.get_field_index("version_info")
+    info = entries.column(place)
+    children = dict(zip(info.type.names, info.flatten(), strict=True)) | changed
+    version_info = pa.StructArray.from_arrays([*children.values()], fields=list(info.type))
+    return entries.set_column(place, entries.schema.field(place), version_info)
+
+
+def packed_size(entries: pa.Table, form: ManifestFormat) -> int:
+    """Estimate the bytes that entries take in a manifest from the first block."""
+    lengths = pc.binary_length(entries.column(ENTRY)).to_numpy()
+    count, data = next(packed_blocks(entries.column(ENTRY).chunk(0), _packer(form)))
+    return int(lengths.sum() * len(data) / lengths[:count].sum())
+
+
+def _summaries(entries: pa.Table, form: ManifestFormat) -> list[dict[str, Any]] | None:
+    """Return the summaries of the partition fields; None if readers may order a field's UUIDs differently."""
+    summaries = []
+    for field_id, kind in form.partition:
+        values = pc.struct_field(entries.column(PARTITION), [str(field_id)]).combine_chunks()
+        if kind == "uuid" and not _one_order(values):
+            return None
+        summaries.append(_summary(values))
+    return summaries
+
+
+def _one_order(uuids: pa.BinaryArray) -> bool:
+    """Return whether UUIDs have the same order by bytes and by two signed numbers, as Java compares them."""
+    halves = ((value[0] & 0x80, value[8] & 0x80) for value in uuids.unique().drop_null().to_pylist())
+    return len(set(halves)) < 2
+
+
+def _summary(values: pa.Array) -> dict[str, Any]:
+    """Return a partition field's summary (table spec, Manifest Lists, field_summary)."""
+    present = values.drop_null()
+    if not len(present):
+        return {"contains_null": True, "contains_nan": False, "lower_bound": None, "upper_bound": None}
+    nan = pc.is_nan(present) if pa.types.is_floating(values.type) else None
+    bounds = extremes(present if nan is None else present.filter(pc.invert(nan)))
+    lower, upper = encode_bounds(pa.array([bound.as_py() for bound in bounds], values.type)).to_pylist()
+    contains_nan = nan is not None and bool(pc.any(nan).as_py())
+    return {
+        "contains_null": values.null_count > 0,
+        "contains_nan": contains_nan,
+        "lower_bound": lower,
+        "upper_bound": upper,
+    }

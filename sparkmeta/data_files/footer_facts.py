@@ -1,0 +1,397 @@
+"""Read counts, sizes and bounds of columns from the footers of Parquet files. Spark tasks import this module."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkmeta.columns.bounds import reads_as
+from sparkmeta.data_files.metrics import Leaf, truncated_bounds
+from sparkmeta.errors import CorruptFileError, ValidationError
+from sparkmeta.rows.data_file import row_group_start
+from sparkmeta.rows.file_schema import file_columns
+from sparkmeta.rows.resolve import Column, FromFile, MappedName, Source, has_ids, resolve
+from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.spec.metrics_modes import COUNTS_ONLY
+
+_SHAPES: Final = ("geometry", "geography")
+_INT96: Final = "INT96"
+_INSTANTS: Final = ("timestamp", "timestamptz")
+_DAY_MICROS: Final = 86_400_000_000
+_MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The metrics of a column in a file. Dates and times are numbers, as in bounds.
+
+    Attributes:
+        values: the number of values, including nulls.
+        nulls: the number of nulls; None if unknown.
+        least: a lower bound; None if it is unknown or there are no values.
+        most: an upper bound; None as for `least`.
+        nans: the number of NaNs, which the bounds ignore; None if unknown.
+    """
+
+    values: int
+    nulls: int | None
+    least: Any = None
+    most: Any = None
+    nans: int | None = None
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table to compare files with. Picklable.
+
+    Attributes:
+        columns: the columns.
+        names: the table's name mapping, or a mapping of its current names if it has none.
+        known: field id -> all names that the column has had.
+        leaves: the columns that have metrics.
+        sized: the ids of all primitive columns that have metrics.
+    """
+
+    columns: tuple[Column, ...]
+    names: tuple[MappedName, ...]
+    known: Mapping[int, frozenset[str]]
+    leaves: tuple[Leaf, ...]
+    sized: frozenset[int]
+
+    def sources(self, columns: Sequence[Column], location: str, in_folders: frozenset[int]) -> tuple[Source, ...]:
+        """Return where the table's columns come from in a file.
+
+        Args:
+            columns: the columns of the file.
+            location: the file, for errors.
+            in_folders: ids of columns whose values the file's folders give.
+
+        Raises:
+            CorruptFileError: a column has an incompatible type, or a required one is missing.
+            ValidationError: a column of the file is not in the table, or has the field id of another one.
+        """
+        present = {column.name for column in columns} | {column.id for column in columns}
+        names = {entry.id: entry.names for entry in self.names}
+        absent = {field_id for field_id in in_folders if not present.intersection((field_id, *names.get(field_id, ())))}
+        sources = resolve(columns, self.columns, location, names=self.names, partition_ids=absent, by_position=False)
+        self._check(columns, sources, location, ())
+        return sources
+
+    def _check(
+        self, columns: Sequence[Column], sources: Sequence[Source], location: str, path: tuple[str, ...]
+    ) -> None:
+        used = {source.physical.name: source for source in sources if isinstance(source, FromFile)}
+        for physical in columns:
+            inside = ".".join((*path, physical.name))
+            source = used.get(physical.name)
+            if source is None:
+                unmapped = physical.id is None and any(column.name == inside for column in self.columns)
+                where = "the table's name mapping (schema.name-mapping.default)" if unmapped else "the table"
+                raise ValidationError(f"{location}: column {inside} of type {physical.type} is not in {where}")
+            column = source.column
+            known = self.known.get(column.id or 0, frozenset())
+            if physical.id is not None and known and physical.name not in known:
+                problem = f"column {inside} has the field id {physical.id}, which is column {column.name} of the table"
+                raise ValidationError(f"{location}: {problem}")
+            if source.children:
+                self._check(physical.children, source.children, location, (*path, physical.name))
+
+
+@dataclass(frozen=True)
+class _FileLeaf:
+    """A primitive column of a file that has metrics.
+
+    Attributes:
+        leaf: the table's column.
+        place: the column's index among the leaves of the file.
+        value: converts a raw statistics value to the table's type; None for a column of nulls.
+        is_required: whether a null is an error.
+    """
+
+    leaf: Leaf
+    place: int
+    value: Callable[[Any], Any] | None
+    is_required: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How files with one schema store a table's columns.
+
+    Attributes:
+        has_ids: whether the files have field ids.
+        columns: field ids of the table's columns that are in the files.
+    """
+
+    has_ids: bool
+    columns: frozenset[int]
+    _leaves: tuple[_FileLeaf, ...]
+    _sized: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(table: TableColumns, footer: pq.FileMetaData, location: str, in_folders: frozenset[int]) -> Layout:
+        """Return the layout of a file, given its footer; see `TableColumns.sources`."""
+        schema = footer.schema.to_arrow_schema()
+        columns = file_columns(schema)
+        sources = table.sources(columns, location, in_folders)
+        places = {source.column.id: place for source, place, _ in _leaf_sources(columns, sources, 0)}
+        kinds = dict(enumerate(_leaf_types(schema)))
+        leaves = []
+        wanted = {leaf.id: leaf for leaf in table.leaves}
+        for source, place, required in _leaf_sources(columns, sources, 0):
+            column, physical = source.column, source.physical
+            is_int96 = footer.schema.column(place).physical_type == _INT96
+            if not _fits(physical.type, column.type, is_int96=is_int96):
+                problem = f"the table has type {column.type} (field id {column.id})"
+                raise CorruptFileError(location, f"type of column {column.name}", physical.type, problem)
+            if column.id in wanted:
+                is_optional = footer.schema.column(place).max_definition_level > 0
+                value = None if physical.type == "unknown" else _reader(kinds[place], physical.type, column.type)
+                leaves.append(_FileLeaf(wanted[column.id], place, value, required and is_optional))
+        sized = tuple((field_id, place) for field_id, place in places.items() if field_id in table.sized)
+        present = frozenset(source.column.id for source in sources if isinstance(source, FromFile) and source.column.id)
+        return Layout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized)
+
+    def facts(self, footer: pq.FileMetaData, location: str) -> dict[int, Facts]:
+        """Return the facts of columns with metrics from a footer, by field id.
+
+        Raises:
+            ValidationError: a required column has nulls, or the footer does not count them.
+        """
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        facts = {}
+        for leaf in self._leaves:
+            known = facts[leaf.leaf.id] = _facts(groups, leaf)
+            if leaf.is_required and known.nulls != 0:
+                what = "has no count of nulls" if known.nulls is None else f"has nulls in {known.nulls} rows"
+                path = footer.schema.column(leaf.place).path
+                raise ValidationError(f"{location}: column {path} is required, and {what}")
+        return facts
+
+    def with_nans(
+        self, file: pa.NativeFile, footer: pq.FileMetaData, facts: Mapping[int, Facts], wanted: frozenset[int]
+    ) -> dict[int, Facts]:
+        """Read some floating-point columns, and return the facts with their NaN counts."""
+        counted = dict(facts)
+        for leaf in self._leaves:
+            if leaf.leaf.id in wanted and leaf.value is not None:
+                nans = _nans(file, footer, leaf.place)
+                counted[leaf.leaf.id] = replace(facts[leaf.leaf.id], nans=nans)
+        return counted
+
+    def sizes(self, footer: pq.FileMetaData) -> dict[int, int]:
+        """Return the compressed sizes of columns in bytes, by field id."""
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        return {
+            field_id: sum(group.column(place).total_compressed_size for group in groups)
+            for field_id, place in self._sized
+        }
+
+
+def split_offsets(footer: pq.FileMetaData) -> list[int]:
+    """Return the start offsets of a file's row groups."""
+    return sorted(row_group_start(footer.row_group(number)) for number in range(footer.num_row_groups))
+
+
+def metrics_of(leaves: Sequence[Leaf], facts: Mapping[int, Facts]) -> dict[str, dict[int, Any]]:
+    """Return metrics maps without NaN counts, which are unknown."""
+    maps: dict[str, dict[int, Any]] = {
+        name: {} for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
+    }
+    for leaf in leaves:
+        known = facts.get(leaf.id)
+        if known is None:
+            continue
+        maps["value_counts"][leaf.id] = known.values
+        if known.nulls is not None:
+            maps["null_value_counts"][leaf.id] = known.nulls
+        if known.least is None or leaf.length == COUNTS_ONLY or leaf.type.startswith(_SHAPES):
+            continue
+        least, most = truncated_bounds(leaf, known.least, known.most)
+        maps["lower_bounds"][leaf.id] = _encoded(least, leaf.type)
+        if most is not None:
+            maps["upper_bounds"][leaf.id] = _encoded(most, leaf.type)
+    return maps
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------
+
+
+def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
+    if leaf.value is None:
+        total = sum(group.num_rows for group in groups)
+        return Facts(total, total)
+    values, nulls, is_counted = 0, 0, True
+    least = most = None
+    is_bounded = True
+    for group in groups:
+        chunk = group.column(leaf.place)
+        count = chunk.num_values
+        values += count
+        statistics = chunk.statistics if chunk.is_stats_set else None
+        if statistics is None or not statistics.has_null_count:
+            is_counted = False
+        else:
+            nulls += statistics.null_count
+            if statistics.null_count == count:
+                continue
+        if statistics is None or not statistics.has_min_max:
+            is_bounded = False
+        elif is_bounded:
+            low, high = leaf.value(statistics.min_raw), leaf.value(statistics.max_raw)
+            if low is None or high is None:
+                is_bounded = False
+                continue
+            least = low if least is None or low < least else least
+            most = high if most is None or high > most else most
+    if not is_bounded:
+        least = most = None
+    if isinstance(least, float) and isinstance(most, float):
+        # Footers do not preserve the sign of zero (Parquet format, Statistics).
+        least, most = -0.0 if least == 0 else least, 0.0 if most == 0 else most
+    return Facts(values, nulls if is_counted else None, least, most)
+
+
+def _nans(file: pa.NativeFile, footer: pq.FileMetaData, place: int) -> int:
+    """Count the NaNs of a column that is not inside a list or map."""
+    parquet = pq.ParquetFile(file, metadata=footer)
+    count = 0
+    for batch in parquet.iter_batches(columns=[footer.schema.column(place).path]):
+        values = batch.column(0)
+        while pa.types.is_struct(values.type):
+            values = values.flatten()[0]
+        count += pc.sum(pc.is_nan(values)).as_py() or 0
+    return count
+
+
+def _reader(kind: pa.DataType, file_type: str, type_name: str) -> Callable[[Any], Any]:
+    """Return a function that converts raw statistics values to bounds of the table's type, or to None if unusable."""
+    if type_name == "string":
+        return _text
+    if type_name.startswith("decimal"):
+        scale = kind.scale
+        return lambda raw: _decimal(raw, scale)
+    if type_name in ("float", "double"):
+        return lambda raw: None if math.isnan(raw) else raw
+    if file_type == "date" and type_name != "date":
+        unit = _DAY_MICROS * (1000 if type_name.endswith("_ns") else 1)
+        return lambda raw: raw * unit
+    if pa.types.is_uint32(kind):
+        return lambda raw: raw & 0xFFFFFFFF
+    if (pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit in _MICROS:
+        factor = _MICROS[kind.unit]
+        return lambda raw: raw * factor
+    return lambda raw: raw
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _decimal(raw: int | bytes, scale: int) -> Decimal:
+    unscaled = raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
+    # Decimal arithmetic would round to 28 digits.
+    return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -scale))
+
+
+_PACKED: Final = {
+    "boolean": struct.Struct("<?"),
+    "int": struct.Struct("<i"),
+    "date": struct.Struct("<i"),
+    "long": struct.Struct("<q"),
+    "time": struct.Struct("<q"),
+    "timestamp": struct.Struct("<q"),
+    "timestamptz": struct.Struct("<q"),
+    "timestamp_ns": struct.Struct("<q"),
+    "timestamptz_ns": struct.Struct("<q"),
+    "float": struct.Struct("<f"),
+    "double": struct.Struct("<d"),
+}
+
+
+def _encoded(value: Any, type_name: str) -> bytes:
+    if (packed := _PACKED.get(type_name)) is not None:
+        return packed.pack(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, Decimal):
+        sign, digits, _ = value.as_tuple()
+        unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+        size = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
+        return unscaled.to_bytes(size, "big", signed=True)
+    return bytes(value)
+
+
+# -- schemas --------------------------------------------------------------------------------------------------------
+
+
+def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:
+    """Return whether every engine can read values of a Parquet type as the table's type."""
+    if is_int96:
+        return type_name in _INSTANTS
+    pair = (file_type, type_name)
+    return reads_as(*pair) or pair in (("fixed[16]", "uuid"), ("time32[ms]", "time"))
+
+
+def _leaf_sources(
+    columns: Sequence[Column], sources: Sequence[Source], start: int, *, required: bool = True
+) -> Iterator[tuple[FromFile, int, bool]]:
+    """Yield the file's primitive columns that are in the table, their indices, and whether nulls are errors."""
+    ends = list(accumulate(map(_leaf_count, columns), initial=start))
+    places = {column.name: place for column, place in zip(columns, ends, strict=False)}
+    for source in sources:
+        if not isinstance(source, FromFile):
+            continue
+        physical, place = source.physical, places[source.physical.name]
+        inside = required and source.column.required
+        if physical.children:
+            repeats = source.column.type in ("list", "map")
+            yield from _leaf_sources(physical.children, source.children, place, required=inside and not repeats)
+        else:
+            yield source, place, inside
+
+
+def _leaf_count(column: Column) -> int:
+    return sum(map(_leaf_count, column.children)) if column.children else 1
+
+
+def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
+    """Yield the types of a file's primitive columns in file order."""
+
+    def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+        if isinstance(kind, pa.BaseExtensionType):
+            yield from leaves(kind.storage_type)
+        elif pa.types.is_map(kind):
+            yield from leaves(kind.key_type)
+            yield from leaves(kind.item_type)
+        elif pa.types.is_struct(kind):
+            for field in kind:
+                yield from leaves(field.type)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            yield from leaves(kind.value_type)
+        else:
+            yield kind
+
+    for field in schema:
+        yield from leaves(field.type)
+
+
+def names_of(columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+    """Yield the ids and names of columns and nested fields, including their names in Avro and Parquet."""
+    for column in columns:
+        if column.id is not None:
+            yield column.id, column.name
+            yield column.id, avro_name(column.name)
+        yield from names_of(column.children)

@@ -1,0 +1,346 @@
+"""Decide which maintenance a table needs: by the plans of maintenance jobs, or else by thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue
+
+from sparkmeta.compact.groups import Reason
+from sparkmeta.compact.options import CompactionOptions
+from sparkmeta.compact.plan import compaction_of
+from sparkmeta.compact.ranges import LeafRanges
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.health.layout import ClusteredManifests
+from sparkmeta.health.stats_rules import ExcessStats
+from sparkmeta.inspect.units import byte_size, counted
+from sparkmeta.rewrite.manifests.groups import ManifestRewriteOptions, manifest_groups
+from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import has_tree
+
+if TYPE_CHECKING:
+    from sparkmeta.health.entries import EntryFigures, Limits
+    from sparkmeta.health.history import History
+    from sparkmeta.health.layout import Layout
+    from sparkmeta.health.options import HealthOptions
+    from sparkmeta.operations.base_table import BaseTable
+    from sparkmeta.rewrite.manifests.groups import ManifestGroup
+
+_MERGE_COUNT = "commit.manifest.min-count-to-merge"
+_FIRST_WITH_VECTORS = 3
+
+FINDINGS = pa.schema(
+    [
+        pa.field("finding", pa.string()),
+        pa.field("items", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("problem", pa.string()),
+        pa.field("cost", pa.string()),
+        pa.field("gain", pa.string()),
+        pa.field("job", pa.string()),
+        pa.field("call", pa.string()),
+        pa.field("command", pa.string()),
+    ]
+)
+"""The columns of `HealthReport.findings`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem, its cost, and its remedy.
+
+    Attributes:
+        finding: the kind, such as `small_manifests`.
+        items: how many manifests, files, snapshots and so on it is about.
+        bytes: the bytes concerned; None if unknown.
+        problem: the finding in words.
+        cost: what it costs a plan.
+        gain: what maintenance changes.
+        job: the maintenance operation; None if another library does it.
+        call: the call that does it; None if only another library does it.
+        command: the command line that does it; None if there is none.
+        options: the options of the call.
+    """
+
+    finding: str
+    items: int
+    bytes: int | None
+    problem: str
+    cost: str
+    gain: str
+    job: str | None = None
+    call: str | None = None
+    command: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A table and its measurements.
+
+    Attributes:
+        source: the arguments that name the table on a command line.
+    """
+
+    table: BaseTable
+    options: HealthOptions
+    limits: Limits
+    entries: EntryFigures
+    layout: Layout
+    history: History
+    source: str
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return all findings, of manifests first."""
+        manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
+        others = (self._of_deletes(), self._of_files(), self._of_stats(), self._of_metadata())
+        return (*manifests, *chain.from_iterable(others))
+
+    def _done_by(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
+        arguments = ", ".join(f"{name}={value}" for name, value in options.items())
+        flags = "".join(
+            f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in options.items()
+        )
+        return {
+            "job": job,
+            "call": f"table.maintenance.{job}({arguments}).commit()",
+            "command": f"sparkmeta {command} {self.source}{flags} --commit",
+            "options": options,
+        }
+
+    # -- manifests ---------------------------------------------------------------------------------------------------
+
+    def _of_tree(self) -> Iterator[Finding]:
+        options = CompactionOptions(max_overlap=self.options.max_overlap)
+        plan = compaction_of(self.table, self.table.state, options, "main", {})
+        summary = plan.summary()
+        if summary.is_empty:
+            return
+        chosen = {"max_overlap": options.max_overlap} if options.max_overlap != CompactionOptions.max_overlap else {}
+        done = self._done_by("compact_manifests", "compact", **chosen)
+        leaves = summary.data_leaves + summary.delete_leaves
+        before = f"{leaves:,} leaves and {counted(summary.moved_files, 'root file')}"
+        gain = f"{before} become about {summary.leaves_after} leaves, without {summary.masked:,} masked entries"
+        for reason, (kind, problem, cost) in _TREE_FINDINGS.items():
+            count = summary.reasons.get(reason, 0)
+            if count:
+                words = problem.format(count=f"{count:,}", overlaps=f"{summary.overlaps:.1f}")
+                yield Finding(kind, count, summary.bytes, words, cost, gain, **done)
+
+    def _of_lists(self) -> Iterator[Finding]:
+        try:
+            groups = [] if self.table.metadata.format_version > 3 else self._groups
+        except UnsupportedError:  # such as an unknown transform: no plan rewrites these manifests
+            return
+        done = self._done_by("rewrite_manifests", "rewrite-manifests")
+        before, after = sum(len(group.manifests) for group in groups), sum(group.parts for group in groups)
+        size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in groups)
+        gain = f"{before:,} manifests become about {after:,}, sorted by partition"
+        if before - after >= self._merge_count:
+            problem = f"{before:,} manifests have {byte_size(size / max(before, 1))} on average"
+            cost = f"a plan opens up to {before:,} files where {after:,} would do"
+            yield Finding("small_manifests", before, size, problem, cost, gain, **done)
+        data = [group for group in groups if group.content == ContentType.DATA_MANIFEST]
+        overlaps = [int(count) for group in data for count in self._ranges(group).overlaps]
+        mean = sum(overlaps) / len(overlaps) if overlaps else 0.0
+        if mean > self.options.max_overlap:
+            size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in data)
+            problem = f"a data manifest overlaps {mean:.1f} others in the order of partitions, on average"
+            cost = f"a plan of one partition opens about {mean + 1:.0f} manifests where 1 or 2 would do"
+            yield Finding("overlapping_manifests", len(overlaps), size, problem, cost, gain, **done)
+
+    @property
+    def _groups(self) -> list[ManifestGroup]:
+        return manifest_groups(self.table.state, ManifestRewriteOptions(AlwaysTrue()))
+
+    @property
+    def _merge_count(self) -> int:
+        text = self.table.metadata.properties.get(_MERGE_COUNT, "100")
+        if not text.isdecimal():
+            raise ValidationError(f"the table property {_MERGE_COUNT} is {shown(text)}: expected a whole number")
+        return int(text)
+
+    def _ranges(self, group: ManifestGroup) -> LeafRanges:
+        keyed = ClusteredManifests.of(self.table.state, group.manifests, {})
+        return keyed.ranges(group.spec_id, group.keys)
+
+    # -- deletes -----------------------------------------------------------------------------------------------------
+
+    def _of_deletes(self) -> Iterator[Finding]:
+        entries, dangling = self.entries, self.entries.dangling
+        if dangling.files:
+            kinds = (
+                f"{dangling.position_files:,} position delete files, {dangling.equality_files:,} equality delete files "
+                f"and {dangling.vectors:,} deletion vectors apply to no data file"
+            )
+            cost = f"every plan reads and matches {counted(dangling.files, 'delete')} for nothing"
+            done = self._done_by("remove_dangling_deletes", "remove-dangling-deletes")
+            gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes stay"
+            yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **done)
+        metadata = self.table.metadata
+        takes_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
+        if takes_vectors and entries.deletes.position_files:
+            count = entries.deletes.position_files
+            yield Finding(
+                "position_delete_files",
+                count,
+                None,
+                f"{counted(count, 'position delete file')} of version 2 instead of deletion vectors",
+                "plans match them by partition, and readers open each for every data file of its partition",
+                "each data file has one deletion vector",
+                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+            )
+        merged = entries.small_puffin.merged(self.limits.puffin_sizes, DeleteRewriteOptions.min_input_files)
+        if takes_vectors and merged is not None:
+            small = entries.small_puffin
+            mean = byte_size(small.bytes / small.files)
+            yield Finding(
+                "small_puffin_files",
+                small.files,
+                small.bytes,
+                f"{counted(small.files, 'Puffin file')} have deletion vectors of {mean} on average",
+                "readers open a file for few deletion vectors",
+                f"{counted(merged, 'Puffin file')} instead of {small.files:,}",
+                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+            )
+        if entries.dense_partitions:
+            share = f"{self.options.max_deleted_ratio:.0%}"
+            yield Finding(
+                "dense_deletes",
+                entries.dense_partitions,
+                None,
+                f"{counted(entries.dense_partitions, 'partition')} with {counted(entries.dense_files, 'data file')} "
+                f"have {share} or more of their rows deleted",
+                "readers read these rows and drop them; plans carry the deletes",
+                "data files without deleted rows, and fewer deletes",
+                **self._rewritten(delete_ratio_threshold=self.options.max_deleted_ratio),
+            )
+
+    # -- data files --------------------------------------------------------------------------------------------------
+
+    def _of_files(self) -> Iterator[Finding]:
+        entries, limits = self.entries, self.limits
+        if not entries.files_saved:
+            return
+        yield Finding(
+            "small_files",
+            entries.small_files,
+            None,
+            f"{counted(entries.small_files, 'data file')} below {byte_size(limits.small_bytes)} in "
+            f"{counted(entries.crowded_partitions, 'partition')}",
+            f"{entries.files_saved / max(entries.files, 1):.0%} of the entries that plans read and of the files that "
+            "readers open",
+            f"{entries.files_saved:,} of {entries.files:,} data files fewer",
+            **self._rewritten(min_input_files=self.options.min_small_files),
+        )
+
+    def _rewritten(self, **options: float) -> dict[str, Any]:
+        """Return how data files are rewritten with options; nothing for tables that can't be committed to."""
+        if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
+            return {}
+        return self._done_by("rewrite_data_files", "rewrite-data-files", **options)
+
+    def _of_stats(self) -> Iterator[Finding]:
+        rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", rewrite_all=True)
+        excess = ExcessStats.of(self.table.state, self.entries.stats)
+        if excess.ratio < self.options.max_excess_stats_ratio:
+            return
+        yield Finding(
+            "excess_stats",
+            len(excess.columns),
+            None,
+            f"metrics of {counted(len(excess.columns), 'column')} are more than write.metadata.metrics.* keeps: "
+            f"{', '.join(excess.columns[:5])}{', ...' if len(excess.columns) > 5 else ''}",
+            f"{excess.ratio:.0%} of the metrics in manifests, which plans inflate or skip",
+            "files that are rewritten get the metrics that the properties keep",
+            # No job: a schedule must not rewrite a whole table for its metrics.
+            **{key: value for key, value in rewritten.items() if key != "job"},
+        )
+
+    # -- metadata ----------------------------------------------------------------------------------------------------
+
+    def _of_metadata(self) -> Iterator[Finding]:
+        history = self.history
+        expiry = self._done_by("expire_snapshots", "expire-snapshots") if history.may_expire else {}
+        refusal = "" if history.may_expire else "; the table property gc.enabled is false, so that nothing expires"
+        if history.expired or history.expired_refs:
+            refs = f" and {counted(len(history.expired_refs), 'branch or tag')}" if history.expired_refs else ""
+            yield Finding(
+                "old_snapshots",
+                history.expired,
+                history.pinned_bytes,
+                f"{history.expired:,} of {counted(history.snapshots, 'snapshot')}{refs} are past their age{refusal}",
+                "every load of the table parses them, and every commit writes them",
+                f"{history.snapshots - history.expired:,} snapshots stay; about {byte_size(history.pinned_bytes)} of "
+                "data files and their manifests are deleted",
+                **expiry,
+            )
+        if history.old_refs:
+            first = history.old_refs[0]
+            kind = "branch" if self.table.metadata.refs[first].snapshot_ref_type == "branch" else "tag"
+            names = f"{', '.join(history.old_refs[:5])}{', ...' if len(history.old_refs) > 5 else ''}"
+            yield Finding(
+                "old_refs",
+                len(history.old_refs),
+                None,
+                f"branches or tags older than {self.options.max_ref_age_days} days: {names}",
+                f"they keep {counted(history.kept_by_refs, 'snapshot')} with all their files",
+                "without them these expire",
+                call=f"table.manage_snapshots().remove_{kind}({first!r}).commit()",
+            )
+        if history.metadata_json_bytes > self.options.max_metadata_json_bytes:
+            done = self._done_by("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)
+            yield Finding(
+                "large_metadata_json",
+                1,
+                history.metadata_json_bytes,
+                f"the metadata file has {byte_size(history.metadata_json_bytes)}: {self._contents()}{refusal}",
+                "every load of the table parses it, and every commit writes it",
+                "fewer snapshots, schemas and partition specs; the table property "
+                "write.metadata.compression-codec=gzip makes it smaller as well",
+                **(done if history.may_expire else {}),
+            )
+
+    def _contents(self) -> str:
+        metadata = self.table.metadata
+        counts = {
+            "snapshot": len(metadata.snapshots),
+            "schema": len(metadata.schemas),
+            "partition spec": len(metadata.partition_specs),
+            "logged file": len(metadata.metadata_log),
+            "statistics file": len(metadata.statistics) + len(metadata.partition_statistics),
+        }
+        return ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+
+
+# Reason -> kind, problem, cost.
+_TREE_FINDINGS = {
+    Reason.LAYOUT: (
+        "old_layout",
+        "{count} leaves have the layout of versions 1 to 3",
+        "plans decode whole entries of these leaves, instead of the columns that they need",
+    ),
+    Reason.MASKED: (
+        "masked_entries",
+        "{count} leaves have many entries that a deletion vector masks",
+        "plans read these entries and drop them",
+    ),
+    Reason.SMALL: ("small_manifests", "{count} leaves are small", "plans open more files than necessary"),
+    Reason.OVERLAP: (
+        "overlapping_manifests",
+        "{count} leaves overlap too many others; a data leaf overlaps {overlaps} on average",
+        "plans with a filter open leaves that hold few matching files",
+    ),
+    Reason.ROOT: ("files_in_root", "the root lists {count} files itself", "every commit copies them"),
+    Reason.AFFINITY: (
+        "unaffiliated_deletes",
+        "{count} delete leaves hold deletion vectors of several data leaves",
+        "plans join these to data files by Spark, instead of leaf by leaf",
+    ),
+}

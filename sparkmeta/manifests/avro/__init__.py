@@ -1,1 +1,0 @@
-"""Read and write the Avro manifests of v1 to v3 tables."""

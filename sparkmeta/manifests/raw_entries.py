@@ -1,0 +1,269 @@
+"""Read entries of v1 to v3 manifests as bytes for a new manifest, which keeps or removes live ones.
+
+A rewrite changes only the fields before an entry's data_file, and the first row id. The encoded data_file is copied if
+the writer's schema encodes it like the new manifest; missing fields at its end become null. Entries of other schemas
+are decoded by fastavro and encoded again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.avro.container import Data
+from sparkmeta.avro.decode import (
+    BATCH_RECORDS,
+    AvroRecords,
+    as_text,
+    compiler,
+    manifest_header,
+    map_items,
+    part_blocks,
+    program_of,
+    record_batches,
+    schema_that_fits,
+)
+from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
+from sparkmeta.avro.write import ENTRY, REQUIRED_DEFAULTS, ManifestFormat, with_version_info
+from sparkmeta.entries.parts import ManifestPart
+from sparkmeta.entries.projection import ORDINAL, EntryProjection
+from sparkmeta.entries.records import EntryBuilder
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID, Status
+
+_ROW_ID = 142
+
+
+@dataclass(frozen=True)
+class RemovedEntries:
+    """The entries of a manifest that a snapshot removes, which become DELETED entries of that snapshot."""
+
+    ordinals: PositionBitmap
+    snapshot_id: int
+
+    @cached_property
+    def _positions(self) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.empty(0, np.int64), *self.ordinals.positions()])
+
+    def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return entries with the status and the snapshot id in `version_info` of those that are removed."""
+        is_removed = pa.array(np.isin(batch.column(ORDINAL).to_numpy(), self._positions))
+        info = batch.column("version_info")
+        values = {"status": int(Status.DELETED), "snapshot_id": self.snapshot_id}
+        changed = {
+            name: pc.if_else(is_removed, pa.scalar(value, info.type.field(name).type), pc.struct_field(info, name))
+            for name, value in values.items()
+        }
+        return with_version_info(batch, **changed)
+
+
+def encoded_entries(
+    data: Data,
+    part: ManifestPart,
+    projection: EntryProjection,
+    form: ManifestFormat,
+    removed: RemovedEntries | None = None,
+    changed_by: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the live entries of a manifest's part in physical order: rows of the projection, and `entry`.
+
+    Inheritance is applied, and `entry` is EXISTING, or DELETED if it is removed, with its numbers (table spec, Sequence
+    Number Inheritance, First Row ID Inheritance).
+
+    Args:
+        projection: that of `form`, and more columns.
+        removed: the entries that the new manifest's snapshot removes.
+        changed_by: a snapshot whose ADDED and DELETED entries stay as they are.
+
+    Raises:
+        CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
+        UnsupportedError: an unsupported Avro codec.
+    """
+    header = manifest_header(data, part, projection)
+    schema = schema_that_fits(data, header, part.location)
+    blocks = part_blocks(data, part, header)
+    builder = EntryBuilder(part, projection)
+    copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None
+    if copying is not None and (program := program_of(schema, projection, copying.marks)) is not None:
+        from sparkmeta.avro.columnar import compiled_records
+
+        for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
+            batch, places = _kept(builder, first, records, removed, changed_by)
+            numbers = _numbers(batch, form)
+            entries = records.copied(places, numbers, divided=copying.divided, zeros=copying.zeros)
+            yield batch.append_column(ENTRY, _with_status(entries, batch))
+        return
+    encoder = _Encoder(schema, form)
+    for first, rows in record_batches(data, blocks, header, schema, None):
+        batch, places = _kept(builder, first, AvroRecords(rows, schema, few_keys=True), removed, changed_by)
+        entries = encoder.entries([rows[place] for place in places], _numbers(batch, form))
+        yield batch.append_column(ENTRY, _with_status(entries, batch))
+
+
+def _kept(
+    builder: EntryBuilder, first: int, records: Any, removed: RemovedEntries | None, changed_by: int | None
+) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
+    """Return the entries for the new manifest, with their status in it, and their indices among the records."""
+    batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
+    info = batch.column("version_info")
+    status = pc.struct_field(info, "status")
+    changed = pc.fill_null(pc.equal(pc.struct_field(info, "snapshot_id"), changed_by), False)
+    places = np.flatnonzero(pc.or_(is_live(batch), changed).to_numpy(False))
+    status = pc.if_else(changed, status, pa.scalar(int(Status.EXISTING), pa.int32()))
+    batch = with_version_info(batch, status=status)
+    chosen = batch if len(places) == len(batch) else batch.take(pa.array(places))
+    return chosen if removed is None else removed.marked(chosen), places
+
+
+def _with_status(entries: pa.BinaryArray, batch: pa.RecordBatch) -> pa.BinaryArray:
+    """Return encoded EXISTING entries with the status that `version_info` has."""
+    status = pc.struct_field(batch.column("version_info"), "status").to_numpy(zero_copy_only=False)
+    other = status != int(Status.EXISTING)
+    if not other.any():
+        return entries
+    _, offsets, data = entries.buffers()
+    starts = np.frombuffer(offsets, np.int32)[entries.offset : entries.offset + len(entries)]
+    changed = np.frombuffer(data, np.uint8).copy()
+    # The first byte of an entry encodes its status, in Avro's zigzag form.
+    changed[starts[other]] = status[other] << 1
+    return pa.Array.from_buffers(pa.binary(), len(entries), [None, offsets, pa.py_buffer(changed)], 0, entries.offset)
+
+
+_NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
+
+
+def _numbers(batch: pa.RecordBatch, form: ManifestFormat) -> list[pa.Array]:
+    """Return the numbers before each data_file, and its first row id."""
+    info = batch.column("version_info")
+    return [*(pc.struct_field(info, _NUMBERS[field_id]) for field_id in form.numbers), batch.column("first_row_id")]
+
+
+class _Copying(NamedTuple):
+    """How a data_file is copied.
+
+    Attributes:
+        marks: the indices of fields at which it is divided (`compile_program`).
+        divided: whether a row id is inserted.
+        zeros: the number of null fields to append.
+    """
+
+    marks: tuple[int, int, int, int]
+    divided: bool
+    zeros: int
+
+
+def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
+    """Return how to copy a data_file; None if the writer's schema encodes it differently from the new manifest."""
+    new, old = (_shapes(entry, schema.location) for entry in (form.encoded, schema.entry))
+    new_ids, old_ids = [field_id for field_id, _ in new], [field_id for field_id, _ in old]
+    divided = _ROW_ID in new_ids
+    place = new_ids.index(_ROW_ID) if divided else len(old)
+    behind = place + (old_ids[place : place + 1] == [_ROW_ID])
+    without_row_id = [field for field in new if field[0] != _ROW_ID]
+    appended = without_row_id[len(old) - (behind - place) :]
+    copied = [*old[:place], *old[behind:]]
+    is_prefix = len(old) >= place and without_row_id[: len(copied)] == copied
+    if not is_prefix or any(not _is_optional(kind) for _, kind in appended):
+        return None
+    return _Copying((0, place, behind, len(old)), divided, len(appended))
+
+
+def _shapes(entry: Mapping[str, Any], location: str) -> list[tuple[int, Any]]:
+    """Return the ids of a data_file's fields, and a comparable form of their encodings."""
+    record, sizes = record_of(entry, DATA_FILE_FIELD_ID, location), fixed_sizes(entry)
+    assert record is not None
+    return [(field_id_of(field), _shape(field["type"], sizes)) for field in record["fields"]]
+
+
+def _shape(kind: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(kind, list):
+        return [_shape(branch, sizes) for branch in kind]
+    if not isinstance(kind, dict):
+        return sizes.get(kind) or {"int": "long"}.get(kind, kind)
+    if kind["type"] == "record":
+        return [(field["name"], _shape(field["type"], sizes)) for field in kind["fields"]]
+    if kind["type"] == "fixed":
+        return kind["size"]
+    return kind["type"], _shape(kind.get("items", kind.get("values")), sizes)
+
+
+def _is_optional(shape: Any) -> bool:
+    """Return whether the byte 0 encodes null."""
+    return isinstance(shape, list) and shape[0] == "null"
+
+
+class _Encoder:
+    """Encodes entries that fastavro decoded with the new manifest's schema."""
+
+    def __init__(self, schema: ManifestSchema, form: ManifestFormat) -> None:
+        self._location = schema.location
+        self._numbers = [f"f{field_id}" for field_id in form.numbers]
+        self._writer = parse(form.encoded, schema.location)
+        record = record_of(form.encoded, DATA_FILE_FIELD_ID, schema.location)
+        assert record is not None
+        self._fields = [field_id_of(field) for field in record["fields"]]
+        partition = next(field["type"] for field in record["fields"] if field_id_of(field) == PARTITION_FIELD_ID)
+        sizes = fixed_sizes(form.encoded)
+        self._partition = {field["name"]: _fixed_size(field["type"], sizes) for field in partition["fields"]}
+        # Also of values whose type is lost: see `TableTypes.unwritable_fields`.
+        self._texts = {field["name"] for field in partition["fields"] if "string" in field["type"]}
+
+    def entries(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[pa.Array]) -> pa.BinaryArray:
+        columns = [column.to_pylist() for column in numbers]
+        return pa.array([self._entry(*row) for row in zip(records, *columns, strict=True)], pa.binary())
+
+    def _entry(self, record: Mapping[str, Any], *numbers: int | None) -> bytes:
+        values = dict(zip(self._numbers, numbers, strict=False))
+        stream = io.BytesIO()
+        try:
+            entry = {"f0": int(Status.EXISTING), **values, "f2": self._data_file(record["f2"], numbers[-1])}
+            fastavro.schemaless_writer(stream, self._writer, entry)
+        except Exception as error:
+            problem = f"can't be encoded: {type(error).__name__} {error}"[:200]
+            raise CorruptFileError(self._location, "data_file", record["f2"].get("f100"), problem) from error
+        return stream.getvalue()
+
+    def _data_file(self, file: Mapping[str, Any], row_id: int | None) -> dict[str, Any]:
+        return {f"f{field_id}": self._value(field_id, file, row_id) for field_id in self._fields}
+
+    def _value(self, field_id: int, file: Mapping[str, Any], row_id: int | None) -> Any:
+        value = file.get(f"f{field_id}")
+        if field_id == _ROW_ID:
+            return row_id
+        if field_id in METRICS_MAPS:
+            items = map_items(value)
+            return items if items is None else [{"k": key, "v": item} for key, item in items]
+        if field_id == PARTITION_FIELD_ID:
+            values = value or {}
+            return {name: self._partition_value(name, values.get(name)) for name in self._partition}
+        return REQUIRED_DEFAULTS.get(field_id) if value is None else value
+
+    def _partition_value(self, name: str, value: Any) -> Any:
+        if value is not None and name in self._texts:
+            return as_text(value)
+        return _widened(value, self._partition[name])
+
+
+def _fixed_size(kind: Any, sizes: Mapping[str, int]) -> int | None:
+    for branch in kind if isinstance(kind, list) else [kind]:
+        shape = _shape(branch, sizes)
+        if isinstance(shape, int):
+            return shape
+    return None
+
+
+def _widened(value: Any, size: int | None) -> Any:
+    """Return a value of a fixed type with the given size, to which decimals of lower precision are extended."""
+    if size is None or not isinstance(value, bytes) or len(value) >= size:
+        return value
+    return (b"\xff" if value[:1] >= b"\x80" else b"\0") * (size - len(value)) + value
