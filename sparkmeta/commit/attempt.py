@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
@@ -14,6 +14,7 @@ from sparkmeta.commit.change_set import DELETES
 from sparkmeta.commit.conflicts import (
     refuse_missing_data,
     refuse_new_deletes,
+    refuse_new_dvs,
     refuse_new_row_ids,
     refuse_newer_data,
     refuse_replaced_data,
@@ -57,19 +58,17 @@ class Progress:
         searches: the results of searches, by leaf.
         writer: writes the snapshot.
         added: the entries and manifests of new files.
-        replaced: identifies the deletes that the new deletion vectors replaced in the first attempt.
     """
 
     names: SnapshotNames = field(default_factory=SnapshotNames)
     searches: Searches = field(default_factory=Searches)
     writer: SnapshotWriter | None = None
     added: NewFiles | None = None
-    replaced: Any = None
 
     def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
         """Return the snapshot writer, a new one if the last attempt's files can't be used for this head."""
         if self.writer is not None and not self.writer.fits(head):
-            self.writer = self.added = self.replaced = None
+            self.writer = self.added = None
         if self.writer is None:
             kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
             kind = TreeWriter if has_tree(head.metadata) else ListWriter
@@ -139,18 +138,11 @@ class Attempt:
         return removal
 
     def _replaced(self, state: TableState, added: NewFiles, removal: Removal) -> Removal:
-        """Find the deletes that new deletion vectors replace.
-
-        Raises CommitConflictError if they are others than in earlier attempts.
-        """
+        """Find the deletes that new deletion vectors replace."""
+        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
+        refuse_new_dvs(state, deletes.frame(state), self.changes.start)
         with self._conflicting():
-            deletes = replaced_deletes(state, added, removal, self.progress.searches)
-        if self.progress.replaced is not None and self.progress.replaced != deletes.names:
-            raise CommitConflictError(
-                f"{state.metadata.location}: another commit has added a deletion vector for the same data file"
-            )
-        self.progress.replaced = deletes.names
-        return deletes.removal
+            return replaced_deletes(state, added, removal, self.progress.searches)
 
     @staticmethod
     def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:

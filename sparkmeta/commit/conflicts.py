@@ -46,6 +46,7 @@ ISOLATION: Final = one_of("serializable", "snapshot")
 _REPLACE, _DELETE = "replace", "delete"
 _REPLACING = ("overwrite", _REPLACE)
 _COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
+_IS_DV = f"content_type = {int(ContentType.POSITION_DELETES)} AND file_format = 'PUFFIN'"
 _OTHERS = "another commit or an earlier change of this transaction"
 
 
@@ -152,6 +153,28 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
         _refuse(head, [gone], "removed a data file that the new position deletes are about")
 
 
+def refuse_new_dvs(state: TableState, deletes: DataFrame, start: int | None) -> None:
+    """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 4.9).
+
+    Args:
+        state: the state to which the deletion vectors are to be added.
+        deletes: the entries of new deletes.
+        start: the snapshot that was read.
+
+    Raises:
+        CommitConflictError: another commit added a deletion vector for one of the data files.
+    """
+    history = snapshots_since(state, start)
+    if not history:
+        return
+    targets = deletes.where(_IS_DV).select(F.col("referenced_file").alias("target"))
+    for added in _scope(state, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True):
+        dvs = added.where(_IS_DV)
+        if _any(dvs):
+            same = dvs.join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
+            _refuse(state, [same], "added a deletion vector for the same data file")
+
+
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
     """Refuse rows that were read before their files had row ids, since the new files would give them others.
 
@@ -218,13 +241,12 @@ def refuse_new_deletes(
         return
     scope = _scope(state, history, AlwaysTrue() if row_filter is None else row_filter)
     paths = files.select(F.col("file_path").alias("replaced_path"))
-    is_dv = (F.col("content_type") == int(ContentType.POSITION_DELETES)) & (F.col("file_format") == "PUFFIN")
     compared_ids = []
-    others = ~is_dv
+    others = ~F.expr(_IS_DV)
     if by_position:
         others &= F.col("content_type") == int(ContentType.POSITION_DELETES)
     for added in scope.added(ContentType.DELETE_MANIFEST):
-        dvs, equality_deletes = added.where(is_dv), added.where(others)
+        dvs, equality_deletes = added.where(_IS_DV), added.where(others)
         if _any(dvs):
             replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
             _refuse(state, [replaced], "deleted rows of a file to replace")
@@ -306,9 +328,9 @@ class _Scope:
             changes.add(snapshot)
         return changes
 
-    def added(self, content: ContentType) -> list[DataFrame]:
-        """Return the added files, except those of rewrites, which add no rows."""
-        ids = {snapshot.snapshot_id for snapshot in self.history if snapshot.operation != _REPLACE}
+    def added(self, content: ContentType, *, rewritten: bool = False) -> list[DataFrame]:
+        """Return the added files; unless `rewritten`, without those of rewrites, which change no rows."""
+        ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != _REPLACE}
         return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
 
     def removed(self, content: ContentType) -> list[DataFrame]:

@@ -8,7 +8,6 @@ the deletion vector that it replaces and of its data file's position delete file
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named
 from sparkmeta.commit.named import Searches, delete_leaves, deletes_of, many_deletes_of
 from sparkmeta.commit.position_files import may_have_position_files, refuse_lost_positions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
-from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, names_of, search_all
+from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, search_all
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
@@ -55,21 +54,11 @@ _PAIR_SCHEMA = pa.schema(
 _LOST_SCHEMA = pa.schema([pa.field("data_path", pa.string()), pa.field("position", pa.int64())])
 
 
-@dataclass(frozen=True)
-class ReplacedDeletes:
-    """The deletes that new deletion vectors replace.
-
-    Attributes:
-        removal: their entries, without those that the commit removes by name.
-        names: identifies the set of deletes, independent of their manifests.
-    """
-
-    removal: Removal
-    names: Any
-
-
-def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> ReplacedDeletes:
+def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> Removal:
     """Check the new deletion vectors of a commit and find the deletes that they replace.
+
+    Returns:
+        The entries of these deletes, without those that the commit removes by name.
 
     Raises:
         CommitConflictError: the data file of a deletion vector is not live.
@@ -107,7 +96,7 @@ def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searc
 
 def _replaced_by_few(
     state: TableState, dvs: pa.Table, added: NewFiles, removal: Removal, searches: Searches
-) -> ReplacedDeletes:
+) -> Removal:
     table = state.metadata.location
     paths = dvs.column("referenced_file")
     counts = paths.value_counts() if len(paths) else []
@@ -132,7 +121,7 @@ def _replaced_by_few(
         new, data = (local_frame(state.spark, entries) for entries in (dvs, live))
         refuse_lost_positions(state, new, data, manifests)
     unnamed = without_rows(deletes, removal, state)
-    return ReplacedDeletes(removal_of_rows(unnamed, state), frozenset(names_of(deletes)))
+    return removal_of_rows(unnamed, state)
 
 
 def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.Table:
@@ -275,7 +264,7 @@ def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) ->
 _TARGET, _TARGET_KEY, _TARGET_ROWS, _VECTOR_KEY = "target", "target_key", "target_rows", "vector_key"
 
 
-def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, removal: Removal) -> ReplacedDeletes:
+def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, removal: Removal) -> Removal:
     leaves = live_leaves(state, ContentType.DATA_MANIFEST)
     data = live_entries(state, leaves).where(F.col("content_type") == int(ContentType.DATA))
     if removal.masks or removal.keys:
@@ -307,7 +296,7 @@ def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, remova
         live_data = data.join(of_live, F.col("location") == F.col(_TARGET), "left_semi")
         refuse_lost_positions(state, dvs, live_data, manifests)
     unnamed = without(deletes, removal, state) if removal.masks or removal.keys else deletes
-    return ReplacedDeletes(removal_of(unnamed, state), _fingerprint(deletes))
+    return removal_of(unnamed, state)
 
 
 def _pair_columns(age: str) -> list[Column]:
@@ -339,11 +328,3 @@ def _refuse_many(state: TableState, placed: DataFrame) -> None:
             f"{table}: record_count of the deletion vector of {row['referenced_file']} is {row['record_count']}: the "
             f"file has {row[_TARGET_ROWS]} rows"
         )
-
-
-def _fingerprint(deletes: DataFrame) -> tuple[Any, ...]:
-    """Return a hash of a set of deletes, independent of their manifests. Runs a job."""
-    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
-    hashes = F.sum(F.xxhash64("location", offset).cast("decimal(38,0)"))
-    row = deletes.agg(F.count("*").alias("deletes"), F.coalesce(hashes, F.lit(0)).cast("decimal(38,0)").alias("hashes"))
-    return tuple(row.toArrow().to_pylist()[0].values())

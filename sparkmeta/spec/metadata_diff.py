@@ -174,8 +174,11 @@ def _schemas(changed: _Changed) -> Iterator[dict[str, Any]]:
 
 
 def _snapshots(changed: _Changed) -> Iterator[dict[str, Any]]:
-    for snapshot in changed.set().values():
-        yield {"action": "add-snapshot", "snapshot": snapshot}
+    added = changed.set()
+    # Catalogs refuse a snapshot whose sequence number is lower than that of an earlier one.
+    in_order = (snapshot.snapshot_id for snapshot in changed.new.snapshots)
+    for snapshot_id in filter(added.__contains__, in_order):
+        yield {"action": "add-snapshot", "snapshot": added[snapshot_id]}
     if snapshot_ids := changed.removed():
         yield {"action": "remove-snapshots", "snapshot-ids": snapshot_ids}
 

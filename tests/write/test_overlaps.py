@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,15 +68,20 @@ def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
         assert rows_of(stale.commit()) == [(1, "a", 1), (2, "b", 3), (7, "b", 7)]
 
 
-@pytest.mark.parametrize("version", [3, 4])
-@pytest.mark.parametrize("others", ["id <= 3", "id = 1"])
+@pytest.mark.parametrize(("kind", "version"), [("hadoop", 3), ("hadoop", 4), ("rest", 3)])
+@pytest.mark.parametrize("others", ["id <= 3", "id = 1", "id = 5"])
 def test_others_delete_rows_of_the_same_file(
-    interpreted: SparkSession, tmp_path: Path, version: int, others: str
+    interpreted: SparkSession, tmp_path: Path, kind: str, version: int, others: str, request: pytest.FixtureRequest
 ) -> None:
     """It is a conflict, whether their deletion vector has more positions than ours or not."""
-    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
-    properties = {"write.delete.mode": "merge-on-read"}
-    table: Any = catalog.create_table("db.v", SCHEMA, format_version=version, properties=properties, spark=interpreted)
+    place = {"warehouse": str(tmp_path)} if kind == "hadoop" else {"uri": request.getfixturevalue("rest_uri")}
+    catalog = sm.load_catalog("rows", type=kind, **place)
+    namespace = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(namespace)
+    properties = {"write.delete.mode": "merge-on-read", "write.delete.isolation-level": "snapshot"}
+    table: Any = catalog.create_table(
+        f"{namespace}.v", SCHEMA, format_version=version, properties=properties, spark=interpreted
+    )
     table = table.append(frame(interpreted, [(i, "a", i) for i in range(6)]).coalesce(1))
     stale = table.transaction()
     stale.delete("id = 5")

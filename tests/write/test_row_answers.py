@@ -52,6 +52,7 @@ SLICE = [
     Case("SQL", 2, MODES[1], "update", is_done=False, is_last=True),
     Case("SQL", 2, MODES[1], "merge", is_done=True, is_last=False),
     Case("REST", 3, MODES[1], "upsert", is_done=True, is_last=True),
+    Case("REST", 2, MODES[0], "two changes", is_done=False, is_last=False),
 ]
 
 
@@ -101,7 +102,9 @@ def test_a_change_whose_answer_is_lost(
     if not case.is_last:
         assert not left, "files of the attempt whose commit was refused"
         return
-    assert case.is_done or {path.rpartition(".")[2] for path in left} >= {"avro", "json"}, "nothing was deleted"
+    # A REST catalog writes the metadata files.
+    expected = {"avro"} if case.catalog == "REST" else {"avro", "json"}
+    assert case.is_done or {path.rpartition(".")[2] for path in left} >= expected, "nothing was deleted"
     assert all(is_named(path, caplog.text) for path in left)
     orphans = planned_paths(table.refresh().maintenance.remove_orphan_files(older_than=soon(), force=True).files())
     assert orphans - stage.contents.keys() == left
