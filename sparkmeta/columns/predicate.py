@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.expressions import (
@@ -74,6 +76,14 @@ COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
 }
 _UPWARD: Final = (BoundGreaterThan, BoundGreaterThanOrEqual)
 _DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
+# Comparisons with an infinity that equal those with a literal beyond all finite floats, by the literal's place and
+# whether it is a lower limit. NaN is greater than all others.
+_BEYOND_FLOATS: Final[Mapping[tuple[Place, bool], type[BoundPredicate]]] = {
+    (Place.ABOVE_MAX, False): BoundLessThan,
+    (Place.ABOVE_MAX, True): BoundGreaterThanOrEqual,
+    (Place.BELOW_MIN, False): BoundLessThanOrEqual,
+    (Place.BELOW_MIN, True): BoundGreaterThan,
+}
 
 
 def parse_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
@@ -104,7 +114,8 @@ def bind_filter(
 
     Returns:
         Bound predicates over ``FieldReference`` terms, joined by balanced trees of ANDs and ORs. Null tests that the
-        schema decides, and comparisons with literals out of the type's range, are replaced by TRUE or FALSE.
+        schema decides are replaced by TRUE or FALSE, and comparisons with literals out of the type's range by FALSE
+        or, since a null satisfies none, by null tests.
 
     Raises:
         InvalidFilterError: an unknown or ambiguous column, a literal that can't be converted to the column's type, an
@@ -169,7 +180,11 @@ def _bind_comparison(predicate: LiteralPredicate, field: FieldReference) -> Bool
         return AlwaysTrue()
     if place is Place.JUST_ABOVE:
         return _bound(BoundGreaterThan if kind in _UPWARD else BoundLessThanOrEqual, field, literal(value))
-    return AlwaysTrue() if kind in (_DOWNWARD if place is Place.ABOVE_MAX else _UPWARD) else AlwaysFalse()
+    if is_floating(primitive):
+        infinity = literal(math.inf if place is Place.ABOVE_MAX else -math.inf)
+        return _bound(_BEYOND_FLOATS[place, kind in _UPWARD], field, infinity)
+    holds = kind in (_DOWNWARD if place is Place.ABOVE_MAX else _UPWARD)
+    return _bound(BoundNotNull, field) if holds else AlwaysFalse()
 
 
 def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression:

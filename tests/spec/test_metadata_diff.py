@@ -113,7 +113,12 @@ def test_updates_make_the_same_metadata(version: int, names: list[str]) -> None:
 def test_snapshots_are_added_in_their_order(ids: tuple[int, int]) -> None:
     before = after = parse(2)
     for number, snapshot_id in enumerate(ids, 35):
-        parts = {"snapshot_id": snapshot_id, "sequence_number": number, "root_manifest": None, "manifest_list": "s3://l"}
+        parts = {
+            "snapshot_id": snapshot_id,
+            "sequence_number": number,
+            "root_manifest": None,
+            "manifest_list": "s3://l",
+        }
         after = update_table_metadata(after, [added(snapshot(**parts)), branch("main", snapshot_id)])
     updates = updates_of(changed_parts(before, after), after)
     assert [update["snapshot"]["snapshot-id"] for update in updates if "snapshot" in update] == [*ids]
