@@ -17,6 +17,7 @@ from sparkmeta.commit.conflicts import (
     refuse_new_dvs,
     refuse_new_row_ids,
     refuse_newer_data,
+    refuse_other_specs,
     refuse_replaced_data,
     validate,
 )
@@ -95,6 +96,8 @@ class Attempt:
         changes, progress = self.changes, self.progress
         for validation in changes.validations:
             validate(self.head, validation, changes.conflicting)
+        if changes.specs is not None:
+            refuse_other_specs(self.head, changes.specs, changes.start)
         if changes.moves_rows:
             refuse_new_row_ids(self.head, changes.started.metadata.snapshot_by_name(changes.branch))
         progress.names.next_attempt(self.head.metadata)

@@ -67,6 +67,7 @@ class ChangeSet:
         are_new: whether no added file can be in the table already.
         referenced: data files of position delete files, and whether they must not have been deleted.
         validations: the checks against other commits.
+        specs: the partition specs that live data files may have after other commits; None for any.
     """
 
     started: TableState
@@ -83,6 +84,7 @@ class ChangeSet:
     are_new: bool = False
     referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
+    specs: frozenset[int] | None = None
 
     @property
     def start(self) -> int | None:

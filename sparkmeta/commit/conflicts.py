@@ -6,7 +6,7 @@ hold relevant files are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Final, Literal
@@ -21,7 +21,7 @@ from sparkmeta.changes.history import snapshots_since
 from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
+from sparkmeta.commit.partitions import PARTITION_KEY, live_specs, replaced_partitions
 from sparkmeta.commit.search import SEARCH_COLUMNS
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -173,6 +173,26 @@ def refuse_new_dvs(state: TableState, deletes: DataFrame, start: int | None) -> 
         if _any(dvs):
             same = dvs.join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
             _refuse(state, [same], "added a deletion vector for the same data file")
+
+
+def refuse_other_specs(state: TableState, specs: Collection[int], start: int | None) -> None:
+    """Refuse equality deletes that don't apply to the data files of a partition spec that has come into use.
+
+    Args:
+        state: the state to which the deletes are to be added.
+        specs: the partition specs of the deletes.
+        start: the snapshot that was read.
+
+    Raises:
+        CommitConflictError: live data files have another partition spec.
+    """
+    if not snapshots_since(state, start):
+        return
+    if others := sorted(live_specs(state).difference(specs)):
+        raise CommitConflictError(
+            f"{state.metadata.location}: {_OTHERS} has added data files of partition spec {others[0]}, to which the "
+            "new equality deletes would not apply"
+        )
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:

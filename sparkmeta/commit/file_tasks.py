@@ -17,8 +17,7 @@ from sparkmeta.commit.listed_rows import ListedRows
 from sparkmeta.edit.entry_tasks import added_entries
 from sparkmeta.edit.sorted_manifests import SortedManifests, key_table
 from sparkmeta.edit.tally import tally_of
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.metrics_maps import plain_batch
+from sparkmeta.entries.arrays import whole, with_plain_types
 from sparkmeta.entries.projection import ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import ContentType
@@ -77,7 +76,7 @@ class FileTasks:
             ValidationError: a row does not describe a file that the operation may add.
         """
         for raw in batches:
-            files = plain_batch(raw)
+            files = with_plain_types(raw)
             entries = self.rows.entries(pa.Table.from_batches([files])).combine_chunks()
             refuse_kinds(entries, self.allowed, self.rows.table)
             place = entries.schema.get_field_index(ORDINAL)

@@ -16,6 +16,8 @@ from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
@@ -218,6 +220,15 @@ class SnapshotUpdate:
         """
         self._refuse_closed()
         self._changes.referenced.append((frame_of(files), with_deletes))
+        return self
+
+    def validate_partition_specs(self, spec_ids: Collection[int]) -> Self:
+        """Fail the commit if live data files have another partition spec after others have committed.
+
+        Use this for partitioned equality deletes: they apply only to data files of their spec.
+        """
+        self._refuse_closed()
+        self._changes.specs = frozenset(spec_ids)
         return self
 
     def assume_new_files(self) -> Self:

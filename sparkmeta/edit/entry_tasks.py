@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sparkmeta.avro.encode import encode_entries
 from sparkmeta.avro.write import ENTRY, ManifestFormat, with_version_info
 from sparkmeta.edit.sorted_manifests import SortedManifests
-from sparkmeta.entries.metrics_maps import plain_batch
+from sparkmeta.entries.arrays import with_plain_types
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.spec.entry import Status
 
@@ -37,7 +37,7 @@ class EntryTasks(SortedManifests):
         yield from self.cut_entries(bounds, map(self._encoded, batches))
 
     def _encoded(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        batch = plain_batch(raw)
+        batch = with_plain_types(raw)
         info = batch.column("version_info")
         is_added = pc.and_(
             pc.equal(pc.struct_field(info, "status"), int(Status.ADDED)),

@@ -20,6 +20,21 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
 
 
+def with_plain_types(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
+    """Return rows with UTC and small offsets, as in this package's schemas; session settings may change both."""
+    return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
+
+
 def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     """Return the rows that a mask selects; the table itself if these are all."""
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)

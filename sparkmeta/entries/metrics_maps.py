@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, encode_bounds
+from sparkmeta.entries.arrays import with_plain_types
 from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
@@ -42,7 +43,7 @@ def with_metrics_maps(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of entries with stats of `columns` as batches of `projection.schema` with its metrics maps."""
     for raw in batches:
-        batch = plain_batch(raw)
+        batch = with_plain_types(raw)
         stats = batch.column(CONTENT_STATS)
         by_id = {int(field.name): values for field, values in zip(stats.type, stats.flatten(), strict=True)}
         mapped = {field_id: by_id[field_id] for field_id in sorted(columns)}
@@ -56,21 +57,6 @@ def with_metrics_maps(
             else:
                 arrays.append(batch.column(field.name))
         yield pa.RecordBatch.from_arrays(arrays, schema=projection.schema)
-
-
-def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with UTC and small offsets, as in this package's schemas; session settings may change both."""
-    return batch.cast(pa.schema([field.with_type(_plain(field.type)) for field in batch.schema]))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, "UTC")
-    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
 def metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> pa.Array:

@@ -20,7 +20,7 @@ from sparkmeta.changes.entry_changes import at_most_one
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import whole, with_plain_types
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.deletes.views import delete_struct, partition_key
 from sparkmeta.plan.entries import read_entries
@@ -177,11 +177,11 @@ class PlannedFiles:
         columns = (*_COLUMNS, *partition, PARTITION_KEY, *others, named.selected, ids.selected)
         with translated_errors():
             tables = [plan.frame.selectExpr(*columns).toArrow() for plan in plans]
-            table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+            table = with_plain_types(pa.concat_tables(tables, promote_options="permissive")).combine_chunks()
             ids_of_files = whole(table.column(ENTRY_ID))
             if len(ids_of_files.flatten()):
                 tables = [table for plan in plans for table in plan.shared_deletes(state)]
-                shared = pa.concat_tables(tables, promote_options="permissive")
+                shared = with_plain_types(pa.concat_tables(tables, promote_options="permissive"))
                 codes, sets = delete_sets(ids_of_files, shared, _DELETES)
             else:
                 codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(_DELETES)

@@ -73,14 +73,16 @@ def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataTyp
         what: the table and the value, for errors.
 
     Raises:
-        ValidationError: it can't be evaluated for each row, as an aggregate can't.
+        ValidationError: it can't be evaluated for each row, as an aggregate or a window function can't.
     """
     try:
         of_row = F.when(F.lit(True), F.expr(column) if isinstance(column, str) else column)
-        return frame.select("*", of_row.alias("value")).schema[-1].dataType
+        kind = frame.select("*", of_row.alias("value")).schema[-1].dataType
+        _ = frame.where(of_row.isNotNull()).schema  # a WHERE takes no window functions
     except (AnalysisException, SparkRuntimeException) as error:
         problem = next(iter(str(error).strip().splitlines()), "")
         raise ValidationError(f"{what}: {problem}") from error
+    return kind
 
 
 def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column, DataType]:

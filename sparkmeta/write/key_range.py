@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
 from pyiceberg.expressions.literals import DateLiteral
-from pyiceberg.types import DateType, IntegerType, LongType, StringType
+from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, StringType
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 # Key types whose minimum and maximum prune files.
 _RANGED: Final = (IntegerType, LongType, StringType, DateType)
@@ -32,10 +32,9 @@ def count_and_range(
         null_is_a_key: whether a null in a key equals null.
     """
     ranged = [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]
-    dates = {name for name in ranged if isinstance(schema.find_field(name).field_type, DateType)}
+    kinds = {name: schema.find_field(name).field_type for name in ranged}
     ends = [
-        # Python has no dates after the year 9999.
-        end(F.unix_date(quoted(name)) if name in dates else F.col(quoted(name))).alias(f"{end.__name__}{place}")
+        end(_comparable(quoted(name), kinds[name])).alias(f"{end.__name__}{place}")
         for place, name in enumerate(ranged)
         for end in (F.min, F.max, F.count)
     ]
@@ -48,7 +47,7 @@ def count_and_range(
             if null_is_a_key:
                 row_filter = And(row_filter, is_null)
             continue
-        if name in dates:
+        if isinstance(kinds[name], DateType):
             least, most = DateLiteral(least), DateLiteral(most)
         at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
         at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
@@ -57,3 +56,10 @@ def count_and_range(
             in_range = Or(in_range, is_null)
         row_filter = And(row_filter, in_range)
     return values["count"], row_filter
+
+
+def _comparable(name: str, kind: IcebergType) -> Column:
+    """Return a key column with the order of the table's values, which a collation of the rows may lack."""
+    if isinstance(kind, DateType):
+        return F.unix_date(name)  # Python has no dates after the year 9999.
+    return F.col(name).cast("string") if isinstance(kind, StringType) else F.col(name)

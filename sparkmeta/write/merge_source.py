@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.schema import Schema
-from pyiceberg.types import PrimitiveType, UUIDType
+from pyiceberg.types import PrimitiveType, StringType, UUIDType
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
@@ -76,8 +76,9 @@ def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
         names = set(keys)
         of_keys = Schema(*(field for field in schema.fields if field.name in names))
         check_columns(source.select(*map(quoted, keys)), of_keys, table)
-        uuids = Schema(*(field for field in of_keys.fields if isinstance(field.field_type, UUIDType)))
-        source = _as_in_table(source, uuids)
+        # UUIDs may have any notation, and strings a collation.
+        converted = (field for field in of_keys.fields if isinstance(field.field_type, UUIDType | StringType))
+        source = _as_in_table(source, Schema(*converted))
     rows = checkpointed(source.withColumn(SOURCE_ROW, F.monotonically_increasing_id()))
     count, row_filter = count_and_range(rows, schema, keys or ())
     duplicate = None

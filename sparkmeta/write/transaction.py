@@ -146,6 +146,8 @@ class RowTransaction(Transaction[TableT]):
             for files in deletes.write():
                 self._written.append(files)
                 change.update.row_delta(deletes=files)
+            if deletes.limited_to is not None:
+                change.update.validate_partition_specs(deletes.limited_to)
             if deletes.is_empty:
                 change.drop()
             elif isolation is not None:

@@ -309,6 +309,8 @@ def test_what_is_refused_before_rows_are_read(spark: SparkSession, tmp_path: Pat
         table.append(unread, snapshot_properties={"added-records": "1"})
     with pytest.raises(sm.InvalidFilterError, match="nothing"):
         table.overwrite(unread, "nothing = 1")
+    with pytest.raises(sm.ValidationError, match=r"n: .*window functions"):
+        table.update({"n": F.expr("row_number() OVER (ORDER BY id)")})
     for change in (
         lambda: table.overwrite(unread, "id = 1", isolation="none"),  # type: ignore[arg-type]
         lambda: table.dynamic_partition_overwrite(unread, isolation="none"),  # type: ignore[arg-type]

@@ -308,3 +308,41 @@ def test_dates_that_python_lacks(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(row.n for row in table.scan().to_df().select("n").collect()) == [2, 10]
     table = table.equality_delete(spark.sql(f"SELECT {far} d"), ["d"], isolation="serializable")
     assert [row.n for row in table.scan().to_df().select("n").collect()] == [2]
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_others_add_data_of_a_new_partition_spec(interpreted: SparkSession, tmp_path: Path, version: int) -> None:
+    """Partitioned deletes would not apply to it: they are a conflict, and do when made anew."""
+    table = new_table(interpreted, tmp_path, version).append(frame(interpreted, [(1, "a", 1), (2, "b", 2)]))
+    key = frame(interpreted, [(1, "a", None)])
+    stale = table.transaction()
+    stale.equality_delete(key, ["id"])
+    table.update_spec().add_field("id", BucketTransform(2)).commit()
+    evolved = table.refresh().append(frame(interpreted, [(1, "a", 7)]))
+    with pytest.raises(sm.CommitConflictError, match="added data files of partition spec 1, to which the new equality"):
+        stale.commit()
+    assert sorted_rows(evolved.equality_delete(key, ["id"]).scan().to_df().collect()) == [(2, "b", 2)]
+
+
+def test_a_transaction_that_adds_data_of_another_spec(interpreted: SparkSession, tmp_path: Path) -> None:
+    table = new_table(interpreted, tmp_path, 2)
+    transaction = table.transaction()
+    transaction.append(frame(interpreted, [(1, "a", 1)]))
+    transaction.update_spec().add_field("id", BucketTransform(2)).commit()
+    transaction.equality_delete(frame(interpreted, [(1, "a", None)]), ["id"])
+    with pytest.raises(sm.CommitConflictError, match="an earlier change of this transaction has added data files"):
+        transaction.commit()
+
+
+@pytest.mark.parametrize("collation", ["UTF8_BINARY", "UTF8_LCASE"])
+def test_others_add_a_key_between_keys_of_a_collation(
+    interpreted: SparkSession, tmp_path: Path, collation: str
+) -> None:
+    """The table's order of strings counts: 'B' comes before 'a'."""
+    table = new_table(interpreted, tmp_path, 2, PartitionSpec()).append(frame(interpreted, [(1, "a", 1)]))
+    keys = frame(interpreted, [(0, "a", None), (0, "B", None)]).selectExpr("id", f"part COLLATE {collation} AS part")
+    stale = table.transaction()
+    stale.equality_delete(keys, ["part"], isolation="serializable")
+    table.append(frame(interpreted, [(2, "a", 2)]))
+    with pytest.raises(sm.CommitConflictError, match="added data that may match"):
+        stale.commit()

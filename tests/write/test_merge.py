@@ -199,6 +199,9 @@ def test_what_is_refused_and_what_is_not(spark: SparkSession, tmp_path: Path) ->
         r"clause 1 \(when_not_matched_by_source\): n: .*AMBIGUOUS": by_source().update({"n": F.col("id")}),
         r"clause 1 \(when_matched\): .*GROUP": merge.when_matched("sum(source.n) > 1").delete(),
         r"clause 1 \(when_matched\): n: .*GENERATOR": merge.when_matched().update({"n": several}),
+        r"clause 1 \(when_matched\): n: .*window functions": merge.when_matched().update({"n": F.expr(
+            "row_number() OVER (ORDER BY source.n)"
+        )}),
         r"clause 1 \(when_matched\): .*PARSE": merge.when_matched("source.n ==== 1 (").delete(),
         r"clause 1 \(when_matched\): n: .*": merge.when_matched().update({"n": F.col("other.n")}),
         "assigned column no is not in the table": merge.when_matched().update({"no": 1}),
