@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-import math
 import random
 import struct
 import uuid
@@ -201,13 +200,18 @@ RANGES: dict[type[IcebergType], int] = {IntegerType: 2**31, DateType: 2**31, Lon
 MAX_FLOAT = (2 - 2**-23) * 2.0**127
 
 
+def is_beyond(value: Any, field_type: IcebergType) -> bool:
+    """Whether a literal lies outside the finite values of a type."""
+    if isinstance(value, int) and (limit := RANGES.get(type(field_type))):
+        return not -limit <= value < limit
+    return isinstance(field_type, FloatType) and abs(float(value)) > MAX_FLOAT
+
+
 def _bound(value: Any, field_type: IcebergType) -> Any:
     """The literal as a value of the type, in comparable form; "above" and "below" where it lies outside."""
-    if isinstance(value, int) and (limit := RANGES.get(type(field_type))) and not -limit <= value < limit:
-        return "above" if value > 0 else "below"
+    if is_beyond(value, field_type):
+        return "above" if float(value) > 0 else "below"
     match field_type:
-        case FloatType() if abs(float(value)) > MAX_FLOAT and not math.isnan(value):
-            return "above" if value > 0 else "below"
         case FloatType():
             return comparable(struct.unpack("f", struct.pack("f", value))[0])
         case DecimalType():

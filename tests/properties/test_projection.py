@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 PROFILE = settings(
-    max_examples=200 if SOAK else 24,
+    max_examples=200 if SOAK else 40,
     deadline=None,
     derandomize=not SOAK,
     database=None,
