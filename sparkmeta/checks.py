@@ -78,6 +78,11 @@ def at_least(least: int) -> Rule:
     return Rule(f"a whole number of {least} or more", lambda value: is_whole(value) and value >= least)
 
 
+def between(least: int, most: int) -> Rule:
+    """Return the rule of whole numbers from a least to a greatest one."""
+    return Rule(f"a whole number from {least} to {most}", lambda value: is_whole(value) and least <= value <= most)
+
+
 def one_of(*allowed: Any) -> Rule:
     """Return the rule of some strings or whole numbers."""
     *others, last = map(str, allowed)

@@ -13,7 +13,7 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 
-from sparkmeta.checks import NAMES, OPTIONS, at_least
+from sparkmeta.checks import NAMES, OPTIONS, TEXT, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 ALL_FIELDS = ("*",)
+# The limits of a DataFrame.
+_ROWS = between(0, 2**31 - 1)
 
 # Iceberg's read options and the table properties that they override.
 _SPLIT_OPTIONS = {
@@ -97,7 +99,12 @@ class Scan:
         return replace(self, row_filter=And(self.row_filter, parse_filter(row_filter)))
 
     def select(self, *field_names: str) -> Scan:
-        """Return this scan with its columns restricted to the given ones."""
+        """Return this scan with its columns restricted to the given ones.
+
+        Raises:
+            ValidationError: a name is not a string.
+        """
+        NAMES.check("select", field_names)
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
         key = str if self.case_sensitive else str.lower
@@ -113,9 +120,9 @@ class Scan:
         """Return this scan limited to a number of rows, whichever Spark reads first.
 
         Raises:
-            ValidationError: it is not a whole number from 0 on.
+            ValidationError: it is not a whole number from 0 to 2147483647.
         """
-        at_least(0).check("limit", rows)
+        _ROWS.check("limit", rows)
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
 
     def use_ref(self, name: str) -> Scan:
@@ -123,8 +130,9 @@ class Scan:
 
         Raises:
             NoSuchSnapshotError: the table has no such ref.
-            ValidationError: the scan has a snapshot already.
+            ValidationError: the scan has a snapshot already, or the name is not a string.
         """
+        TEXT.check("use_ref", name)
         self._refuse_second("a ref")
         if name == MAIN_BRANCH and name not in self.state.metadata.refs:
             return self
@@ -329,7 +337,9 @@ class Scan:
         Raises:
             InvalidFilterError: the table has no such column.
             UnsupportedError: the protocol can't express the plan.
+            ValidationError: `stats_fields` is not a collection of strings.
         """
+        NAMES.check("stats_fields", stats_fields)
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
         matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
@@ -403,6 +413,6 @@ def table_scan(
 
 
 def _positive(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or int(text) <= 0:
-        raise ValidationError(f"{name} is {text!r}: expected a whole number above 0")
+    if not text.strip().isdecimal() or not 0 < int(text) < 2**63:
+        raise ValidationError(f"{name} is {text!r}: expected a whole number above 0, below 2^63")
     return int(text)

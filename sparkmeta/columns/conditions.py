@@ -6,7 +6,6 @@ literals therefore become a lambda over an array of literals.
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +22,7 @@ from pyiceberg.expressions.literals import Literal
 from pyiceberg.types import PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.junctions import Junction, balanced, fold
+from sparkmeta.columns.junctions import Junction, fold
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import literal_array
 
@@ -41,7 +40,7 @@ def all_of(*conditions: Truth) -> Truth:
     if any(condition is False for condition in conditions):
         return False
     columns = [condition for condition in conditions if isinstance(condition, Sql)]
-    return balanced(columns, operator.and_) if columns else True
+    return sql.chain("AND", columns) if columns else True
 
 
 def any_of(*conditions: Truth) -> Truth:
@@ -49,7 +48,7 @@ def any_of(*conditions: Truth) -> Truth:
     if any(condition is True for condition in conditions):
         return True
     columns = [condition for condition in conditions if isinstance(condition, Sql)]
-    return balanced(columns, operator.or_) if columns else False
+    return sql.chain("OR", columns) if columns else False
 
 
 def negated(condition: Truth) -> Truth:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
@@ -182,6 +182,11 @@ def call(name: str, *arguments: object) -> Sql:
 def when(condition: Sql, value: object) -> Case:
     """Return a CASE with its first branch."""
     return Case(f" WHEN {condition.text} THEN {_text(value)}")
+
+
+def chain(operator: str, operands: Sequence[Sql]) -> Sql:
+    """Join operands by AND or OR, without nesting: Spark balances the chain, and is slow to parse parentheses."""
+    return Sql(f"({f' {operator} '.join(operand.text for operand in operands)})") if len(operands) > 1 else operands[0]
 
 
 def struct(*fields: Aliased) -> Sql:

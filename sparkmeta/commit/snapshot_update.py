@@ -53,9 +53,9 @@ class SnapshotUpdate:
         """Add data files.
 
         Args:
-            files: the files, or a table whose live data files are added with new row ids and this commit's sequence
-                number. The columns of both tables must have the same ids and types, and the partition specs the same
-                fields. A table with deletes is refused: see `row_delta`.
+            files: the files, or a table whose live data files are added with this commit's sequence number and new row
+                ids, except those stored in files. The columns of both tables must have the same ids and types, and the
+                partition specs the same fields. A table with deletes is refused: see `row_delta`.
 
         Raises:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from sparkmeta.checks import NAMES
+from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.inspect.readable_metrics import READABLE_METRICS, SOURCE, leaf_columns, readable_metrics
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
@@ -99,7 +100,7 @@ def files_selection(state: TableState, columns: Sequence[str] | None) -> Selecti
     """Return the selected columns of `files`, by default all. `readable_metrics.<column>` selects one field.
 
     Raises:
-        ValueError: a name is not a column.
+        InvalidArgumentError: a name is not a column.
     """
     return _selection(state, columns, {name: name for name in _file_names(state)}, ())
 
@@ -158,6 +159,6 @@ def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
         matching = [name for name in known if name == column or name.startswith(f"{column}.")]
         if not matching:
             tops = dict.fromkeys(name.partition(".")[0] for name in known)
-            raise ValueError(f"{column!r} is not a column; the columns are {', '.join(tops)}")
+            raise InvalidArgumentError(f"{column!r} is not a column; the columns are {', '.join(tops)}")
         selected.update(matching)
     return selected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import NoSuchSnapshotError
+from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
 from sparkmeta.inspect import all_files, files, manifests, partition_statistics, partitions, position_deletes, snapshots
 from sparkmeta.spec.entry import ContentType
 
@@ -212,7 +212,7 @@ class InspectTable:
     def _at(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
         state = self._state
         if sum(given is not None for given in (snapshot_id, ref, as_of)) > 1:
-            raise ValueError("snapshot_id, ref and as_of each name a snapshot: give one of them")
+            raise InvalidArgumentError("snapshot_id, ref and as_of each name a snapshot: give one of them")
         if ref is not None:
             snapshot_id = state.metadata_ref(ref).snapshot_id
         elif as_of is not None:

@@ -155,6 +155,8 @@ class RowTable(BaseTable):
     ) -> Self:
         """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is made.
 
+        A null matches `!=`, `not in` and `not like`, unlike in SQL.
+
         Files whose rows all match, as partitions and metrics prove, are removed without being opened. Rows in other
         files are deleted by the mode in the table property `write.delete.mode`: `copy-on-write` rewrites the files;
         `merge-on-read` writes deletion vectors, or position delete files in format version 2.
@@ -163,7 +165,8 @@ class RowTable(BaseTable):
             delete_filter: which rows to delete.
             branch: the branch to commit to.
             snapshot_properties: extra properties for the snapshot's summary.
-            isolation: "serializable" or "snapshot". Defaults to the table property `write.delete.isolation-level`.
+            isolation: "serializable" or "snapshot". Defaults to the table property `write.delete.isolation-level`, and
+                for deletes of whole files to "snapshot".
 
         Raises:
             CommitConflictError: another commit changed the data that this delete is based on.

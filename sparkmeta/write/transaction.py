@@ -123,6 +123,8 @@ class RowTransaction(Transaction[TableT]):
             if not matching.has_parts:
                 if matching.has_whole_files:
                     change.update.delete(row_filter=delete_filter)
+                    if isolation == "serializable":
+                        change.update.validate_no_conflicts(delete_filter)
                 else:
                     change.drop()
             else:

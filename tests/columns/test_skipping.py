@@ -400,3 +400,24 @@ def leaf_manifest_of(path: Path, bounds: pa.Array) -> None:
     stats = pa.StructArray.from_arrays([bounds, bounds, *counts], list(FieldStats._fields))
     content = pa.StructArray.from_arrays([stats], ["1"])
     pq.write_table(pa.table({"content_stats": content, "record_count": pa.array([5], pa.int64())}), path)
+
+
+@pytest.mark.parametrize("junction", ["and", "or"])
+def test_conditions_on_many_columns_are_not_nested_deeper(junction: str) -> None:
+    """Spark's parser takes seconds and hundreds of megabytes for nested parentheses."""
+
+    def levels(columns: int) -> int:
+        schema = Schema(*(t.NestedField(number, f"c{number}", INT, required=False) for number in range(columns)))
+        filters = f" {junction} ".join(f"c{number} >= {number}" for number in range(columns))
+        stats = [
+            FieldStats(*(sql.col(f"c{number}.{name}") for name in FieldStats._fields)) for number in range(columns)
+        ]
+        text = might_match(bind_filter(parse_filter(filters), schema), stats.__getitem__, sql.col("records")).text
+        depths = [text[:place].count("(") - text[:place].count(")") for place in range(len(text))]
+        return max(depths)
+
+    assert levels(4) == levels(40)
+
+
+def stats_of(number: int) -> FieldStats:
+    return FieldStats(*(sql.col(f"c{number}.{name}") for name in FieldStats._fields))

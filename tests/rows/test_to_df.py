@@ -427,8 +427,8 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
     assert spark.sql("SELECT count(*) FROM rows_of_all").collect() == [(len(ids),)]
     rows = spark.sql("SELECT id FROM rows_of_all WHERE id IN (SELECT id FROM rows_of_some) ORDER BY id").collect()
     assert [row.id for row in rows] == [number for number in ids if number < 10]
-    for wrong in (-1, "5", 1.5, True, None):
-        with pytest.raises(ValidationError, match=f"limit is {wrong!r}: expected a whole number of 0 or more"):
+    for wrong in (-1, "5", 1.5, True, None, 2**31):
+        with pytest.raises(ValidationError, match=f"limit is {wrong!r}: expected a whole number from 0 to 2147483647"):
             table.scan().limit(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="selected_fields is 'id': expected a list of strings"):
         table.scan(selected_fields="id")  # type: ignore[arg-type]
@@ -437,6 +437,14 @@ def test_small_results_and_views(corpus: Corpus, spark: SparkSession) -> None:
     known = "split-size, lookback, file-open-cost"
     with pytest.raises(ValidationError, match=f"options has 'read.split.target-size': expected {known}"):
         table.scan(options={"read.split.target-size": "300"})
+    for names, asked in (
+        ("select", lambda: table.scan().select(["id"])),  # type: ignore[arg-type]
+        ("use_ref", lambda: table.scan().use_ref(["main"])),  # type: ignore[arg-type]
+        ("stats_fields", lambda: table.scan().to_rest_tasks(stats_fields="id")),
+        ("split-size", lambda: table.scan(options={"split-size": 10**30}).plan_tasks()),
+    ):
+        with pytest.raises(ValidationError, match=f"{names} is .*: expected"):
+            asked()
 
 
 def test_an_empty_table(corpus: Corpus, spark: SparkSession) -> None:

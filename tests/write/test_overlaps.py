@@ -48,10 +48,14 @@ def test_others_add_a_file_that_matches_partly(table: sm.Table, change: str) -> 
 
 
 def test_others_add_a_file_that_matches(table: sm.Table) -> None:
-    """A delete of whole files is made as of its commit, as Java's is."""
+    """A delete of whole files is made as of its commit, as Java's is, unless the caller isolates it."""
     stale: Any = table.transaction()
     stale.delete("id < 5")
+    isolated: Any = table.transaction()
+    isolated.delete("id < 5", isolation="serializable")
     table.append(frame(table.state.spark, [(3, "a", 3), (9, "b", 9)]).coalesce(1))
+    with pytest.raises(sm.CommitConflictError, match="added data that may match"):
+        isolated.commit()
     assert rows_of(stale.commit()) == [(7, "b", 7), (9, "b", 9)]
 
 
