@@ -60,10 +60,12 @@ def _written_column(field: NestedField) -> Column:
 
 
 def require_frame(rows: object, table: str) -> None:
-    """Raise ValidationError for rows that are not a DataFrame of Spark, such as one of pandas or an Arrow table."""
+    """Raise ValidationError for rows that are not a DataFrame of Spark, such as one of pandas, or are a stream."""
     if not isinstance(rows, DataFrame):
         kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}".removeprefix("builtins.")
         raise ValidationError(f"{table}: the rows are a {kind}, not a Spark DataFrame: use spark.createDataFrame(rows)")
+    if rows.isStreaming:
+        raise ValidationError(f"{table}: the rows are a stream: write each batch, in a function for foreachBatch")
 
 
 def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:

@@ -376,13 +376,21 @@ def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
         table.upsert(frame(spark, [(1, "a", 1)]))
 
 
-NO_FRAMES: dict[str, Callable[[pa.Table], Any]] = {"Arrow": lambda rows: rows, "pandas": pa.Table.to_pandas}
+NO_FRAMES: dict[str, tuple[Callable[[SparkSession, pa.Table], Any], str]] = {
+    "Arrow": (lambda _, rows: rows, r"the rows are a pyarrow.Table, not a Spark DataFrame"),
+    "pandas": (lambda _, rows: rows.to_pandas(), r"the rows are a pandas.DataFrame, not a Spark DataFrame"),
+    "stream": (
+        lambda spark, _: spark.readStream.format("rate").load().selectExpr("value AS id", "'a' AS part", "1 AS n"),
+        "the rows are a stream: write each batch, in a function for foreachBatch",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", NO_FRAMES)
-def test_rows_that_are_not_of_spark(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_rows_that_can_not_be_written(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     table = new_table(spark, tmp_path)
-    rows = NO_FRAMES[kind](pa.table({"id": [1], "part": ["a"], "n": [1]}))
+    make, problem = NO_FRAMES[kind]
+    rows = make(spark, pa.table({"id": [1], "part": ["a"], "n": [1]}))
     changes: list[Callable[[], object]] = [
         lambda: table.append(rows),
         lambda: table.overwrite(rows),
@@ -393,7 +401,7 @@ def test_rows_that_are_not_of_spark(spark: SparkSession, tmp_path: Path, kind: s
         lambda: table.merge(rows, "id").when_not_matched().insert_all().merge(),
     ]
     for change in changes:
-        with pytest.raises(sm.ValidationError, match=r"the rows are a \w+\.\w+, not a Spark DataFrame"):
+        with pytest.raises(sm.ValidationError, match=problem):
             change()
 
 
