@@ -14,6 +14,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, between
+from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
@@ -215,6 +216,7 @@ class Scan:
         Raises:
             InvalidFilterError: the filter does not fit the schema.
             InvalidArgumentError: a selected column is not in the schema.
+            ValidationError: the files of a branch have another type than the schema for a column of the filter.
         """
         return self._filter
 
@@ -223,7 +225,9 @@ class Scan:
         schema = self.schema()
         self.projection()
         bound = bind_filter(self.row_filter, schema, self.case_sensitive, transforms=True)
-        return ScanFilter(self.state.at(self.snapshot()), bound, schema)
+        scan_filter = ScanFilter(self.state.at(self.snapshot()), bound, schema)
+        _refuse_retyped(scan_filter)
+        return scan_filter
 
     @cached_property
     def _pruned(self) -> PrunedManifests:
@@ -381,6 +385,22 @@ class Scan:
     def _repr_html_(self) -> str:
         """Describe the scan in a notebook. Runs no job."""
         return f"<code>{escape(repr(self)[:500])}</code>"
+
+
+def _refuse_retyped(scan_filter: ScanFilter) -> None:
+    """Refuse a filter on a column whose id had another type when the table was replaced.
+
+    Raises:
+        ValidationError: neither type is promoted to the other.
+    """
+    state, schema = scan_filter.state, scan_filter.schema
+    for field_id in sorted(scan_filter.filter_ids):
+        written, read = state.types.column_types[field_id], str(schema.find_type(field_id))
+        if not reads_as(written, read) and not reads_as(read, written):
+            raise ValidationError(
+                f"{state.metadata.location}: column {schema.find_column_name(field_id)} has type {read}, and type "
+                f"{written} in the files that are read: they can't be filtered by it"
+            )
 
 
 def register_view(rows: DataFrame, name: str, location: str) -> None:

@@ -499,3 +499,21 @@ def test_few_vectors_are_counted_without_a_job(
     monkeypatch.setattr("sparkmeta.rows.count.plan_rows", lambda _: pytest.fail("a job runs"))
     with configured(spark, {"spark.sparkmeta.planning": "auto"}):
         assert table.scan().count() == expected
+
+
+def test_a_filter_on_a_column_that_was_replaced(spark: SparkSession) -> None:
+    """A branch of files from before the replacement is read with the table's schema."""
+    shop = Workshop(Java(spark), "filters_retyped")
+    shop.create("id BIGINT, p INT, s STRING", "p")
+    shop.insert("1, 1, 'a'", "2, 2, 'b'")
+    shop.sql("ALTER TABLE {t} CREATE BRANCH old")
+    shop.sql("CREATE OR REPLACE TABLE {t} (id BIGINT, p STRING, s INT) USING iceberg PARTITIONED BY (p)")
+    shop.insert("5, 'x', 3")
+    table = sm.load_table(shop.metadata_location, spark=spark)
+    for text, column in (("p = 'x'", "p has type string, and type int"), ("s = 3", "s has type int, and type string")):
+        scan = table.scan(text).use_ref("old")
+        for ask in (scan.plan_files, scan.to_df, scan.count, scan.report):
+            with pytest.raises(ValidationError, match=f"column {column} in the files that are read"):
+                ask()
+        assert table.scan(text).count() == 1
+    assert table.scan("id = 1").use_ref("old").select("id").to_df().collect() == [(1,)]
