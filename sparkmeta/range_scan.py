@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -65,7 +65,7 @@ class IncrementalScan(_RangeScan):
         """
         return read_appended(self.scan.row_scan, self.from_exclusive, self.to_inclusive)
 
-    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Iterable[str] = ()) -> DataFrame:
+    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> DataFrame:
         """Return the appended files as scan tasks of Iceberg's REST catalog protocol; see `Scan.to_rest_tasks`.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -14,7 +14,6 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, between
-from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
@@ -225,9 +224,7 @@ class Scan:
         schema = self.schema()
         self.projection()
         bound = bind_filter(self.row_filter, schema, self.case_sensitive, transforms=True)
-        scan_filter = ScanFilter(self.state.at(self.snapshot()), bound, schema)
-        _refuse_retyped(scan_filter)
-        return scan_filter
+        return ScanFilter(self.state.at(self.snapshot()), bound, schema)
 
     @cached_property
     def _pruned(self) -> PrunedManifests:
@@ -328,7 +325,7 @@ class Scan:
         packed = plan_tasks(planned, plan_schema(state).add(PARTITION_JSON, "string"), self._splitting())
         return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
 
-    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Iterable[str] = ()) -> DataFrame:
+    def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> DataFrame:
         """Return the planned files as scan tasks of Iceberg's REST catalog protocol, lazily; see `plan.rest_tasks`.
 
         Returns one row per data file: `task` is its FileScanTask JSON without delete file references, `delete_files` an
@@ -343,18 +340,19 @@ class Scan:
             UnsupportedError: the protocol can't express the plan.
             ValidationError: `stats_fields` is not a collection of strings.
         """
-        NAMES.check("stats_fields", stats_fields)
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
         matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
         return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions, stats_ids=ids)
 
-    def stats_ids(self, names: Iterable[str]) -> frozenset[int]:
+    def stats_ids(self, names: Collection[str]) -> frozenset[int]:
         """Return the field ids of columns, looked up by name in the scan's schema, then in the table's.
 
         Raises:
             InvalidFilterError: the table has no such column.
+            ValidationError: `names` is not a collection of strings.
         """
+        NAMES.check("stats_fields", names)
         return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
     def most_files(self) -> int | None:
@@ -387,22 +385,6 @@ class Scan:
         return f"<code>{escape(repr(self)[:500])}</code>"
 
 
-def _refuse_retyped(scan_filter: ScanFilter) -> None:
-    """Refuse a filter on a column whose id had another type when the table was replaced.
-
-    Raises:
-        ValidationError: neither type is promoted to the other.
-    """
-    state, schema = scan_filter.state, scan_filter.schema
-    for field_id in sorted(scan_filter.filter_ids):
-        written, read = state.types.column_types[field_id], str(schema.find_type(field_id))
-        if not reads_as(written, read) and not reads_as(read, written):
-            raise ValidationError(
-                f"{state.metadata.location}: column {schema.find_column_name(field_id)} has type {read}, and type "
-                f"{written} in the files that are read: they can't be filtered by it"
-            )
-
-
 def register_view(rows: DataFrame, name: str, location: str) -> None:
     """Register rows of a table as a temporary view; see `Scan.create_temp_view`."""
     try:
@@ -433,6 +415,6 @@ def table_scan(
 
 
 def _positive(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or not 0 < int(text) < 2**63:
+    if not text.strip().isdecimal() or len(text) > 20 or not 0 < int(text) < 2**63:
         raise ValidationError(f"{name} is {text!r}: expected a whole number above 0, below 2^63")
     return int(text)

@@ -1,4 +1,4 @@
-"""Conditions of filters as SQL: constants are folded, chains become balanced trees, and wide filters become lambdas.
+"""Conditions of filters as SQL: constants are folded, chains stay flat, and wide filters become lambdas.
 
 Spark takes minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
 literals therefore become a lambda over an array of literals.

@@ -155,7 +155,7 @@ def _double(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
     if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
         number = _number(literal)
         if number.is_finite() and abs(number) > _DOUBLE_MAX:
-            return _beyond(number > 0)
+            return _beyond(number > 0, float(_DOUBLE_MAX))
         return Placed(float(number))
     if isinstance(literal, FloatLiteral | DoubleLiteral):
         return Placed(literal.value)
@@ -164,15 +164,18 @@ def _double(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
 
 def _float(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
     placed = _double(literal, primitive)
-    if placed is None or placed.place is not Place.AT:
-        return placed
+    if placed is None:
+        return None
     if math.isfinite(placed.value) and abs(placed.value) > _FLOAT_MAX:
-        return _beyond(placed.value > 0)
+        return _beyond(placed.value > 0, _FLOAT_MAX)
     return Placed(float(np.float32(placed.value)))
 
 
-def _beyond(above: bool) -> Placed:
-    return Placed(None, Place.ABOVE_MAX if above else Place.BELOW_MIN)
+def _beyond(above: bool, most: float | None = None) -> Placed:
+    """Place a literal beyond the values from -`most` to `most`, or those of a type whose limits don't matter."""
+    if above:
+        return Placed(most, Place.ABOVE_MAX)
+    return Placed(None if most is None else -most, Place.BELOW_MIN)
 
 
 def _in_range(number: int, low: int, high: int) -> Placed:

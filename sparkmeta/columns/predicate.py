@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -76,13 +75,13 @@ COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
 }
 _UPWARD: Final = (BoundGreaterThan, BoundGreaterThanOrEqual)
 _DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
-# Comparisons with an infinity that equal those with a literal beyond all finite floats, by the literal's place and
-# whether it is a lower limit. NaN is greater than all others.
+# Comparisons with the greatest or least finite float that equal those with a literal beyond it, by the literal's place
+# and whether it is a lower limit. Infinities and NaN, which is greater than all others, remain beyond it.
 _BEYOND_FLOATS: Final[Mapping[tuple[Place, bool], type[BoundPredicate]]] = {
-    (Place.ABOVE_MAX, False): BoundLessThan,
-    (Place.ABOVE_MAX, True): BoundGreaterThanOrEqual,
-    (Place.BELOW_MIN, False): BoundLessThanOrEqual,
-    (Place.BELOW_MIN, True): BoundGreaterThan,
+    (Place.ABOVE_MAX, False): BoundLessThanOrEqual,
+    (Place.ABOVE_MAX, True): BoundGreaterThan,
+    (Place.BELOW_MIN, False): BoundLessThan,
+    (Place.BELOW_MIN, True): BoundGreaterThanOrEqual,
 }
 
 
@@ -181,8 +180,7 @@ def _bind_comparison(predicate: LiteralPredicate, field: FieldReference) -> Bool
     if place is Place.JUST_ABOVE:
         return _bound(BoundGreaterThan if kind in _UPWARD else BoundLessThanOrEqual, field, literal(value))
     if is_floating(primitive):
-        infinity = literal(math.inf if place is Place.ABOVE_MAX else -math.inf)
-        return _bound(_BEYOND_FLOATS[place, kind in _UPWARD], field, infinity)
+        return _bound(_BEYOND_FLOATS[place, kind in _UPWARD], field, literal(value))
     holds = kind in (_DOWNWARD if place is Place.ABOVE_MAX else _UPWARD)
     return _bound(BoundNotNull, field) if holds else AlwaysFalse()
 

@@ -143,7 +143,7 @@ class Attempt:
     def _replaced(self, state: TableState, added: NewFiles, removal: Removal) -> Removal:
         """Find the deletes that new deletion vectors replace."""
         deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
-        refuse_new_dvs(state, deletes.frame(state), self.changes.start)
+        refuse_new_dvs(self.head, deletes.frame(state), self.changes.start)
         with self._conflicting():
             return replaced_deletes(state, added, removal, self.progress.searches)
 
@@ -197,11 +197,11 @@ class Attempt:
         for replaced in changes.replaced:
             if replaced.files is files:
                 number = replaced.data_sequence_number
-                refuse_new_deletes(state, files, removal, changes.start, by_position=number is not None)
+                refuse_new_deletes(self.head, state, files, removal, changes.start, by_position=number is not None)
                 if number is not None:
                     refuse_newer_data(state, files, removal, number)
         for validation in changes.validations:
-            refuse_new_deletes(state, files, removal, validation.start, validation.row_filter)
+            refuse_new_deletes(self.head, state, files, removal, validation.start, validation.row_filter)
         return removal
 
     def _summary(self, added: NewFiles, removal: Removal, manifests: ManifestCounts) -> Summary:

@@ -67,7 +67,7 @@ class ChangeSet:
         are_new: whether no added file can be in the table already.
         referenced: data files of position delete files, and whether they must not have been deleted.
         validations: the checks against other commits.
-        specs: the partition specs that live data files may have after other commits; None for any.
+        specs: the partition specs of data files that other commits may add; None for any.
     """
 
     started: TableState

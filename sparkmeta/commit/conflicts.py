@@ -21,7 +21,7 @@ from sparkmeta.changes.history import snapshots_since
 from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.partitions import PARTITION_KEY, live_specs, replaced_partitions
+from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
 from sparkmeta.commit.search import SEARCH_COLUMNS
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Isolation = Literal["serializable", "snapshot"]
 ISOLATION: Final = one_of("serializable", "snapshot")
 
-_REPLACE, _DELETE = "replace", "delete"
+_APPEND, _REPLACE, _DELETE = "append", "replace", "delete"
 _REPLACING = ("overwrite", _REPLACE)
 _COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
 _IS_DV = f"content_type = {int(ContentType.POSITION_DELETES)} AND file_format = 'PUFFIN'"
@@ -107,7 +107,7 @@ def validate(head: TableState, validation: Validation, operation: Operation) -> 
         everything = validation.row_filter is None and names_rows
         for scope in [_scope(head, history, AlwaysTrue())] if everything else scopes:
             _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
-    by_rows = operation.removes_by_rows or not (names_rows or validation.ignores_deletes)
+    by_rows = not validation.ignores_deletes and (operation.removes_by_rows or not names_rows)
     for scope in scopes:
         if by_rows or (operation.adds_deletes and not validation.ignores_deletes):
             _refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")
@@ -153,46 +153,42 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
         _refuse(head, [gone], "removed a data file that the new position deletes are about")
 
 
-def refuse_new_dvs(state: TableState, deletes: DataFrame, start: int | None) -> None:
+def refuse_new_dvs(head: TableState, deletes: DataFrame, start: int | None) -> None:
     """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 4.9).
 
     Args:
-        state: the state to which the deletion vectors are to be added.
+        head: the table at the branch's head.
         deletes: the entries of new deletes.
         start: the snapshot that was read.
 
     Raises:
         CommitConflictError: another commit added a deletion vector for one of the data files.
     """
-    history = snapshots_since(state, start)
+    history = [snapshot for snapshot in snapshots_since(head, start) if snapshot.operation != _APPEND]
     if not history:
         return
     targets = deletes.where(_IS_DV).select(F.col("referenced_file").alias("target"))
-    for added in _scope(state, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True):
-        dvs = added.where(_IS_DV)
-        if _any(dvs):
-            same = dvs.join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
-            _refuse(state, [same], "added a deletion vector for the same data file")
+    for added in _scope(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True):
+        same = added.where(_IS_DV).join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
+        _refuse(head, [same], "added a deletion vector for the same data file")
 
 
-def refuse_other_specs(state: TableState, specs: Collection[int], start: int | None) -> None:
-    """Refuse equality deletes that don't apply to the data files of a partition spec that has come into use.
+def refuse_other_specs(head: TableState, specs: Collection[int], start: int | None) -> None:
+    """Refuse equality deletes that don't apply to data files which were added since the snapshot `start`.
 
     Args:
-        state: the state to which the deletes are to be added.
+        head: the table at the branch's head.
         specs: the partition specs of the deletes.
         start: the snapshot that was read.
 
     Raises:
-        CommitConflictError: live data files have another partition spec.
+        CommitConflictError: a data file of another partition spec was added.
     """
-    if not snapshots_since(state, start):
+    if not (history := snapshots_since(head, start)):
         return
-    if others := sorted(live_specs(state).difference(specs)):
-        raise CommitConflictError(
-            f"{state.metadata.location}: {_OTHERS} has added data files of partition spec {others[0]}, to which the "
-            "new equality deletes would not apply"
-        )
+    for added in _scope(head, history, AlwaysTrue()).added(ContentType.DATA_MANIFEST, rewritten=True):
+        uncovered = added.where(~F.col("partition_spec_id").isin(*specs))
+        _refuse(head, [uncovered], "added data of a partition spec to which the new equality deletes do not apply")
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
@@ -232,6 +228,7 @@ def refuse_replaced_data(head: TableState, start: int | None) -> None:
 
 
 def refuse_new_deletes(
+    head: TableState,
     state: TableState,
     files: DataFrame,
     removal: Removal,
@@ -246,6 +243,7 @@ def refuse_new_deletes(
     equality delete by partition, sequence number and stats.
 
     Args:
+        head: the table at the branch's head.
         state: the state that the files are removed from.
         files: the replaced files, rows with `file_path`.
         removal: the entries of these files.
@@ -256,10 +254,10 @@ def refuse_new_deletes(
     Raises:
         CommitConflictError: a new delete applies to one of the files.
     """
-    history = snapshots_since(state, start)
+    history = snapshots_since(head, start)
     if not history or not (removal.masks or removal.keys):
         return
-    scope = _scope(state, history, AlwaysTrue() if row_filter is None else row_filter)
+    scope = _scope(head, history, AlwaysTrue() if row_filter is None else row_filter)
     paths = files.select(F.col("file_path").alias("replaced_path"))
     compared_ids = []
     others = ~F.expr(_IS_DV)
@@ -269,7 +267,7 @@ def refuse_new_deletes(
         dvs, equality_deletes = added.where(_IS_DV), added.where(others)
         if _any(dvs):
             replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
-            _refuse(state, [replaced], "deleted rows of a file to replace")
+            _refuse(head, [replaced], "deleted rows of a file to replace")
         if _any(equality_deletes):
             compared_ids.append(equality_deletes.select(F.explode("equality_ids").alias("id")))
     if not compared_ids:
@@ -277,11 +275,11 @@ def refuse_new_deletes(
     ids = frozenset(row["id"] for row in _union(compared_ids).distinct().collect())
     with_stats = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
     new = _union([frame.where(others) for frame in with_stats.added(ContentType.DELETE_MANIFEST)])
-    deletes = DeleteEntries(new, state.delete_manifests, ids)
+    deletes = DeleteEntries(new, head.delete_manifests, ids)
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
     for row in applied.select("location").limit(1).collect():
-        raise _conflict(state, _OTHERS, "added deletes that apply to a file to replace", row["location"])
+        raise _conflict(head, _OTHERS, "added deletes that apply to a file to replace", row["location"])
 
 
 def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, sequence_number: int) -> None:

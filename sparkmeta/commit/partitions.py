@@ -1,10 +1,9 @@
-"""The partitions of new files, and the partition specs of live ones."""
+"""The partitions of new files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
@@ -13,10 +12,7 @@ from sparkmeta.commit.file_rows import FILE_COLUMNS
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.plan.filter import is_live
-from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import map_arrow
-from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
@@ -56,15 +52,3 @@ def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None
 def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
     """Convert partitions to values that can be compared with the `partition_key` of entries."""
     return partitions.select(partition_key(state).alias(PARTITION_KEY).column())
-
-
-def live_specs(state: TableState) -> set[int]:
-    """Return the specs of the snapshot's live data files. Reads a tree's entries if there are several specs."""
-    if len(state.specs) == 1:
-        return set(state.specs)
-    manifests = live_manifests(state.data_manifests)
-    if state.tree is None:
-        return set(manifests.column("partition_spec_id").to_pylist())
-    entries = state.entries(manifests, state.projection(("version_info", "content_type", "partition_spec_id")))
-    data = entries.where(is_live().text).where(F.col("content_type") == int(ContentType.DATA))
-    return set(pc.unique(data.select("partition_spec_id").distinct().toArrow().column(0)).to_pylist())

@@ -185,8 +185,8 @@ class SnapshotUpdate:
         - new deletes that apply to files that this update removes by name;
         - new deletes of rows that may match, unless this update only removes files by name and adds no deletes, or
           `ignore_deletes` is set because it only deletes or adds rows, so that others may delete rows as well;
-        - removed data files that may match, if this update removes files by filter or partition, or only adds data
-          files and `ignore_deletes` is not set;
+        - removed data files that may match, if this update removes files by filter or partition or only adds data
+          files, and `ignore_deletes` is not set;
         - added data files that may match, if `isolation` is "serializable".
 
         Args:
@@ -196,7 +196,7 @@ class SnapshotUpdate:
             from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
             ignore_deletes: whether deletes and removals of matching rows do not conflict with the deletes that this
-                update adds, nor with an update that only adds data files.
+                update adds, nor with an update that removes files by filter or only adds data files.
 
         Raises:
             ValidationError: an unknown isolation.
@@ -223,12 +223,13 @@ class SnapshotUpdate:
         return self
 
     def validate_partition_specs(self, spec_ids: Collection[int]) -> Self:
-        """Fail the commit if live data files have another partition spec after others have committed.
+        """Fail the commit if other commits added data files of another partition spec.
 
         Use this for partitioned equality deletes: they apply only to data files of their spec.
         """
         self._refuse_closed()
-        self._changes.specs = frozenset(spec_ids)
+        specs = frozenset(spec_ids)
+        self._changes.specs = specs if self._changes.specs is None else self._changes.specs & specs
         return self
 
     def assume_new_files(self) -> Self:

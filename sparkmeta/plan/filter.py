@@ -13,6 +13,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import AllOf
+from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.implied_tests import partition_tests, stats_tests
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.residual import residual
@@ -21,6 +22,7 @@ from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transform_terms import without_transforms
 from sparkmeta.columns.transforms import inclusive_projection, undecided
 from sparkmeta.entries.projection import CONTENT_STATS, EntryFilter, EntryProjection
+from sparkmeta.errors import ValidationError
 from sparkmeta.plan.rows import entry_stats, partition_value, stats_in
 from sparkmeta.spec.entry import Status
 
@@ -64,6 +66,22 @@ class ScanFilter:
     row_filter: BooleanExpression
     schema: Schema
     reads_all_rows: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a filter on a column whose id had another type before the table was replaced.
+
+        Raises:
+            ValidationError: neither type is promoted to the other.
+        """
+        if isinstance(self.row_filter, AlwaysTrue):
+            return
+        for field_id in sorted(self.filter_ids):
+            written, read = self.state.types.column_types[field_id], str(self.schema.find_type(field_id))
+            if not reads_as(written, read) and not reads_as(read, written):
+                raise ValidationError(
+                    f"{self.state.metadata.location}: column {self.schema.find_column_name(field_id)} has type {read}, "
+                    f"and type {written} in the files that are read: they can't be filtered by it"
+                )
 
     @cached_property
     def partition_filters(self) -> dict[int, BooleanExpression]:

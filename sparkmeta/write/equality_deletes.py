@@ -6,16 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import pyarrow.compute as pc
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType, StructType, UnknownType
+from pyspark.sql import functions as F
 
 from sparkmeta.columns.sql import quoted
-from sparkmeta.commit.partitions import live_specs
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.plan.deletes.views import is_global
+from sparkmeta.plan.filter import is_live
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import map_arrow
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.write.delete_options import delete_target_bytes
 from sparkmeta.write.files import (
     Arrangement,
@@ -168,7 +172,7 @@ def _specs(state: TableState, present: frozenset[int]) -> tuple[int, ...]:
         state: the table.
         present: field ids of the columns that the rows have.
     """
-    needed = {state.metadata.default_spec_id} | live_specs(state)
+    needed = {state.metadata.default_spec_id} | _live_specs(state)
     everywhere = {spec_id for spec_id, spec in state.specs.items() if is_global(spec)}
     if everywhere & needed:
         return (max(everywhere & needed),)
@@ -193,6 +197,18 @@ def _problems(state: TableState, spec: PartitionSpec, present: frozenset[int]) -
             name = schema.find_column_name(field.source_id)
             missing = "a dropped column" if name is None else f"column {name}, which the rows lack"
             yield f"partition field {shown(field.name)} is made from {missing}"
+
+
+def _live_specs(state: TableState) -> set[int]:
+    """Return the specs of the snapshot's live data files. Reads a tree's entries if there are several specs."""
+    if len(state.specs) == 1:
+        return set(state.specs)
+    manifests = live_manifests(state.data_manifests)
+    if state.tree is None:
+        return set(manifests.column("partition_spec_id").to_pylist())
+    entries = state.entries(manifests, state.projection(("version_info", "content_type", "partition_spec_id")))
+    data = entries.where(is_live().text).where(F.col("content_type") == int(ContentType.DATA))
+    return set(pc.unique(data.select("partition_spec_id").distinct().toArrow().column(0)).to_pylist())
 
 
 def _target(state: TableState, spec_id: int) -> TableState:

@@ -124,7 +124,7 @@ class RowTransaction(Transaction[TableT]):
                 if matching.has_whole_files:
                     change.update.delete(row_filter=delete_filter)
                     if isolation == "serializable":
-                        change.update.validate_no_conflicts(delete_filter)
+                        change.update.validate_no_conflicts(delete_filter, ignore_deletes=True)
                 else:
                     change.drop()
             else:

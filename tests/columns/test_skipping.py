@@ -417,7 +417,3 @@ def test_conditions_on_many_columns_are_not_nested_deeper(junction: str) -> None
         return max(depths)
 
     assert levels(4) == levels(40)
-
-
-def stats_of(number: int) -> FieldStats:
-    return FieldStats(*(sql.col(f"c{number}.{name}") for name in FieldStats._fields))

@@ -312,14 +312,14 @@ def test_dates_that_python_lacks(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [2, 4])
 def test_others_add_data_of_a_new_partition_spec(interpreted: SparkSession, tmp_path: Path, version: int) -> None:
-    """Partitioned deletes would not apply to it: they are a conflict, and do when made anew."""
+    """Partitioned deletes would not apply to it: they are a conflict. Made anew, they apply."""
     table = new_table(interpreted, tmp_path, version).append(frame(interpreted, [(1, "a", 1), (2, "b", 2)]))
     key = frame(interpreted, [(1, "a", None)])
     stale = table.transaction()
     stale.equality_delete(key, ["id"])
     table.update_spec().add_field("id", BucketTransform(2)).commit()
     evolved = table.refresh().append(frame(interpreted, [(1, "a", 7)]))
-    with pytest.raises(sm.CommitConflictError, match="added data files of partition spec 1, to which the new equality"):
+    with pytest.raises(sm.CommitConflictError, match="added data of a partition spec to which the new"):
         stale.commit()
     assert sorted_rows(evolved.equality_delete(key, ["id"]).scan().to_df().collect()) == [(2, "b", 2)]
 
@@ -330,8 +330,18 @@ def test_a_transaction_that_adds_data_of_another_spec(interpreted: SparkSession,
     transaction.append(frame(interpreted, [(1, "a", 1)]))
     transaction.update_spec().add_field("id", BucketTransform(2)).commit()
     transaction.equality_delete(frame(interpreted, [(1, "a", None)]), ["id"])
-    with pytest.raises(sm.CommitConflictError, match="an earlier change of this transaction has added data files"):
+    with pytest.raises(sm.CommitConflictError, match="this transaction, added data of a partition spec to which"):
         transaction.commit()
+
+
+def test_others_add_data_of_specs_that_deletes_apply_to(interpreted: SparkSession, tmp_path: Path) -> None:
+    table = new_table(interpreted, tmp_path, 2).append(frame(interpreted, [(1, "a", 1)]))
+    table.update_spec().add_field("id", BucketTransform(2)).commit()
+    table = table.refresh().append(frame(interpreted, [(1, "a", 2)]))
+    stale = table.transaction()
+    stale.equality_delete(frame(interpreted, [(1, "a", None)]), ["id"])
+    table.append(frame(interpreted, [(1, "a", 3), (2, "b", 4)]))
+    assert sorted_rows(stale.commit().scan().to_df().collect()) == [(2, "b", 4)]
 
 
 @pytest.mark.parametrize("collation", ["UTF8_BINARY", "UTF8_LCASE"])

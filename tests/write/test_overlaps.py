@@ -59,6 +59,33 @@ def test_others_add_a_file_that_matches(table: sm.Table) -> None:
     assert rows_of(stale.commit()) == [(7, "b", 7), (9, "b", 9)]
 
 
+def test_others_delete_the_same_files(table: sm.Table) -> None:
+    isolated: Any = table.transaction()
+    isolated.delete("id < 5", isolation="serializable")
+    table.delete("part = 'a'")
+    assert rows_of(isolated.commit()) == [(7, "b", 7)]
+
+
+@pytest.mark.parametrize("change", ["delete", "rewrite"])
+def test_others_delete_rows_and_upgrade(interpreted: SparkSession, tmp_path: Path, change: str) -> None:
+    """The upgrade makes no snapshot: the deletes are in the manifest list from which the tree is made."""
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    properties = {"write.delete.mode": "merge-on-read", "write.delete.isolation-level": "snapshot"}
+    table: Any = catalog.create_table("db.u", SCHEMA, format_version=3, properties=properties, spark=interpreted)
+    table = table.append(frame(interpreted, [(i, "a", i) for i in range(6)]).coalesce(1))
+    stale: Any
+    if change == "delete":
+        stale = table.transaction()
+        stale.delete("id = 5")
+    else:
+        stale = table.maintenance.rewrite_data_files(rewrite_all=True)
+        assert stale.summary()
+    table.delete("id = 5").maintenance.upgrade(4).commit()
+    with pytest.raises(sm.CommitConflictError, match=r"deletion vector|deleted rows"):
+        stale.commit()
+    assert rows_of(table.refresh()) == [(i, "a", i) for i in range(5)]
+
+
 @pytest.mark.parametrize("part", ["a", "b"])
 def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
     """A key is deleted of its partition: only data that is added there is a conflict."""
@@ -90,6 +117,6 @@ def test_others_delete_rows_of_the_same_file(
     stale = table.transaction()
     stale.delete("id = 5")
     after = table.delete(others)
-    with pytest.raises(sm.CommitConflictError, match="deletion vector"):
+    with pytest.raises(sm.CommitConflictError, match="added a deletion vector for the same data file"):
         stale.commit()
     assert len(rows_of(table.refresh())) == len(rows_of(after)) < 6
