@@ -142,8 +142,7 @@ class Attempt:
 
     def _replaced(self, state: TableState, added: NewFiles, removal: Removal) -> Removal:
         """Find the deletes that new deletion vectors replace."""
-        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
-        refuse_new_dvs(self.head, deletes.frame(state), self.changes.start)
+        refuse_new_dvs(self.head, state, added, self.changes.start)
         with self._conflicting():
             return replaced_deletes(state, added, removal, self.progress.searches)
 

@@ -36,6 +36,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.commit.removal import Removal
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
@@ -153,12 +154,13 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
         _refuse(head, [gone], "removed a data file that the new position deletes are about")
 
 
-def refuse_new_dvs(head: TableState, deletes: DataFrame, start: int | None) -> None:
+def refuse_new_dvs(head: TableState, state: TableState, new: NewFiles, start: int | None) -> None:
     """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 4.9).
 
     Args:
         head: the table at the branch's head.
-        deletes: the entries of new deletes.
+        state: the state to which the deletion vectors are to be added.
+        new: the new files.
         start: the snapshot that was read.
 
     Raises:
@@ -167,6 +169,7 @@ def refuse_new_dvs(head: TableState, deletes: DataFrame, start: int | None) -> N
     history = [snapshot for snapshot in snapshots_since(head, start) if snapshot.operation != _APPEND]
     if not history:
         return
+    deletes = new.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
     targets = deletes.where(_IS_DV).select(F.col("referenced_file").alias("target"))
     for added in _scope(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True):
         same = added.where(_IS_DV).join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
