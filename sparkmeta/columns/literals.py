@@ -154,9 +154,8 @@ def _decimal(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
 def _double(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
     if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
         number = _number(literal)
-        if number.is_finite() and abs(number) > _DOUBLE_MAX:
-            return _beyond(number > 0, float(_DOUBLE_MAX))
-        return Placed(float(number))
+        placed = _in_range(number, -_DOUBLE_MAX, _DOUBLE_MAX) if number.is_finite() else Placed(number)
+        return placed._replace(value=float(placed.value))
     if isinstance(literal, FloatLiteral | DoubleLiteral):
         return Placed(literal.value)
     return None
@@ -166,22 +165,16 @@ def _float(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
     placed = _double(literal, primitive)
     if placed is None:
         return None
-    if math.isfinite(placed.value) and abs(placed.value) > _FLOAT_MAX:
-        return _beyond(placed.value > 0, _FLOAT_MAX)
-    return Placed(float(np.float32(placed.value)))
+    if math.isfinite(placed.value):
+        placed = _in_range(placed.value, -_FLOAT_MAX, _FLOAT_MAX)
+    return placed._replace(value=float(np.float32(placed.value)))
 
 
-def _beyond(above: bool, most: float | None = None) -> Placed:
-    """Place a literal beyond the values from -`most` to `most`, or those of a type whose limits don't matter."""
-    if above:
-        return Placed(most, Place.ABOVE_MAX)
-    return Placed(None if most is None else -most, Place.BELOW_MIN)
-
-
-def _in_range(number: int, low: int, high: int) -> Placed:
-    if low <= number <= high:
-        return Placed(number)
-    return _beyond(number > high)
+def _in_range(number: Any, low: float, high: float) -> Placed:
+    """Place a number among the values of a type from low to high. Beyond them, the value is the nearest one."""
+    if number > high:
+        return Placed(high, Place.ABOVE_MAX)
+    return Placed(low, Place.BELOW_MIN) if number < low else Placed(number)
 
 
 def _date(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:

@@ -27,7 +27,7 @@ from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.entries import DeleteEntries
-from sparkmeta.plan.deletes.views import partition_key
+from sparkmeta.plan.deletes.views import is_dv, partition_key
 from sparkmeta.plan.filter import ScanFilter, stats_match, tuple_matches
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.plan.rows import DELETES
@@ -47,7 +47,6 @@ ISOLATION: Final = one_of("serializable", "snapshot")
 _APPEND, _REPLACE, _DELETE = "append", "replace", "delete"
 _REPLACING = ("overwrite", _REPLACE)
 _COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
-_IS_DV = f"content_type = {int(ContentType.POSITION_DELETES)} AND file_format = 'PUFFIN'"
 _OTHERS = "another commit or an earlier change of this transaction"
 
 
@@ -170,9 +169,9 @@ def refuse_new_dvs(head: TableState, state: TableState, new: NewFiles, start: in
     if not history:
         return
     deletes = new.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
-    targets = deletes.where(_IS_DV).select(F.col("referenced_file").alias("target"))
+    targets = deletes.where(is_dv().text).select(F.col("referenced_file").alias("target"))
     for added in _scope(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True):
-        same = added.where(_IS_DV).join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
+        same = added.where(is_dv().text).join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
         _refuse(head, [same], "added a deletion vector for the same data file")
 
 
@@ -263,11 +262,11 @@ def refuse_new_deletes(
     scope = _scope(head, history, AlwaysTrue() if row_filter is None else row_filter)
     paths = files.select(F.col("file_path").alias("replaced_path"))
     compared_ids = []
-    others = ~F.expr(_IS_DV)
+    others = ~is_dv().column()
     if by_position:
         others &= F.col("content_type") == int(ContentType.POSITION_DELETES)
     for added in scope.added(ContentType.DELETE_MANIFEST):
-        dvs, equality_deletes = added.where(_IS_DV), added.where(others)
+        dvs, equality_deletes = added.where(is_dv().text), added.where(others)
         if _any(dvs):
             replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
             _refuse(head, [replaced], "deleted rows of a file to replace")
