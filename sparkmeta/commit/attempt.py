@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from sparkmeta.changes.history import snapshots_since
 from sparkmeta.commit.change_set import DELETES
 from sparkmeta.commit.conflicts import (
+    refuse_deletes_of_moved_rows,
     refuse_missing_data,
     refuse_new_deletes,
     refuse_new_dvs,
@@ -95,11 +96,11 @@ class Attempt:
         """Write the snapshot's manifests and return the table's metadata with the snapshot."""
         changes, progress = self.changes, self.progress
         for validation in changes.validations:
-            validate(self.head, validation, changes.conflicting)
+            validate(self.head, validation, changes.conflicting, changes.start)
         if changes.specs is not None:
             refuse_other_specs(self.head, changes.specs, changes.start)
         if changes.moves_rows:
-            refuse_new_row_ids(self.head, changes.started.metadata.snapshot_by_name(changes.branch))
+            refuse_new_row_ids(self.head, changes.read_snapshot)
         progress.names.next_attempt(self.head.metadata)
         writer = progress.writer_for(self.head, changes.branch)
         state = writer.begin(self.head)
@@ -127,7 +128,7 @@ class Attempt:
 
     def _removal(self, state: TableState, added: NewFiles) -> Removal:
         changes, searches = self.changes, self.progress.searches
-        parts = [self._named(state, files) for files in changes.removed]
+        parts = [self._named(state, files, added) for files in changes.removed]
         parts += [self._filtered(state, matching) for matching in changes.filters]
         parts += [replaced.find(state, searches) for replaced in changes.partitions_of]
         parts += [find_live_deletes(state, files, searches) for files in changes.superseded]
@@ -142,7 +143,7 @@ class Attempt:
 
     def _replaced(self, state: TableState, added: NewFiles, removal: Removal) -> Removal:
         """Find the deletes that new deletion vectors replace."""
-        refuse_new_dvs(self.head, state, added, self.changes.start)
+        refuse_new_dvs(self.head, state, added, self.changes.removed, self.changes.start)
         with self._conflicting():
             return replaced_deletes(state, added, removal, self.progress.searches)
 
@@ -184,7 +185,7 @@ class Attempt:
                 raise CommitConflictError(f"{error}: others have committed since") from error
             raise
 
-    def _named(self, state: TableState, files: DataFrame) -> Removal:
+    def _named(self, state: TableState, files: DataFrame, added: NewFiles) -> Removal:
         """Find files by name. Raises CommitConflictError if others removed them, or deleted rows of replaced files."""
         changes = self.changes
         try:
@@ -199,8 +200,9 @@ class Attempt:
                 refuse_new_deletes(self.head, state, files, removal, changes.start, by_position=number is not None)
                 if number is not None:
                     refuse_newer_data(state, files, removal, number)
+                    refuse_deletes_of_moved_rows(self.head, state, files, removal, added, changes.start)
         for validation in changes.validations:
-            refuse_new_deletes(self.head, state, files, removal, validation.start, validation.row_filter)
+            refuse_new_deletes(self.head, state, files, removal, changes.start, validation.row_filter)
         return removal
 
     def _summary(self, added: NewFiles, removal: Removal, manifests: ManifestCounts) -> Summary:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.conflicts import Validation
     from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
+    from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 
 DATA = (int(ContentType.DATA),)
@@ -68,6 +69,7 @@ class ChangeSet:
         referenced: data files of position delete files, and whether they must not have been deleted.
         validations: the checks against other commits.
         specs: the partition specs of data files that other commits may add; None for any.
+        from_snapshot_id: the snapshot that was read; None for the branch's head when the transaction began.
     """
 
     started: TableState
@@ -85,12 +87,20 @@ class ChangeSet:
     referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     specs: frozenset[int] | None = None
+    from_snapshot_id: int | None = None
 
     @property
     def start(self) -> int | None:
-        """The branch's head when the transaction began."""
+        """The id of the snapshot that was read: what was committed since may conflict. None for an empty table."""
+        if self.from_snapshot_id is not None:
+            return self.from_snapshot_id
         head = self.started.metadata.snapshot_by_name(self.branch)
         return None if head is None else head.snapshot_id
+
+    @property
+    def read_snapshot(self) -> Snapshot | None:
+        """The snapshot that was read, unless it has expired."""
+        return None if self.start is None else self.started.metadata.snapshot_by_id(self.start)
 
     @property
     def conflicting(self) -> Operation:

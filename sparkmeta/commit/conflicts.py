@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
@@ -16,20 +16,25 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.entry_changes import SNAPSHOT, EntryChanges
 from sparkmeta.changes.history import snapshots_since
 from sparkmeta.checks import one_of
-from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.commit.partitions import PARTITION_KEY, replaced_partitions
-from sparkmeta.commit.search import SEARCH_COLUMNS
+from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.commit.partitions import replaced_partitions
+from sparkmeta.commit.relevant_changes import (
+    COLUMNS,
+    OTHERS,
+    REPLACE,
+    RelevantChanges,
+    changes_matching,
+    conflict,
+    has_rows,
+    refuse,
+)
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.entries import DeleteEntries
-from sparkmeta.plan.deletes.views import is_dv, partition_key
-from sparkmeta.plan.filter import ScanFilter, stats_match, tuple_matches
-from sparkmeta.plan.prune import matching_manifests
+from sparkmeta.plan.deletes.views import is_dv, is_global_delete
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
@@ -44,10 +49,8 @@ if TYPE_CHECKING:
 Isolation = Literal["serializable", "snapshot"]
 ISOLATION: Final = one_of("serializable", "snapshot")
 
-_APPEND, _REPLACE, _DELETE = "append", "replace", "delete"
-_REPLACING = ("overwrite", _REPLACE)
-_COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
-_OTHERS = "another commit or an earlier change of this transaction"
+_APPEND, _DELETE = "append", "delete"
+_REPLACING = ("overwrite", REPLACE)
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,11 @@ class Validation:
     """A request to fail a commit that conflicts with concurrent ones.
 
     Attributes:
-        start: the snapshot that the operation read; None for an empty table.
         row_filter: the rows that it read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
         ignores_deletes: whether rows that it read may be deleted if it only deletes or adds rows.
     """
 
-    start: int | None
     row_filter: BooleanExpression | str | None = None
     isolation: Isolation = "serializable"
     ignores_deletes: bool = False
@@ -89,30 +90,36 @@ class Operation:
         return bool(self.filters or self.partitions_of)
 
 
-def validate(head: TableState, validation: Validation, operation: Operation) -> None:
-    """Refuse an operation that conflicts with commits since the validation's start (semantics 4.7-4.9).
+def validate(head: TableState, validation: Validation, operation: Operation, start: int | None) -> None:
+    """Refuse an operation that conflicts with commits since the snapshot `start` (semantics 4.7-4.9).
 
     Deletes that apply to files removed by name are checked by `refuse_new_deletes`.
+
+    Args:
+        head: the table at the branch's head.
+        validation: what to check.
+        operation: the parts of the update that decide what conflicts.
+        start: the snapshot that was read; None for an empty table.
 
     Raises:
         CommitConflictError: another commit added or removed a relevant file.
         ValidationError: the table's history does not go back to the start.
     """
-    history = snapshots_since(head, validation.start)
+    history = snapshots_since(head, start)
     if not history:
         return
     names_rows = operation.names_files or operation.adds_deletes
     scopes = _scopes(head, history, validation.row_filter, operation)
     if validation.isolation == "serializable":
         everything = validation.row_filter is None and names_rows
-        for scope in [_scope(head, history, AlwaysTrue())] if everything else scopes:
-            _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
+        for scope in [changes_matching(head, history, AlwaysTrue())] if everything else scopes:
+            refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data that may match")
     by_rows = not validation.ignores_deletes and (operation.removes_by_rows or not names_rows)
     for scope in scopes:
         if by_rows or (operation.adds_deletes and not validation.ignores_deletes):
-            _refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")
+            refuse(head, scope.added(ContentType.DELETE_MANIFEST), "added deletes of rows that may match")
         if by_rows:
-            _refuse(head, scope.removed(ContentType.DATA_MANIFEST), "removed a data file that may match")
+            refuse(head, scope.removed(ContentType.DATA_MANIFEST), "removed a data file that may match")
 
 
 def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> None:
@@ -126,7 +133,7 @@ def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> No
     """
     if history := snapshots_since(head, start):
         for scope in _scopes(head, history, None, Operation(partitions_of=(files,))):
-            _refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data to a partition that is overwritten")
+            refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data to a partition that is overwritten")
 
 
 def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *, with_deletes: bool) -> None:
@@ -148,18 +155,23 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
     if not history:
         return
     paths = files.select(F.col("file_path").alias("referenced_path"))
-    for removed in _scope(head, history, AlwaysTrue()).removed(ContentType.DATA_MANIFEST):
+    for removed in changes_matching(head, history, AlwaysTrue()).removed(ContentType.DATA_MANIFEST):
         gone = removed.join(paths, F.col("location") == F.col("referenced_path"), "left_semi")
-        _refuse(head, [gone], "removed a data file that the new position deletes are about")
+        refuse(head, [gone], "removed a data file that the new position deletes are about")
 
 
-def refuse_new_dvs(head: TableState, state: TableState, new: NewFiles, start: int | None) -> None:
+def refuse_new_dvs(
+    head: TableState, state: TableState, new: NewFiles, named: Sequence[DataFrame], start: int | None
+) -> None:
     """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 4.9).
+
+    Who names the live deletion vector of a data file to replace it has read it.
 
     Args:
         head: the table at the branch's head.
         state: the state to which the deletion vectors are to be added.
         new: the new files.
+        named: the files that the change removes by name, which are live.
         start: the snapshot that was read.
 
     Raises:
@@ -170,9 +182,19 @@ def refuse_new_dvs(head: TableState, state: TableState, new: NewFiles, start: in
         return
     deletes = new.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
     targets = deletes.where(is_dv().text).select(F.col("referenced_file").alias("target"))
-    for added in _scope(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True):
-        same = added.where(is_dv().text).join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
-        _refuse(head, [same], "added a deletion vector for the same data file")
+    frames = changes_matching(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True)
+    if not frames:
+        return
+    dvs = _union(frames).where(is_dv().text)
+    same = dvs.join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
+    for files in named:
+        if "content_offset" in files.columns:
+            names = files.select("file_path", "content_offset")
+            is_named = F.col("location") == F.col("file_path")
+            is_named &= F.col("deletion_vector.offset") == F.col("content_offset")
+            read = dvs.join(names, is_named, "left_semi").select(F.col("referenced_file").alias("read"))
+            same = same.join(read, F.col("referenced_file") == F.col("read"), "left_anti")
+    refuse(head, [same], "added a deletion vector for the same data file")
 
 
 def refuse_other_specs(head: TableState, specs: Collection[int], start: int | None) -> None:
@@ -188,9 +210,45 @@ def refuse_other_specs(head: TableState, specs: Collection[int], start: int | No
     """
     if not (history := snapshots_since(head, start)):
         return
-    for added in _scope(head, history, AlwaysTrue()).added(ContentType.DATA_MANIFEST, rewritten=True):
+    for added in changes_matching(head, history, AlwaysTrue()).added(ContentType.DATA_MANIFEST, rewritten=True):
         uncovered = added.where(~F.col("partition_spec_id").isin(*specs))
-        _refuse(head, [uncovered], "added data of a partition spec to which the new equality deletes do not apply")
+        refuse(head, [uncovered], "added data of a partition spec to which the new equality deletes do not apply")
+
+
+def refuse_deletes_of_moved_rows(
+    head: TableState, state: TableState, files: DataFrame, removal: Removal, new: NewFiles, start: int | None
+) -> None:
+    """Refuse to move rows to another partition spec past partitioned equality deletes added since the snapshot `start`.
+
+    Such a delete applies only to data files of its spec: of the replaced files, but not of the new ones, or conversely.
+
+    Args:
+        head: the table at the branch's head.
+        state: the state that the files are removed from.
+        files: the replaced files, rows with `file_path`.
+        removal: the entries of these files.
+        new: the new files.
+        start: the snapshot that was read.
+
+    Raises:
+        CommitConflictError: another commit added an equality delete of one of the specs.
+    """
+    if not (history := snapshots_since(head, start)):
+        return
+    equality = F.col("content_type") == int(ContentType.EQUALITY_DELETES)
+    scope = changes_matching(head, history, AlwaysTrue())
+    partitioned = [
+        added.where(equality & ~is_global_delete(head).column()) for added in scope.added(ContentType.DELETE_MANIFEST)
+    ]
+    if not any(map(has_rows, partitioned)):
+        return
+    paths = files.select(F.col("file_path").alias("replaced_path"))
+    replaced = _named_entries(state, removal, ()).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
+    moved = [replaced, new.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state)]
+    specs = [row[0] for row in _union([frame.select("partition_spec_id") for frame in moved]).distinct().collect()]
+    if len(specs) > 1:
+        deletes = [frame.where(F.col("partition_spec_id").isin(specs)) for frame in partitioned]
+        refuse(head, deletes, "added equality deletes of one partition spec, and rows move to another one")
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
@@ -259,7 +317,7 @@ def refuse_new_deletes(
     history = snapshots_since(head, start)
     if not history or not (removal.masks or removal.keys):
         return
-    scope = _scope(head, history, AlwaysTrue() if row_filter is None else row_filter)
+    scope = changes_matching(head, history, AlwaysTrue() if row_filter is None else row_filter)
     paths = files.select(F.col("file_path").alias("replaced_path"))
     compared_ids = []
     others = ~is_dv().column()
@@ -267,10 +325,10 @@ def refuse_new_deletes(
         others &= F.col("content_type") == int(ContentType.POSITION_DELETES)
     for added in scope.added(ContentType.DELETE_MANIFEST):
         dvs, equality_deletes = added.where(is_dv().text), added.where(others)
-        if _any(dvs):
+        if has_rows(dvs):
             replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
-            _refuse(head, [replaced], "deleted rows of a file to replace")
-        if _any(equality_deletes):
+            refuse(head, [replaced], "deleted rows of a file to replace")
+        if has_rows(equality_deletes):
             compared_ids.append(equality_deletes.select(F.explode("equality_ids").alias("id")))
     if not compared_ids:
         return
@@ -281,7 +339,7 @@ def refuse_new_deletes(
     named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
     applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
     for row in applied.select("location").limit(1).collect():
-        raise _conflict(head, _OTHERS, "added deletes that apply to a file to replace", row["location"])
+        raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])
 
 
 def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, sequence_number: int) -> None:
@@ -317,53 +375,10 @@ def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) ->
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
     live = F.col("version_info.status") < 2
-    return state.entries(manifests, state.projection(_COLUMNS, stats)).where(live)
+    return state.entries(manifests, state.projection(COLUMNS, stats)).where(live)
 
 
-# -- relevant changes -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """The changes of concurrent snapshots that are relevant to an operation.
-
-    Attributes:
-        history: the snapshots, newest first.
-        filter: a filter that relevant files may match.
-        partitions: rows of `replaced_partitions` with the partitions of relevant files; None for all partitions.
-        more_stats: columns whose stats are read in addition to those of the filter.
-    """
-
-    head: TableState
-    history: Sequence[Snapshot]
-    filter: ScanFilter
-    partitions: DataFrame | None = None
-    more_stats: frozenset[int] = frozenset()
-
-    @cached_property
-    def _changes(self) -> EntryChanges:
-        projection = self.head.projection(_COLUMNS, self.filter.undecided_ids | self.more_stats)
-        changes = EntryChanges(self.head, projection, keep=lambda manifests: matching_manifests(manifests, self.filter))
-        for snapshot in reversed(self.history):
-            changes.add(snapshot)
-        return changes
-
-    def added(self, content: ContentType, *, rewritten: bool = False) -> list[DataFrame]:
-        """Return the added files; unless `rewritten`, without those of rewrites, which change no rows."""
-        ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != _REPLACE}
-        return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
-
-    def removed(self, content: ContentType) -> list[DataFrame]:
-        """Return the removed files."""
-        return [self._matching(frame) for frame in self._changes.removed(content)]
-
-    def _matching(self, entries: DataFrame) -> DataFrame:
-        """Return the relevant entries, including DELETED ones."""
-        matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
-        if self.partitions is None or not _any(matching):
-            return matching
-        same = partition_key(self.head).eqNullSafe(sql.col(PARTITION_KEY))
-        return matching.join(F.broadcast(self.partitions), same.column(), "left_semi")
+# -- what others changed ------------------------------------------------------------------------------------------
 
 
 def _scopes(
@@ -371,41 +386,16 @@ def _scopes(
     history: Sequence[Snapshot],
     row_filter: BooleanExpression | str | None,
     operation: Operation,
-) -> list[_Scope]:
+) -> list[RelevantChanges]:
     """Return the scopes of an operation: what it read, otherwise what it replaces, otherwise the whole table."""
     if row_filter is not None:
-        return [_scope(head, history, row_filter)]
-    everything = _scope(head, history, AlwaysTrue())
+        return [changes_matching(head, history, row_filter)]
+    everything = changes_matching(head, history, AlwaysTrue())
     scopes = [replace(everything, partitions=replaced_partitions(head, files)) for files in operation.partitions_of]
     if operation.filters:
-        scopes.append(_scope(head, history, reduce(Or, map(parse_filter, operation.filters))))
+        scopes.append(changes_matching(head, history, reduce(Or, map(parse_filter, operation.filters))))
     return scopes or [everything]
-
-
-def _scope(head: TableState, history: Sequence[Snapshot], row_filter: BooleanExpression | str) -> _Scope:
-    schema = head.metadata.schema()
-    bound = bind_filter(parse_filter(row_filter), schema, case_sensitive=True)
-    return _Scope(head, history, ScanFilter(head, bound, schema))
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
-
-
-# -- errors ---------------------------------------------------------------------------------------------------------
-
-
-def _any(frame: DataFrame) -> bool:
-    """Return whether a frame has rows. Uses `collect`, which starts no job for local rows such as those of a root."""
-    return bool(frame.select("location").limit(1).collect())
-
-
-def _refuse(head: TableState, frames: Iterable[DataFrame], problem: str) -> None:
-    """Raise CommitConflictError if there are changes of other commits, rows with `location` and `SNAPSHOT`."""
-    for frame in frames:
-        for row in frame.select("location", SNAPSHOT).limit(1).collect():
-            raise _conflict(head, f"snapshot {row[SNAPSHOT]}, of {_OTHERS},", problem, row["location"])
-
-
-def _conflict(head: TableState, who: str, problem: str, location: str) -> CommitConflictError:
-    return CommitConflictError(f"{head.metadata.location}: {who} {problem}: {location}")

@@ -193,18 +193,23 @@ class SnapshotUpdate:
             row_filter: the rows that were read to make this change; only changes that may match it are conflicts.
                 Defaults to the filters or partitions that the update replaces, or to the whole table if there are none.
                 For added data, also defaults to the whole table if the update removes files by name or adds deletes.
-            from_snapshot_id: the snapshot that was read. Defaults to the branch's head when the transaction began.
+            from_snapshot_id: the snapshot that was read, from which all checks of this update start. Defaults to the
+                branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
             ignore_deletes: whether deletes and removals of matching rows do not conflict with the deletes that this
                 update adds, nor with an update that removes files by filter or only adds data files.
 
         Raises:
-            ValidationError: an unknown isolation.
+            ValidationError: an unknown isolation, or another `from_snapshot_id` than in an earlier call.
         """
         self._refuse_closed()
         ISOLATION.check("isolation", isolation)
-        start = from_snapshot_id if from_snapshot_id is not None else self._changes.start
-        self._changes.validations.append(Validation(start, row_filter, isolation, ignore_deletes))
+        if from_snapshot_id is not None:
+            if self._changes.from_snapshot_id not in (None, from_snapshot_id):
+                before = self._changes.from_snapshot_id
+                raise ValidationError(f"from_snapshot_id is {from_snapshot_id} and was {before}: they must be equal")
+            self._changes.from_snapshot_id = from_snapshot_id
+        self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes))
         return self
 
     def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:

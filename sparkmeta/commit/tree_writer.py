@@ -61,8 +61,8 @@ class TreeWriter:
         return self._state
 
     def fits(self, head: TableState) -> bool:
-        """See `SnapshotWriter.fits`."""
-        return has_tree(head.metadata)
+        """See `SnapshotWriter.fits`. Stats of partitions, which files are written with, must have the same ids."""
+        return has_tree(head.metadata) and (self._state is None or head.types.has_tuples_of(self._state.types))
 
     def begin(self, head: TableState) -> TableState:
         """See `SnapshotWriter.begin`."""

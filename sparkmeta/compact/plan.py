@@ -264,8 +264,7 @@ class _CompactionStep(RewriteStep):
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
-        known = head.types.tuple_sources
-        if any(known.get(spec_id) != pairs for spec_id, pairs in self.planned_on.types.tuple_sources.items()):
+        if not head.types.has_tuples_of(self.planned_on.types):
             location = head.metadata.location
             raise CommitConflictError(f"{location}: its upgrade gives its expressions other ids by now: plan again")
         if self.rewritten is None:

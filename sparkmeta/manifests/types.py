@@ -298,6 +298,13 @@ class TableTypes:
             for spec_id, spec in self.metadata.specs().items()
         }
 
+    def has_tuples_of(self, earlier: TableTypes) -> bool:
+        """Return whether trees hold the partitions of an earlier state's specs as stats of the same ids.
+
+        An upgrade gives expressions new ids if it follows a downgrade.
+        """
+        return all(self.tuple_sources.get(spec_id) == pairs for spec_id, pairs in earlier.tuple_sources.items())
+
     def spark_reads_stats(self, projection: EntryProjection) -> bool:
         """Return whether Spark's Parquet reader widens the stats of V4 leaves that a projection needs.
 

@@ -197,10 +197,19 @@ class Task:
 
     def replaces(self, removed: Sequence[File]) -> None:
         """Expect a conflict where rows that this transaction has deleted would come back."""
-        new = [file for key, file in self.draft.live.items() if file.content and key not in self.before]
-        paths = {file.path for file in removed}
-        if any(file.content == EQUALITY or file.of in paths for file in new):
+        equality = [file for file in self._new_deletes() if file.content == EQUALITY]
+        if any(not file.partition or same_partition(file, each) for file in equality for each in removed):
             self.error = CommitConflictError
+        self.masks(removed)
+
+    def masks(self, targets: Sequence[File]) -> None:
+        """Expect a conflict where this transaction has added a deletion vector for one of the data files."""
+        paths = {file.path for file in targets}
+        if any(file.of in paths for file in self._new_deletes()):
+            self.error = CommitConflictError
+
+    def _new_deletes(self) -> list[File]:
+        return [file for key, file in self.draft.live.items() if file.content and key not in self.before]
 
     def added(self, files: Sequence[File]) -> DataFrame:
         """New files as a commit takes them; of the draft from then on."""
@@ -293,6 +302,7 @@ def row_delta(task: Task) -> None:
     deletes: list[File] = []
     targets = task.some_data(5)
     if targets and maker.rng.random() < 0.8:
+        task.masks(targets)
         deletes += maker.vectors(targets, draft.live)
     if not deletes or maker.rng.random() < 0.4:
         deletes += [maker.equality(task.spec) for _ in range(maker.rng.choice((1, 1, 2, 7)))]
@@ -336,7 +346,6 @@ def rewrite_vectors(task: Task) -> None:
     new = task.maker.vectors(
         [File(**{**vars(data[file.of]), "records": 0}) for file in chosen if file.of], task.draft.live, 0
     )
-    task.replaces(chosen)
     task.update.rewrite(task.maker.named(chosen), task.added(new))
     task.draft.remove(chosen)
     task.operation = "replace"

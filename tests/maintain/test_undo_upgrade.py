@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, TimestampNanoType
 
 import sparkmeta as sm
 from sparkmeta.errors import ValidationError
 from tests.maintain.test_upgrade_plan import empty_table
 from tests.peers.file_maker import local_path
+from tests.write.test_changes import frame, new_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,3 +151,22 @@ def test_java_reads_and_writes_the_table_again(version: int, spark: SparkSession
     rows = [tuple(row) for row in spark.sql(f"SELECT * FROM {name} ORDER BY id").collect()]
     assert rows == [(1, "a", None), (3, "b", None), (4, "c", None)]
     assert undone.refresh().scan("s = 'c'").plan_files().count() == 1
+
+
+@pytest.mark.parametrize("limit", ["0", "100"])
+def test_files_of_an_append_that_began_on_another_upgrade(spark: SparkSession, tmp_path: Path, limit: str) -> None:
+    """The second upgrade gives expressions other ids than those under which the append has written partitions."""
+    properties = {"write.tree.direct-files": limit}
+    table = new_table(
+        spark, tmp_path, PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket")), **properties
+    )
+    table = table.append(frame(spark, [(1, "a", 1)]))
+    stale: Any = table.transaction()
+    stale.append(frame(spark, [(2, "a", 2)]))
+    table = table.maintenance.downgrade(3).commit()
+    with table.update_schema() as update:
+        update.add_column("added", LongType())
+    table.refresh().maintenance.upgrade(4).commit()
+    after = stale.commit()
+    assert not after.check().collect()
+    assert [row.id for row in after.scan("id = 2").to_df().collect()] == [2]

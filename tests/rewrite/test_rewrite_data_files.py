@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.transforms import BucketTransform
 
 import sparkmeta as sm
@@ -25,7 +26,7 @@ from tests.peers.java import Java, iterate
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
 from tests.rows.comparison import row_texts
-from tests.write.test_changes import frame, new_table, ordinary, paths, rows_of
+from tests.write.test_changes import BY_PART, frame, new_table, ordinary, paths, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -496,6 +497,43 @@ def test_equality_deletes_of_later_commits_apply(spark: SparkSession) -> None:
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("rows_move", ["to an older spec", "to a newer spec"])
+def test_equality_deletes_of_a_spec_that_rows_leave(
+    spark: SparkSession, tmp_path: Path, version: int, rows_move: str
+) -> None:
+    """The deletes would not apply to the new files."""
+    old, added = (PartitionSpec(), "part") if rows_move == "to an older spec" else (BY_PART, "id")
+    table = new_table(spark, tmp_path, old, version=version)
+
+    def with_newer_spec(table: sm.Table) -> sm.Table:
+        with table.update_spec() as update:
+            update.add_field(added, "identity")
+        return table.refresh()
+
+    def texts(table: sm.Table) -> list[str]:
+        return sorted(map(str, table.refresh().scan().to_df().collect()))
+
+    if rows_move == "to an older spec":
+        table = with_newer_spec(table)
+    table = table.append(frame(spark, [(i, "a", i) for i in range(6)]).coalesce(1))
+    deleting: Any = table.transaction()
+    deleting.equality_delete(frame(spark, [(3, "a", None)]).select("id", "part"), ["id"])
+    if rows_move == "to a newer spec":
+        table = with_newer_spec(table)
+    options: dict[str, Any] = {"rewrite_all": True, "output_spec_id": 0 if rows_move == "to an older spec" else 1}
+    plan = table.maintenance.rewrite_data_files(**options)
+    assert plan.summary()
+    deleting.commit()
+    before = texts(table)
+    assert len(before) == 5
+    with pytest.raises(CommitConflictError, match="added equality deletes of one partition spec"):
+        plan.commit()
+    assert texts(table) == before
+    table.refresh().maintenance.rewrite_data_files(**options).commit()
+    assert texts(table) == before
 
 
 def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
