@@ -84,7 +84,7 @@ TASKS = (
 class _Commands(click.Group):
     """A group whose commands report expected errors in one line on stderr, with exit code 1.
 
-    A command ends silently if the reader of its output has closed the pipe.
+    A command ends silently if the reader of its output has closed the pipe, but not before its commits.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -96,7 +96,7 @@ class _Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            if isinstance(error, BrokenPipeError) and drop_unread_output():
+            if isinstance(error, BrokenPipeError) and drop_unread_output(sys.stdout):
                 ctx.exit(0)
             message = None if ctx.meta.get(VERBOSE) else error_line(error, " (--verbose shows all of it)")
             if message is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql import SparkSession
 
 from sparkmeta.cli.errors import report_error
+from sparkmeta.cli.output import unread_output_dropped
 from sparkmeta.cli.plans import printed_on_failure
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError
@@ -110,7 +111,8 @@ def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..
     spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
     options = {name: value for name, value in vars(parsed).items() if name not in _JOB_ARGUMENTS and value is not None}
     plan = plan_of(load_job_table(spark, parsed), **options)
-    print(printable_lines(str(plan.summary())), file=sys.stderr)  # noqa: T201
+    with unread_output_dropped(sys.stderr):
+        print(printable_lines(str(plan.summary())), file=sys.stderr)  # noqa: T201
     planned = time.perf_counter()
 
     def print_result() -> None:
@@ -120,4 +122,5 @@ def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..
     if parsed.commit:
         with printed_on_failure(plan, print_result):
             plan.commit()
-    print_result()
+    with unread_output_dropped(sys.stdout):
+        print_result()

@@ -25,6 +25,7 @@ from sparkmeta.storage.location import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import TextIO
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
@@ -86,14 +87,25 @@ class OutputConsole(Console):
         raise  # noqa: PLE0704  rich calls this while it handles the error
 
 
-def drop_unread_output() -> bool:
-    """Discard pending output if standard output is a pipe that its reader has closed.
+@contextmanager
+def unread_output_dropped(output: TextIO) -> Iterator[None]:
+    """Discard output, in the rest of the block and later, once its reader has closed the pipe."""
+    try:
+        yield
+        output.flush()
+    except BrokenPipeError:
+        if not drop_unread_output(output):
+            raise
+
+
+def drop_unread_output(output: TextIO) -> bool:
+    """Discard pending and later output to a stream if it is a pipe that its reader has closed.
 
     Returns:
         Whether it is such a pipe.
     """
     try:
-        descriptor = sys.stdout.fileno()
+        descriptor = output.fileno()
     except OSError:
         return False
     poll = select.poll()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from sparkmeta.cli.output import print_json, progress
+from sparkmeta.cli.output import print_json, progress, unread_output_dropped
 from sparkmeta.inspect.excerpt import printable_lines
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def carry_out(
         doing: the name of the commit's progress.
     """
     if files:
-        row_options.print(plan.files(), columns, plan.table.location())
+        with unread_output_dropped(sys.stdout) if commit else nullcontext():
+            row_options.print(plan.files(), columns, plan.table.location())
         if not commit:
             return
     with progress("Planning"):
@@ -90,5 +92,6 @@ def printed_on_failure(plan: Plan, print_result: Callable[[], None]) -> Iterator
         yield
     except Exception:
         if getattr(plan, "is_partly_committed", False):
-            print_result()
+            with unread_output_dropped(sys.stdout):
+                print_result()
         raise

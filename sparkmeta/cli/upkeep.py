@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from sparkmeta.cli.output import unread_output_dropped
 from sparkmeta.cli.source import VERBOSE, KeyValue
 from sparkmeta.errors import ValidationError
 from sparkmeta.inspect.excerpt import printable_lines
@@ -56,17 +58,21 @@ def maintain(
 
 
 def print_results(config: MaintenanceConfig, spark: SparkSession, *, commit: bool) -> int:
-    """Maintain the tables of a configuration, print results and progress, and return the exit code."""
+    """Maintain the tables of a configuration, print results and progress, and return the exit code.
+
+    With `commit`, all tables are maintained even if the reader of the output closes the pipe.
+    """
     from sparkmeta.schedule.run import exit_code, run_maintenance
 
     statuses = set()
     for result in run_maintenance(config, spark, commit=commit, log=_log):
         statuses.add(result.status)
-        sys.stdout.write(json.dumps(result.to_dict(), ensure_ascii=False, default=str) + "\n")
-        sys.stdout.flush()
+        with unread_output_dropped(sys.stdout) if commit else nullcontext():
+            sys.stdout.write(json.dumps(result.to_dict(), ensure_ascii=False, default=str) + "\n")
+            sys.stdout.flush()
     return exit_code(statuses)
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {printable_lines(line)}\n")
-    sys.stderr.flush()
+    with unread_output_dropped(sys.stderr):
+        sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {printable_lines(line)}\n")

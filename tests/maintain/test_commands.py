@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,35 @@ def test_files_and_result_are_lines_of_json(spark: SparkSession, tmp_path: Path)
     *rows, result = map(json.loads, printed.splitlines())
     assert [row["reasons"] for row in rows] == [["small"]] * 3
     assert result["committed"]["manifests_replaced"] == 3
+
+
+def without_reader(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process whose output nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    return done
+
+
+def test_a_reader_that_stops_does_not_keep_a_plan_from_its_commit(spark: SparkSession, tmp_path: Path) -> None:
+    table = filled_table(spark, tmp_path)
+    location, before = table.location(), table.metadata_location
+    done = without_reader("-m", "sparkmeta", "compact", location, "--files", "--commit", "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (after := table.refresh()).metadata_location != before
+    assert after.maintenance.compact_manifests().summary().is_empty
+    assert without_reader(str(JOB), "--table", location, "--commit").returncode == 0
+
+
+def test_a_reader_that_stops_does_not_keep_tables_from_their_jobs(spark: SparkSession, tmp_path: Path) -> None:
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    tables = [catalog.create_table(f"db.{name}", SCHEMA, SPEC, format_version=2, spark=spark) for name in "ab"]
+    locations = [f"{tmp_path}/nowhere", *(table.location() for table in tables)]
+    (tmp_path / "c.toml").write_text(f"[jobs.upgrade]\nformat_version = 3\n[[tables]]\nlocations = {locations!r}\n")
+    done = without_reader("-m", "sparkmeta", "maintain", "--config", str(tmp_path / "c.toml"), "--commit")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert [table.refresh().format_version for table in tables] == [3, 3]
 
 
 def test_errors_are_one_line(table: sm.Table, capsys: pytest.CaptureFixture[str]) -> None:
