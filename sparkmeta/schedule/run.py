@@ -122,13 +122,12 @@ class _Maintained:
         options = {name: value for finding in findings for name, value in finding.options.items()} | {**configured}
         facts: dict[str, Any] = {"status": NOTHING}
         try:
-            # Another job may have changed the table's format.
+            # Other jobs and runs may have changed the table.
             table = table.refresh()
             if not job.applies(table, configured):
                 facts = {"status": UNSUITABLE}
             elif findings or not on_main or job.by_plan or configured.get(ALWAYS, False):
                 facts = self._planned(job, table, options)
-                table = table.refresh()
         except Exception as error:  # noqa: BLE001
             facts = _failure(error)
         seconds = round(time.perf_counter() - started, 3)

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import CatalogError, ValidationError
+from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.schedule.config import read_config
 from sparkmeta.schedule.jobs import JOBS
 from sparkmeta.schedule.run import run_maintenance
@@ -139,6 +140,28 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
         results = list(run_maintenance(config, session, commit=False, log=logged.append))
         assert {result.table: result.error for result in results} == expected
         assert {f"{table}: health: failed: {error}" for table, error in expected.items()} <= set(logged)
+
+
+def test_a_table_that_cannot_be_loaded_after_a_commit(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is committed, and the next one fails."""
+    warehouse(spark, tmp_path / "tables")
+    commit = FileSystemOperations.commit
+
+    def no_answer(_: object) -> None:
+        raise CatalogError("no answer")
+
+    def last_commit(*arguments: Any) -> Any:
+        monkeypatch.setattr(FileSystemOperations, "refresh", no_answer)
+        return commit(*arguments)
+
+    monkeypatch.setattr(FileSystemOperations, "commit", last_commit)
+    text = CONFIG.format(folder=tmp_path).replace("db.*", "db.a").partition("[[tables]]\nlocations")[0]
+    code, results, _ = command("--config", str(written(tmp_path / "c.toml", text)), "--commit")
+    assert (code, [result["status"] for result in results]) == (1, ["committed", "failed", "failed"])
+    assert results[0]["committed"]["manifests_replaced"] == 3
+    assert results[1]["error"] == "no answer"
 
 
 def test_two_maintenance_runs_at_once(spark: SparkSession, tmp_path: Path) -> None:
