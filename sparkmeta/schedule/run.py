@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError, from_spark
 from sparkmeta.health.examine import examine
+from sparkmeta.inspect.units import counted
 from sparkmeta.schedule.jobs import ALWAYS, JOBS, Job
 from sparkmeta.schedule.tables import ChosenTable, choose_tables
 
@@ -148,20 +149,30 @@ class _Maintained:
                 self.log(f"  {line}")
             if not self.commit:
                 return {"status": PLANNED, "plan": plan.result()["plan"]}
+            failure: dict[str, str] = {}
             try:
                 plan.commit()
-                outcome = {"status": COMMITTED}
             except Exception as error:
                 if getattr(plan, "is_partly_committed", False):
-                    outcome = _failure(error)
+                    failure = _failure(error)
                 elif attempt == _ATTEMPTS or not isinstance(error, _CONFLICTS):
                     raise
                 else:
                     table = table.refresh()
                     continue
             result = plan.result()
+            outcome = failure or _outcome(result["committed"])
             return {**outcome, "plan": result["plan"], "committed": result["committed"]}
         raise AssertionError("unreachable")
+
+
+def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the status of a job whose commit raised no error, maybe after commits of some parts failed."""
+    failed = (committed or {}).get("failed_commits")
+    if committed is None or not failed:
+        return {"status": COMMITTED}
+    files = counted(committed["failed_data_files"], "data file")
+    return {"status": FAILED, "error": f"{counted(failed, 'commit')} failed: {files} not rewritten"}
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
@@ -11,8 +12,6 @@ from tests.schedule.test_maintain import command, written
 from tests.write.test_changes import frame, new_table, ordinary, rows_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     import sparkmeta as sm
@@ -49,6 +48,21 @@ def test_a_job_has_the_options_of_its_findings(spark: SparkSession, tmp_path: Pa
     assert (result["status"], result["findings"]) == ("committed", findings[1:])
     assert table.refresh().inspect.files().count() == 1
     assert rows_of(table.refresh()) == sorted([*ordinary(1, 10), *ordinary(11, 40)], key=repr)
+
+
+def test_a_part_of_a_rewrite_that_fails(spark: SparkSession, tmp_path: Path) -> None:
+    """The job has failed, although another part is committed."""
+    table = new_table(spark, tmp_path, version=2)
+    for number in range(4):
+        table = table.append(frame(spark, [(number, "ab"[number % 2], number)]))
+    damaged = table.inspect.files().where("partition.part = 'a'").first()["file_path"]
+    Path(damaged.removeprefix("file://")).write_bytes(b"PAR1")
+    text = "[thresholds]\nmin_small_files = 2\n[jobs.rewrite_data_files]\npartial_progress_enabled = true\n"
+    config = written(tmp_path / "c.toml", f"{text}[[tables]]\nlocations = [{table.location()!r}]\n")
+    code, (result,), _ = command("--config", str(config), "--commit")
+    assert (code, result["status"], result["error"]) == (1, "failed", "1 commit failed: 2 data files not rewritten")
+    assert (result["committed"]["commits"], result["committed"]["rewritten_data_files"]) == (1, 2)
+    assert len(table.refresh().snapshots()) == 5
 
 
 def test_a_large_metadata_file_loses_its_schemas(spark: SparkSession, tmp_path: Path) -> None:
