@@ -178,6 +178,18 @@ def proves_failure(error: BaseException) -> bool:
     return isinstance(error, SparkmetaError | OSError) and not isinstance(error, CommitStateUnknownError)
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Return whether an error says that other commits came first, so that a new plan may succeed.
+
+    A commit whose metadata file could not be written also raises CommitFailedError.
+    """
+    if not isinstance(error, CommitFailedError):
+        return isinstance(error, CommitConflictError)
+    cause = error.__cause__
+    # The file of another commit, or the refusal of a catalog, is in the way.
+    return not isinstance(cause, OSError) or isinstance(cause, FileExistsError | CatalogError)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that says what is wrong, or else the name of its class."""
     lines = str(error).strip().splitlines()

@@ -15,7 +15,7 @@ from sparkmeta.cli.errors import report_error
 from sparkmeta.cli.output import unread_output_dropped
 from sparkmeta.cli.plans import printed_on_failure
 from sparkmeta.cli.source import configured_catalog, key_value
-from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError
+from sparkmeta.errors import SparkmetaError, is_conflict
 from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.table import load_table
 
@@ -45,7 +45,7 @@ def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], argument
         _plan_and_commit(parsed, name, plan)
     except Exception as error:  # noqa: BLE001  report_error raises what it does not know
         report_error(name, error)
-        return 3 if isinstance(error, CommitConflictError | CommitFailedError) else 1
+        return 3 if is_conflict(error) else 1
     return 0
 
 

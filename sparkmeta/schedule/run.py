@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.errors import CommitConflictError, CommitFailedError, SparkmetaError, from_spark
+from sparkmeta.errors import SparkmetaError, from_spark, is_conflict
 from sparkmeta.health.examine import examine
 from sparkmeta.inspect.units import counted
 from sparkmeta.schedule.jobs import ALWAYS, JOBS, Job
@@ -25,7 +25,6 @@ CONFLICT, FAILED = "conflict", "failed"
 
 # How often a job is planned if other commits make its plan obsolete.
 _ATTEMPTS = 3
-_CONFLICTS = (CommitConflictError, CommitFailedError)
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class _Maintained:
             except Exception as error:
                 if getattr(plan, "is_partly_committed", False):
                     failure = _failure(error)
-                elif attempt == _ATTEMPTS or not isinstance(error, _CONFLICTS):
+                elif attempt == _ATTEMPTS or not is_conflict(error):
                     raise
                 else:
                     table = table.refresh()
@@ -177,7 +176,7 @@ def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _failure(error: Exception) -> dict[str, str]:
     """Return the status and the error of a job that failed."""
-    return {"status": CONFLICT if isinstance(error, _CONFLICTS) else FAILED, "error": _line(error)}
+    return {"status": CONFLICT if is_conflict(error) else FAILED, "error": _line(error)}
 
 
 def _line(error: Exception) -> str:

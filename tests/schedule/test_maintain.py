@@ -20,6 +20,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.schedule.config import read_config
 from sparkmeta.schedule.jobs import JOBS
 from sparkmeta.schedule.run import run_maintenance
+from sparkmeta.storage.files import LocalFiles
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.maintain.test_compact import EAGER, append, delete, seen
 
@@ -162,6 +163,38 @@ def test_a_table_that_cannot_be_loaded_after_a_commit(
     assert (code, [result["status"] for result in results]) == (1, ["committed", "failed", "failed"])
     assert results[0]["committed"]["manifests_replaced"] == 3
     assert results[1]["error"] == "no answer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "plans"),
+    [(PermissionError, "failed", 1, 1), (TimeoutError, "failed", 1, 1), (FileExistsError, "conflict", 3, 3)],
+)
+def test_only_a_commit_that_lost_to_another_is_a_conflict(
+    kind: type[OSError],
+    status: str,
+    code: int,
+    plans: int,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit whose metadata file can't be written has failed, and is not planned again."""
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    properties = {"commit.retry.num-retries": "0"}
+    location = catalog.create_table("db.t", SCHEMA, format_version=4, properties=properties, spark=spark).location()
+    config = f"[jobs.downgrade]\n[[tables]]\nlocations = [{location!r}]\n"
+    tried = list[str]()
+
+    def publish(_: object, file: str, _data: bytes) -> None:
+        tried.append(file)
+        raise kind("not written")
+
+    monkeypatch.setattr(LocalFiles, "publish", publish)
+    exit_code, (result,), _ = command("--config", str(written(tmp_path / "c.toml", config)), "--commit")
+    assert (exit_code, result["status"], len(tried)) == (code, status, plans)
+    assert result["error"].endswith("was not committed: not written")
+    job = runpy.run_path(str(JOBS_FOLDER / "downgrade.py"))["main"]
+    assert job(["--table", location, "--commit"]) == code
 
 
 def test_two_maintenance_runs_at_once(spark: SparkSession, tmp_path: Path) -> None:
