@@ -24,7 +24,7 @@ from sparkmeta.checks import FLAG, one_of
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.upgrade import upgrade_lists, upgrade_metadata
@@ -166,10 +166,9 @@ class UpgradePlan(Generic[TableT]):
         """Commit the upgraded metadata, with the compaction's snapshot if there is one. Return the new table.
 
         Raises:
-            CommitConflictError: see `RewritePlan.commit`.
+            CommitConflictError: another commit has upgraded the table; with a compaction, see `RewritePlan.commit`.
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitStateUnknownError: the upgrade may have succeeded.
-            ValidationError: another commit has upgraded the table.
         """
         if not self._committed:
             compaction = None if self.compaction is None else self.compaction.step()
@@ -187,7 +186,10 @@ class UpgradePlan(Generic[TableT]):
 
     def apply(self, state: TableState) -> TableMetadata:
         """Return the upgraded metadata of a state. For `commit`."""
-        _refuse(state.metadata, self.to_version)
+        try:
+            _refuse(state.metadata, self.to_version)
+        except ValidationError as error:
+            raise CommitConflictError(str(error)) from error
         upgraded = self._upgraded(state.metadata)
         now = max(int(time.time() * 1000), upgraded.last_updated_ms)
         return upgraded.model_copy(update={"last_updated_ms": now})

@@ -158,6 +158,8 @@ class _Maintained:
                     raise
                 else:
                     table = table.refresh()
+                    if not job.applies(table, options):
+                        return {"status": UNSUITABLE}
                     continue
             result = plan.result()
             outcome = failure or _outcome(result["committed"])

@@ -197,6 +197,23 @@ def test_only_a_commit_that_lost_to_another_is_a_conflict(
     assert job(["--table", location, "--commit"]) == code
 
 
+def test_an_upgrade_that_another_run_makes_first(spark: SparkSession, tmp_path: Path) -> None:
+    catalog: Any = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.t", SCHEMA, format_version=2, spark=spark)
+    text = f"[jobs.upgrade]\nformat_version = 3\n[[tables]]\nlocations = [{table.location()!r}]\n"
+    config = read_config(written(tmp_path / "c.toml", text))
+
+    def log(line: str) -> None:
+        if "format version 2 becomes 3" in line:
+            table.maintenance.upgrade(3).commit()
+
+    (result,) = run_maintenance(config, spark, commit=True, log=log)
+    assert (result.status, result.error) == ("not applicable", None)
+    plan = table.maintenance.upgrade(3)
+    with pytest.raises(sm.CommitConflictError, match="has format version 3 already"):
+        plan.commit()
+
+
 def test_two_maintenance_runs_at_once(spark: SparkSession, tmp_path: Path) -> None:
     catalog = warehouse(spark, tmp_path / "tables")
     table = delete(catalog.load_table("db.a", spark), 10)
