@@ -13,6 +13,7 @@ from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
+from sparkmeta.inspect.units import counted
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
 from sparkmeta.maintain.reachable.files import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.operations.base_table import TableT
@@ -40,6 +41,8 @@ class ExpirySummary:
         files: content -> the number of files that are no longer needed.
         bytes: content -> their size, as far as metadata records it.
         missing: the number of missing lists and manifests of expired snapshots. Files that they list are kept.
+        schemas: the number of unused schemas that are removed from the metadata.
+        partition_specs: the number of unused partition specs that are removed from the metadata.
     """
 
     table: str
@@ -49,11 +52,13 @@ class ExpirySummary:
     files: Mapping[str, int]
     bytes: Mapping[str, int]
     missing: int
+    schemas: int
+    partition_specs: int
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.snapshots or self.refs)
+        return not (self.snapshots or self.refs or self.schemas or self.partition_specs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers by name, in JSON-compatible types."""
@@ -63,12 +68,14 @@ class ExpirySummary:
         if self.is_empty:
             return f"{self.table}: none of its {self.remaining} snapshots expires"
         refs = f" and {len(self.refs)} branches and tags ({', '.join(self.refs)})" if self.refs else ""
+        unused = f"  {counted(self.schemas, 'schema')} and {counted(self.partition_specs, 'partition spec')} removed"
         gone = f"  {self.missing} lists and manifests of expired snapshots are missing; the files that they list stay"
         return "\n".join(
             [
                 f"{self.table}: {self.snapshots} snapshots{refs} to expire, {self.remaining} snapshots stay",
                 f"  {sum(self.files.values())} files with {sum(self.bytes.values())} bytes are deleted",
                 *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
+                *([unused] if self.schemas or self.partition_specs else []),
                 *([gone] if self.missing else []),
             ]
         )
@@ -113,6 +120,10 @@ class ExpiryPlan(Generic[TableT]):
         return choose_expired(self.table.metadata, self.rules)
 
     @cached_property
+    def _step(self) -> _ExpiryStep:
+        return _ExpiryStep(self.rules)
+
+    @cached_property
     def _files(self) -> DataFrame:
         return _unreachable(self.table.state, self._expired, self.cleanup)
 
@@ -134,20 +145,23 @@ class ExpiryPlan(Generic[TableT]):
         return public_files(self._files)
 
     def summary(self) -> ExpirySummary:
-        """Return the plan in numbers. Runs the jobs of `files`."""
+        """Return the plan in numbers. Runs the jobs of `files`, and another if it cleans metadata."""
         return self._summary
 
     @cached_property
     def _summary(self) -> ExpirySummary:
         counts = count_files(self._files)
+        before, after = self.table.metadata, self._step.apply(self.table.state)
         return ExpirySummary(
             table=self.table.full_name,
             snapshots=len(self._expired.snapshots),
-            remaining=len(self.table.metadata.snapshots) - len(self._expired.snapshots),
+            remaining=len(before.snapshots) - len(self._expired.snapshots),
             refs=self._expired.refs,
             files=counts.files,
             bytes=counts.bytes,
             missing=counts.missing,
+            schemas=len(before.schemas) - len(after.schemas),
+            partition_specs=len(before.partition_specs) - len(after.partition_specs),
         )
 
     def commit(self) -> TableT:
@@ -168,7 +182,7 @@ class ExpiryPlan(Generic[TableT]):
         return self._done[0][0]
 
     def _commit(self) -> None:
-        step = _ExpiryStep(self.rules)
+        step = self._step
         if step.is_idle(self.table.state):
             self._done.append((self.table, None))
             return

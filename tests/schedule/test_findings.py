@@ -76,6 +76,23 @@ def test_a_large_metadata_file_loses_its_schemas(spark: SparkSession, tmp_path: 
     assert len(table.refresh().schemas()) == 1
 
 
+def test_schemas_and_specs_are_removed_without_an_expiring_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, version=2)
+    with table.update_schema() as update:
+        update.add_column("more", IntegerType())
+    with table.refresh().update_spec() as update:
+        update.remove_field("part")
+    table = table.refresh().append(frame(spark, ordinary(0, 9)).selectExpr("*", "1 AS more"))
+    text = "[jobs.expire_snapshots]\nclean_expired_metadata = true\n"
+    result = maintained(tmp_path, table, text)
+    assert (result["status"], result["plan"]["snapshots"]) == ("planned", 0)
+    assert (result["plan"]["schemas"], result["plan"]["partition_specs"]) == (1, 1)
+    assert maintained(tmp_path, table, text, "--commit")["status"] == "committed"
+    table = table.refresh()
+    assert (len(table.schemas()), len(table.specs()), len(table.snapshots())) == (1, 1, 1)
+    assert maintained(tmp_path, table, text, "--commit")["status"] == "nothing to do"
+
+
 def test_metrics_do_not_make_a_job_rewrite_the_table(spark: SparkSession, tmp_path: Path) -> None:
     table = small_files(spark, tmp_path, 1, version=2)
     with table.transaction() as change:
