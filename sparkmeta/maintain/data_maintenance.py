@@ -84,7 +84,7 @@ class DataMaintenance(Generic[TableT]):
             partial_progress_max_failed_commits: how many of them may fail. Defaults to all but one.
             use_starting_sequence_number: give new files the sequence number of the snapshot whose files they replace,
                 so that equality deletes of later snapshots apply to them and do not conflict.
-            remove_dangling_deletes: also remove deletes that apply to no data file afterwards.
+            remove_dangling_deletes: after a rewrite, also remove deletes that apply to no data file.
             output_spec_id: the partition spec of new files. Defaults to the table's.
             compression_factor: the expected ratio of the size of new files to the bytes that they replace.
             max_file_group_input_files: the maximum number of files in a group; a partition with more has several.

@@ -477,6 +477,19 @@ def test_a_snapshot_beside_that_of_iceberg(spark: SparkSession) -> None:
     assert results[0][1] == results[1][1]
 
 
+def test_dangling_deletes_stay_without_a_rewrite(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, version=2, write__delete__mode="merge-on-read")
+    for part in "ab":
+        table = table.append(frame(spark, [(number, part, number) for number in range(4)]).coalesce(1))
+    table = table.delete("id = 1 and part = 'a'").delete("part = 'a'")
+    plan = table.maintenance.rewrite_data_files(remove_dangling_deletes=True)
+    assert plan.summary().is_empty
+    assert plan.commit().current_snapshot() == table.current_snapshot()
+    assert plan.result()["committed"] is None
+    table = table.maintenance.rewrite_data_files(remove_dangling_deletes=True, rewrite_all=True).commit()
+    assert (table.inspect.delete_files().count(), table.inspect.data_files().count()) == (0, 1)
+
+
 @pytest.mark.java
 def test_equality_deletes_of_later_commits_apply(spark: SparkSession) -> None:
     shop = Workshop(Java(spark), "equality_rewritten")

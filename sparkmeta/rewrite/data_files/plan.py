@@ -238,7 +238,7 @@ class DataRewritePlan(RewritePlan[TableT]):
             self._count(table.metadata.snapshot_by_name(self.branch))
         if errors and not done.commits:
             raise errors[-1]
-        if self.options.remove_dangling_deletes and table.metadata.format_version > 1:
+        if self.options.remove_dangling_deletes and done.commits and table.metadata.format_version > 1:
             before = table.metadata.snapshot_by_name(self.branch)
             table = plan_removal(table, self.branch, self.properties).commit()
             after = table.metadata.snapshot_by_name(self.branch)
@@ -264,7 +264,7 @@ class DataRewritePlan(RewritePlan[TableT]):
     def result(self) -> dict[str, Any]:
         """Return the summary and the counts of the commits, null before them, as for JSON."""
         done, committed = self._done, None
-        if done.commits or any(done.counts.values()):
+        if done.commits:
             committed = {
                 "snapshot_id": done.snapshot_id,
                 "commits": done.commits,
