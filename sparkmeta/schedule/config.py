@@ -119,12 +119,15 @@ def _typed_thresholds(values: Any) -> Any:
 def _typed_jobs(jobs: Any) -> Any:
     if not isinstance(jobs, dict):
         return jobs
-    return {
-        name: _typed(options, BY_NAME[name].options)
-        if name in BY_NAME and isinstance(options, dict)
-        else from_text(options, "bool")
-        for name, options in jobs.items()
-    }
+    return {name: _typed_options(name, options) for name, options in jobs.items()}
+
+
+def _typed_options(job: str, options: Any) -> Any:
+    if options == "":  # nothing after the job's name
+        return {}
+    if job in BY_NAME and isinstance(options, dict):
+        return _typed(options, BY_NAME[job].options)
+    return from_text(options, "bool")
 
 
 def _config(document: Mapping[str, Any], file: str) -> MaintenanceConfig:

@@ -389,6 +389,17 @@ tables:
             read_config(written(tmp_path / "bad.yml", bad))
 
 
+def test_a_job_without_options_in_yaml(tmp_path: Path) -> None:
+    yaml = "jobs:\n  expire_snapshots:\n  rewrite_manifests:\n    always: true\n"
+    yaml += "tables:\n  - locations:\n      - /t\n    jobs:\n      compact_manifests:\n      rewrite_manifests:\n"
+    (group,) = read_config(written(tmp_path / "m.yaml", yaml)).tables
+    assert group.jobs == {"expire_snapshots": {}, "rewrite_manifests": {"always": True}, "compact_manifests": {}}
+    with pytest.raises(ValidationError, match="expire_snapshots is True: expected options, or false"):
+        read_config(written(tmp_path / "bad.yaml", yaml.replace("expire_snapshots:", "expire_snapshots: true")))
+    with pytest.raises(ValidationError, match=r"jobs\.vacuum is .*: unknown job"):
+        read_config(written(tmp_path / "bad.yaml", yaml.replace("expire_snapshots:", "vacuum:")))
+
+
 def test_types_of_yaml_are_those_of_options(tmp_path: Path) -> None:
     yaml = """
 tables:
