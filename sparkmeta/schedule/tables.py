@@ -107,6 +107,10 @@ class _Listing:
     def matching(self, pattern: str) -> list[_Identifier]:
         return sorted(identifier for identifier in self.tables if _matches(identifier, pattern))
 
+    def problems_of(self, pattern: str) -> dict[str, Exception]:
+        """Return the problems of namespaces in which a pattern may have tables."""
+        return {below: error for below, error in self.problems.items() if _may_match_below(below[:-1], pattern)}
+
 
 def _listing(config: MaintenanceConfig, name: str) -> _Listing | Exception:
     """List a catalog; return the error if it can't be loaded."""
@@ -139,17 +143,19 @@ def _of_catalog(
     if isinstance(listing, Exception):
         yield f"catalog of {place}", failed(", ".join(group.names), listing)
         return
-    if any(map(_has_wildcard, group.names)):
-        yield from ((f"{place} {pattern}", failed(pattern, error)) for pattern, error in listing.problems.items())
+    unlisted: dict[str, Exception] = {}
     chosen: dict[_Identifier, tuple[str, bool]] = {}
     for name in sorted(group.names, key=_has_wildcard):
         exact = listing.exact(name)
         identifiers = exact or listing.matching(name)
-        if not identifiers and not listing.problems:
+        problems = {} if exact else listing.problems_of(name)
+        unlisted |= problems
+        if not identifiers and not problems:
             missing = NoSuchTableError(f"{name}: no table of {group.catalog} has this name")
             yield f"{place} {name}", failed(name, missing)
         for identifier in identifiers:
             chosen.setdefault(identifier, (name, bool(exact)))
+    yield from ((f"{place} {pattern}", failed(pattern, error)) for pattern, error in unlisted.items())
     for identifier, (name, is_exact) in chosen.items():
         if not any(_matches(identifier, pattern) for pattern in group.excluded):
             load = partial(listing.catalog.load_table, identifier)
@@ -161,5 +167,15 @@ def _has_wildcard(name: str) -> bool:
 
 
 def _matches(identifier: _Identifier, pattern: str) -> bool:
+    return _fits(".".join(identifier), pattern)
+
+
+def _may_match_below(prefix: str, pattern: str) -> bool:
+    """Return whether a pattern may match more than a prefix: its beginning matches the prefix, and more follows."""
+    ends = range(len(pattern) + pattern.endswith("*"))
+    return any(_fits(prefix, pattern[:end]) for end in ends)
+
+
+def _fits(text: str, pattern: str) -> bool:
     # A bracket is no wildcard.
-    return fnmatchcase(".".join(identifier), pattern.replace("[", "[[]"))
+    return fnmatchcase(text, pattern.replace("[", "[[]"))

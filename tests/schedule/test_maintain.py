@@ -20,6 +20,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.schedule.config import read_config
 from sparkmeta.schedule.jobs import JOBS
 from sparkmeta.schedule.run import run_maintenance
+from sparkmeta.schedule.tables import choose_tables
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.maintain.test_compact import EAGER, append, delete, seen
@@ -141,6 +142,32 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
         results = list(run_maintenance(config, session, commit=False, log=logged.append))
         assert {result.table: result.error for result in results} == expected
         assert {f"{table}: health: failed: {error}" for table, error in expected.items()} <= set(logged)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["b.t"], {"b.t"}),
+        (["b.*"], {"b.t"}),
+        (["b.?", "?.x"], {"a.*", "b.t"}),
+        (["b.t", "a*"], {"a.*", "b.t"}),
+        (["b*t"], {"b.t"}),
+        (["a."], {"a."}),
+        (["?."], {"?."}),
+        (["?.?.?"], {"a.*"}),
+        (["b.x*"], {"b.x*"}),
+    ],
+    ids=str,
+)
+def test_a_namespace_that_cannot_be_listed_fails_groups_with_a_pattern_for_it(
+    names: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group before it has a pattern, so that the catalog is listed."""
+    monkeypatch.setattr("sparkmeta.schedule.tables.load_catalog", lambda *_, **__: Listed())
+    groups = [f"[[tables]]\ncatalog = 'c'\nnames = {texts!r}\n" for texts in (["*.none"], names)]
+    tables = choose_tables(read_config(written(tmp_path / "c.toml", "".join(groups))))
+    assert [table.name for table in tables if table.place == 0] == ["a.*"]
+    assert {table.name for table in tables if table.place == 1} == expected
 
 
 def test_a_table_that_cannot_be_loaded_after_a_commit(
