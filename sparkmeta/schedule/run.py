@@ -142,7 +142,7 @@ class _Maintained:
         for attempt in range(1, _ATTEMPTS + 1):
             plan = job.plan(table, options)
             summary = plan.summary()
-            if getattr(summary, "is_empty", False):
+            if getattr(summary, "is_empty", False) or getattr(summary, "is_current", False):
                 return {"status": NOTHING, "plan": plan.result()["plan"]}
             for line in str(summary).splitlines():
                 self.log(f"  {line}")

@@ -93,6 +93,20 @@ def test_schemas_and_specs_are_removed_without_an_expiring_snapshot(spark: Spark
     assert maintained(tmp_path, table, text, "--commit")["status"] == "nothing to do"
 
 
+def test_distinct_values_of_a_snapshot_are_counted_once(spark: SparkSession, tmp_path: Path) -> None:
+    table = small_files(spark, tmp_path, 1, version=2)
+    of_all = "[jobs.compute_table_stats]\n"
+    of_id = of_all + 'columns = ["id"]\n'
+
+    def status(text: str) -> str:
+        return maintained(tmp_path, table, text, "--commit")["status"]
+
+    assert [status(text) for text in (of_id, of_id)] == ["committed", "nothing to do"]
+    assert [status(text) for text in (of_all, of_all, of_id)] == ["committed", "nothing to do", "nothing to do"]
+    table.refresh().append(frame(spark, ordinary(20, 30)))
+    assert [status(text) for text in (of_all, of_id)] == ["committed", "nothing to do"]
+
+
 def test_metrics_do_not_make_a_job_rewrite_the_table(spark: SparkSession, tmp_path: Path) -> None:
     table = small_files(spark, tmp_path, 1, version=2)
     with table.transaction() as change:

@@ -48,12 +48,14 @@ class TableStatsSummary:
         snapshot_id: the snapshot; None if the table is empty.
         columns: the names of the columns.
         data_files: the number of data files that are read.
+        is_current: whether the snapshot has sketches of all these columns, which a commit replaces.
     """
 
     table: str
     snapshot_id: int | None
     columns: tuple[str, ...]
     data_files: int
+    is_current: bool
 
     @property
     def is_empty(self) -> bool:
@@ -94,7 +96,14 @@ class TableStatsPlan(Generic[TableT]):
         snapshot = self._state.snapshot
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
         data_files = count_files(prune_manifests(self._filter))
-        return TableStatsSummary(self.table.full_name, snapshot_id, tuple(self._columns), data_files)
+        is_current = self._sketched(snapshot_id) >= {(field_id,) for field_id in self._columns.values()}
+        return TableStatsSummary(self.table.full_name, snapshot_id, tuple(self._columns), data_files, is_current)
+
+    def _sketched(self, snapshot_id: int | None) -> set[tuple[int, ...]]:
+        """Return the ids of columns of which a snapshot has sketches."""
+        files = (file for file in self.table.metadata.statistics if file.snapshot_id == snapshot_id)
+        blobs = (blob for file in files for blob in file.blob_metadata if blob.snapshot_id == snapshot_id)
+        return {tuple(blob.fields) for blob in blobs if blob.type == BLOB_TYPE}
 
     @property
     def _schema(self) -> Schema:
