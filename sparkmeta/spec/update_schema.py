@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError as PydanticError
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import index_name_by_id
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.schema import Schema
     from pyiceberg.table import Transaction
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
     from pyiceberg.types import IcebergType
@@ -40,11 +43,25 @@ _OF_COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class _AssertColumnProperties:
+    """Requires that the name mapping and the properties of columns are those that an update has changed."""
+
+    properties: dict[str, str]
+
+    def validate(self, metadata: TableMetadata) -> None:
+        """Raise CommitFailedException if the table has other values."""
+        current = _column_properties(metadata.properties)
+        changed = [key for key in current | self.properties if current.get(key) != self.properties.get(key)]
+        if changed:
+            raise CommitFailedException(f"another commit has changed the property {min(changed)}")
+
+
 @names_table
 class UpdateSchema(IcebergUpdateSchema):
     """pyiceberg's builder of schema changes, which does what Java's does besides.
 
-    - It requires that no other commit has assigned ids of columns meanwhile.
+    - It requires that no other commit has assigned ids of columns or changed properties of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
     - Properties of a renamed column get its new name, and those of a deleted column are removed.
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
@@ -111,13 +128,16 @@ class UpdateSchema(IcebergUpdateSchema):
         return ValidationError(f"{self._transaction.table_metadata.location}: column {_full_name(path)} {problem}")
 
     def _commit(self) -> UpdatesAndRequirements:
+        # An earlier change of the transaction may have set it since the builder was created.
+        self._name_mapping = _name_mapping(self._transaction)
         updates, requirements = super()._commit()
         if not any(isinstance(update, AddSchemaUpdate | SetCurrentSchemaUpdate) for update in updates):
             return updates, requirements
         metadata = self._transaction.table_metadata
         ids = AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id})
+        unchanged: Any = _AssertColumnProperties(_column_properties(metadata.properties))
         changed = _property_updates(metadata.properties, self._schema, self._apply())
-        return (*updates, *changed), (*requirements, ids)
+        return (*updates, *changed), (*requirements, ids, unchanged)
 
 
 def _full_name(path: str | tuple[str, ...]) -> str:
@@ -139,6 +159,12 @@ def _name_mapping(transaction: Transaction) -> NameMapping | None:
         raise ValidationError(
             f"{metadata.location}: {TableProperties.DEFAULT_NAME_MAPPING} is not a name mapping: {first_line(error)}"
         ) from error
+
+
+def _column_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that a change of the schema may have to change."""
+    prefixes = (TableProperties.DEFAULT_NAME_MAPPING, *_OF_COLUMNS)
+    return {key: value for key, value in properties.items() if key.startswith(prefixes)}
 
 
 def _property_updates(properties: Mapping[str, str], old: Schema, new: Schema) -> list[TableUpdate]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyiceberg.table.update import SetPropertiesUpdate
 from pyiceberg.transforms import VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
@@ -18,14 +19,15 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.data_files.footer_facts import TableColumns, names_of
 from sparkmeta.data_files.metrics import metric_leaves, sized_leaves
 from sparkmeta.edit.range_sort import most_tasks
-from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.arrow_reader import task_rows
-from sparkmeta.rows.projected import name_mapping, projected_column
+from sparkmeta.rows.projected import NAME_MAPPING, name_mapping, projected_column
 from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.metrics_modes import metrics_modes
+from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import normalize
 from sparkmeta.storage.location_columns import location_key
 from sparkmeta.write.existing_tasks import FILE_PATH, IS_MISSING, NEEDS_MAPPING, ExistingFiles
@@ -37,6 +39,8 @@ from sparkmeta.write.tasks import PROBLEM
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.rows.resolve import MappedName
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
 _PATH_COLUMNS: Final = (FILE_PATH, "path")
@@ -58,6 +62,51 @@ class AddedFiles:
 
     files: DataFrame
     needs_mapping: bool
+
+
+@dataclass(frozen=True)
+class AddNameMapping:
+    """A step of a transaction that gives a table a name mapping for existing files, unless it has one.
+
+    Attributes:
+        mapping: the JSON of the name mapping by which the files were described.
+        columns: the same, parsed.
+    """
+
+    mapping: str
+    columns: tuple[MappedName, ...]
+
+    @staticmethod
+    def of(described: TableMetadata) -> AddNameMapping:
+        """Return the step for files that were described with a table's metadata."""
+        schema = described.schema()
+        mapping = described.properties.get(NAME_MAPPING) or schema.name_mapping.model_dump_json()
+        return AddNameMapping(mapping, name_mapping(described) or own_names(map(projected_column, schema.fields)))
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """Return the table's metadata with a name mapping. One that others have set is kept.
+
+        Raises:
+            CommitConflictError: by the table's name mapping, columns of the files may have other ids, or none.
+        """
+        current = name_mapping(state.metadata)
+        if current is None:
+            return update_table_metadata(state.metadata, (SetPropertiesUpdate(updates={NAME_MAPPING: self.mapping}),))
+        if not _includes(current, self.columns):
+            raise CommitConflictError(
+                f"{state.metadata.location}: others have changed {NAME_MAPPING}, which the added files rely on"
+            )
+        return state.metadata
+
+
+def _includes(mapping: Sequence[MappedName], columns: Sequence[MappedName]) -> bool:
+    """Return whether a name mapping has all names of columns, with their ids."""
+    known = {name: mapped for mapped in mapping for name in mapped.names}
+    return all(
+        name in known and known[name].id == column.id and _includes(known[name].children, column.children)
+        for column in columns
+        for name in column.names
+    )
 
 
 def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check_duplicates: bool) -> AddedFiles:

@@ -16,8 +16,7 @@ from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.rows.projected import NAME_MAPPING, name_mapping
-from sparkmeta.write.add_files import describe_files
+from sparkmeta.write.add_files import AddNameMapping, describe_files
 from sparkmeta.write.assignments import assigned_values, with_values
 from sparkmeta.write.cleanup import delete_written, deleted_on_failure
 from sparkmeta.write.deletes import write_deletes
@@ -252,8 +251,8 @@ class RowTransaction(Transaction[TableT]):
         """Add existing data files; see `Table.add_files`."""
         with self._change(branch, snapshot_properties, writes=False) as change:
             added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
-            if added.needs_mapping and name_mapping(self.table_metadata) is None:
-                self.set_properties({NAME_MAPPING: self.table_metadata.schema().name_mapping.model_dump_json()})
+            if added.needs_mapping:
+                self._add(AddNameMapping.of(self.table_metadata))
             change.update.append(added.files)
         return self
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.types import StringType
 
 import sparkmeta as sm
 from tests.write.list_files import unreached_files
@@ -25,6 +29,15 @@ def table(interpreted: SparkSession, tmp_path: Path) -> sm.Table:
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA, BY_PART, format_version=2, spark=interpreted)
     return table.append(frame(interpreted, FIRST).coalesce(1))
+
+
+def new_table(spark: SparkSession, folder: Path, kind: str, request: pytest.FixtureRequest, **options: Any) -> sm.Table:
+    """A table of a catalog of folders, or of the REST catalog."""
+    place = {"warehouse": str(folder)} if kind == "hadoop" else {"uri": request.getfixturevalue("rest_uri")}
+    catalog = sm.load_catalog("rows", type=kind, **place)
+    namespace = f"ns_{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace(namespace)
+    return catalog.create_table(f"{namespace}.t", SCHEMA, spark=spark, **options)
 
 
 def rows_of(table: sm.Table) -> Rows:
@@ -105,14 +118,8 @@ def test_others_delete_rows_of_the_same_file(
     interpreted: SparkSession, tmp_path: Path, kind: str, version: int, others: str, request: pytest.FixtureRequest
 ) -> None:
     """It is a conflict, whether their deletion vector has more positions than ours or not."""
-    place = {"warehouse": str(tmp_path)} if kind == "hadoop" else {"uri": request.getfixturevalue("rest_uri")}
-    catalog = sm.load_catalog("rows", type=kind, **place)
-    namespace = f"ns_{uuid.uuid4().hex[:8]}"
-    catalog.create_namespace(namespace)
     properties = {"write.delete.mode": "merge-on-read", "write.delete.isolation-level": "snapshot"}
-    table: Any = catalog.create_table(
-        f"{namespace}.v", SCHEMA, format_version=version, properties=properties, spark=interpreted
-    )
+    table: Any = new_table(interpreted, tmp_path, kind, request, format_version=version, properties=properties)
     table = table.append(frame(interpreted, [(i, "a", i) for i in range(6)]).coalesce(1))
     stale = table.transaction()
     stale.delete("id = 5")
@@ -120,3 +127,47 @@ def test_others_delete_rows_of_the_same_file(
     with pytest.raises(sm.CommitConflictError, match="added a deletion vector for the same data file"):
         stale.commit()
     assert len(rows_of(table.refresh())) == len(rows_of(after)) < 6
+
+
+# -- name mappings ----------------------------------------------------------------------------------------------------
+MAPPING = "schema.name-mapping.default"
+
+
+def existing(path: Path, **columns: Any) -> str:
+    pq.write_table(pa.table({"id": pa.array([1], pa.int64()), "part": ["a"], **columns}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["hadoop", "rest"])
+def test_others_add_a_name_mapping(
+    interpreted: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Theirs is kept, so that columns which were added since are read."""
+    table = new_table(interpreted, tmp_path, kind, request)
+    stale: Any = table.transaction().add_files([existing(tmp_path / "1.parquet", n=pa.array([3], pa.int32()))])
+    with table.transaction() as tx:
+        tx.set_properties({MAPPING: table.schema().name_mapping.model_dump_json()})
+        tx.update_schema().add_column("c", StringType()).commit()
+    table.refresh().add_files([existing(tmp_path / "2.parquet", c=["read"])])
+    committed = stale.commit()
+    assert sorted(map(tuple, committed.scan().to_df().select("n", "c").collect()), key=repr) == [
+        (3, None), (None, "read"),
+    ]  # fmt: skip
+
+
+def test_others_add_a_name_mapping_without_a_column(table: sm.Table, tmp_path: Path) -> None:
+    stale: Any = table.transaction().add_files([existing(tmp_path / "1.parquet", n=pa.array([3], pa.int32()))])
+    others = table.transaction().set_properties({MAPPING: json.dumps([{"field-id": 1, "names": ["id"]}])}).commit()
+    with pytest.raises(sm.CommitConflictError, match="which the added files rely on"):
+        stale.commit()
+    assert table.refresh().metadata_location == others.metadata_location
+
+
+@pytest.mark.parametrize("name", [MAPPING, "write.metadata.metrics.column.n"])
+def test_others_change_a_property_of_columns(table: sm.Table, name: str) -> None:
+    stale = table.update_schema().rename_column("n", "m")
+    mapping = [{"field-id": 3, "names": ["n", "old"]}]
+    others = table.transaction().set_properties({name: json.dumps(mapping) if name == MAPPING else "full"}).commit()
+    with pytest.raises(sm.CommitConflictError, match=f"another commit has changed the property {name}"):
+        stale.commit()
+    assert table.refresh().metadata_location == others.metadata_location
