@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
 
-__all__ = ["bind_filter", "expression_to_json", "parse_filter", "referenced_ids", "row_predicate"]
+__all__ = ["bind_filter", "expression_to_json", "parse_filter", "referenced_ids", "referenced_names", "row_predicate"]
 
 MAX_DEPTH: Final = 100
 """Most alternating levels of AND and OR, since Spark's analysis is recursive."""
@@ -220,6 +220,18 @@ def referenced_ids(bound: BooleanExpression) -> set[int]:
 
     fold(bound, visit, lambda _junction, _operands: None)
     return ids
+
+
+def referenced_names(row_filter: BooleanExpression) -> set[str]:
+    """Return the names of all columns in an unbound filter."""
+    names: set[str] = set()
+
+    def visit(leaf: BooleanExpression, _negated: bool) -> None:
+        if isinstance(leaf, UnboundPredicate) and isinstance(leaf.term, Reference):
+            names.add(leaf.term.name)
+
+    fold(row_filter, visit, lambda _junction, _operands: None)
+    return names
 
 
 def row_predicate(bound: BooleanExpression, value: Callable[[int], Sql], *, strict: bool = False) -> Sql:

@@ -23,6 +23,7 @@ from sparkmeta.commit.conflicts import (
     validate,
 )
 from sparkmeta.commit.duplicates import refuse_duplicates
+from sparkmeta.commit.filtered import refuse_other_columns
 from sparkmeta.commit.list_writer import ListWriter
 from sparkmeta.commit.named import NotLiveError, Searches, find_files, find_live_deletes
 from sparkmeta.commit.removal import Removal
@@ -38,6 +39,7 @@ from sparkmeta.state import TableState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.change_set import ChangeSet
@@ -95,6 +97,7 @@ class Attempt:
     def apply(self) -> TableMetadata:
         """Write the snapshot's manifests and return the table's metadata with the snapshot."""
         changes, progress = self.changes, self.progress
+        refuse_other_columns(self._filters(), changes.started.metadata, self.head.metadata)
         for validation in changes.validations:
             validate(self.head, validation, changes.conflicting, changes.start)
         if changes.specs is not None:
@@ -111,6 +114,13 @@ class Attempt:
         if not changes.are_new:
             refuse_duplicates(state, added, removal, progress.searches)
         return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
+
+    def _filters(self) -> Iterator[BooleanExpression | str]:
+        """Yield the filters that this attempt binds."""
+        yield from (matching.row_filter for matching in self.changes.filters)
+        for validation in self.changes.validations:
+            if validation.row_filter is not None and snapshots_since(self.head, validation.start):
+                yield validation.row_filter
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:
         added = writer.nothing

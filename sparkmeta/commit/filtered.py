@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.filter_text import as_text
-from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
+from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_names, row_predicate
 from sparkmeta.columns.skipping import must_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
@@ -23,7 +24,7 @@ from sparkmeta.commit.named import Searches, dvs_of, many_dvs_of
 from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, LeafMemo, live_entries
-from sparkmeta.errors import ValidationError
+from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import matching_manifests
@@ -35,9 +36,36 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression, BoundPredicate
     from pyspark.sql import DataFrame
 
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
 _ALL_MATCH = "all_match"
+
+
+def refuse_other_columns(
+    filters: Iterable[BooleanExpression | str], started: TableMetadata, current: TableMetadata
+) -> None:
+    """Refuse filters with names of columns that others have renamed, deleted or replaced since an operation began.
+
+    Raises:
+        CommitConflictError: a name belongs to another column, or to none.
+        InvalidFilterError: there was no such column when the operation began.
+    """
+    if started.current_schema_id == current.current_schema_id:
+        return
+    before, after = SchemaFields(started.schema()), SchemaFields(current.schema())
+    for row_filter in map(parse_filter, filters):
+        for name in sorted(referenced_names(row_filter)):
+            if _field_id(after, name) != before.find(name).field.field_id:
+                problem = f"others have renamed, deleted or replaced column {shown(name)}"
+                raise CommitConflictError(f"{current.location}: {problem} of the filter {as_text(row_filter)}")
+
+
+def _field_id(fields: SchemaFields, name: str) -> int | None:
+    try:
+        return fields.find(name).field.field_id
+    except InvalidFilterError:
+        return None
 
 
 @dataclass

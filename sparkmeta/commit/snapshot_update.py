@@ -68,7 +68,7 @@ class SnapshotUpdate:
         """Remove the given data and delete files, or the data files whose rows all match a filter.
 
         The commit raises ValidationError if a file may match only partly, or CommitConflictError if concurrent commits
-        may have added the file.
+        may have added the file, or have renamed, deleted or replaced a column of the filter.
         """
         self._refuse_closed()
         if (files is None) == (row_filter is None):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.types import StringType
+from pyiceberg.types import IntegerType, StringType
 
 import sparkmeta as sm
 from tests.write.list_files import unreached_files
@@ -77,6 +77,36 @@ def test_others_delete_the_same_files(table: sm.Table) -> None:
     isolated.delete("id < 5", isolation="serializable")
     table.delete("part = 'a'")
     assert rows_of(isolated.commit()) == [(7, "b", 7)]
+
+
+@pytest.mark.parametrize("stale_filter", ["n < 9", "n = 1"])
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_others_rename_a_column_of_the_filter(table: sm.Table, stale_filter: str, is_replaced: bool) -> None:
+    """Whether whole files match or rows: a new column of that name has nothing to do with the change."""
+    stale: Any = table.transaction()
+    stale.delete(stale_filter)
+    with table.update_schema() as update:
+        update.rename_column("n", "old")
+    table = table.refresh()
+    if is_replaced:
+        with table.update_schema() as update:
+            update.add_column("n", IntegerType())
+        table = table.refresh()
+    columns = "id BIGINT, part STRING, old INT" + (", n INT" if is_replaced else "")
+    row = (3, "a", 1, 7) if is_replaced else (3, "a", 1)
+    others = table.append(table.state.spark.createDataFrame([row], columns))
+    with pytest.raises(sm.CommitConflictError, match="others have renamed, deleted or replaced column 'n'"):
+        stale.commit()
+    assert table.refresh().metadata_location == others.metadata_location
+
+
+def test_others_rename_another_column(table: sm.Table) -> None:
+    stale: Any = table.transaction()
+    stale.delete("n = 1")
+    with table.update_schema() as update:
+        update.rename_column("part", "old")
+    table.refresh().append(table.state.spark.sql("SELECT 3L id, 'b' old, 3 n"))
+    assert rows_of(stale.commit()) == [(2, "a", 2), (3, "b", 3), (7, "b", 7)]
 
 
 @pytest.mark.parametrize("change", ["delete", "rewrite"])
