@@ -22,7 +22,7 @@ from sparkmeta.commit.conflicts import (
     refuse_replaced_data,
     validate,
 )
-from sparkmeta.commit.duplicates import refuse_duplicates
+from sparkmeta.commit.duplicates import refuse_added_paths, refuse_duplicates
 from sparkmeta.commit.filtered import refuse_other_columns
 from sparkmeta.commit.list_writer import ListWriter
 from sparkmeta.commit.named import NotLiveError, Searches, find_files, find_live_deletes
@@ -113,6 +113,8 @@ class Attempt:
         removal = self._removal(state, added)
         if not changes.are_new:
             refuse_duplicates(state, added, removal, progress.searches)
+        if changes.new_paths:
+            refuse_added_paths(self.head, state, added, changes.start)
         return writer.commit(added, removal, lambda manifests: self._summary(added, removal, manifests))
 
     def _filters(self) -> Iterator[BooleanExpression | str]:

@@ -66,6 +66,7 @@ class ChangeSet:
         replaced: the removed files whose rows the added ones hold.
         superseded: position delete files that are removed if they are live.
         are_new: whether no added file can be in the table already.
+        new_paths: whether other commits must not have added the data files, however their paths are spelled.
         referenced: data files of position delete files, and whether they must not have been deleted.
         validations: the checks against other commits.
         specs: the partition specs of data files that other commits may add; None for any.
@@ -84,6 +85,7 @@ class ChangeSet:
     replaced: list[ReplacedPart] = field(default_factory=list)
     superseded: list[DataFrame] = field(default_factory=list)
     are_new: bool = False
+    new_paths: bool = False
     referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     specs: frozenset[int] | None = None

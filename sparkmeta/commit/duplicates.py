@@ -1,7 +1,8 @@
 """Refuse files that a commit adds twice, or that are already live in the table.
 
 Only leaves that may hold the file's partition are searched. The root's stats select leaves, and Parquet statistics
-select row groups. A path that is live in another partition is detected only by `Table.check`.
+select row groups. A path that is live in another partition, or is spelled differently, is detected only by
+`refuse_added_paths` and `Table.check`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.entry_changes import EntryChanges
+from sparkmeta.changes.history import snapshots_since
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, root_manifests
 from sparkmeta.commit.removal import without, without_rows
 from sparkmeta.commit.search import FEW_FILES, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.location_columns import location_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,6 +55,31 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
         _check_few(state, added, removal, searches)
     else:
         _check_many(state, added, removal)
+
+
+def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, start: int | None) -> None:
+    """Refuse new data files that have been added since the snapshot `start`, however their paths are spelled.
+
+    Args:
+        head: the table at the branch's head.
+        state: the state that the files are added to.
+        added: the new files.
+        start: the head when the operation began.
+
+    Raises:
+        CommitConflictError: another commit, or an earlier change of the transaction, added one of the files.
+    """
+    if not (history := snapshots_since(head, start)):
+        return
+    changes = EntryChanges(head, head.projection(("location",)))
+    for snapshot in reversed(history):
+        changes.add(snapshot)
+    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state).select("location")
+    for others in changes.added(ContentType.DATA_MANIFEST):
+        theirs = others.select(location_key(F.col("location")).alias("key"))
+        same = new.join(theirs, location_key(F.col("location")) == F.col("key"), "left_semi")
+        for path in same.limit(1).toArrow().column(0).to_pylist():
+            raise _already_there(state, path)
 
 
 def _check_few(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> None:

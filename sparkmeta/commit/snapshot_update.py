@@ -237,6 +237,15 @@ class SnapshotUpdate:
         self._changes.specs = specs if self._changes.specs is None else self._changes.specs & specs
         return self
 
+    def validate_new_paths(self) -> Self:
+        """Fail the commit if other commits added the same data files, to any partition and however they are spelled.
+
+        Without this call, only exact paths in the same partition are compared, with all files of the table.
+        """
+        self._refuse_closed()
+        self._changes.new_paths = True
+        return self
+
     def assume_new_files(self) -> Self:
         """Skip the check that added files are not in the table already and are not added twice.
 

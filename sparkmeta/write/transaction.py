@@ -119,17 +119,16 @@ class RowTransaction(Transaction[TableT]):
         """Delete the rows that match a filter; see `Table.delete`."""
         with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             matching = Matching(change.head, delete_filter)
-            if not matching.has_parts:
-                if matching.has_whole_files:
-                    change.update.delete(row_filter=delete_filter)
-                    if isolation == "serializable":
-                        change.update.validate_no_conflicts(delete_filter, ignore_deletes=True)
-                else:
-                    change.drop()
-            else:
+            if matching.has_parts:
                 masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
                 if not self._replace(change, matching, level, masks=masks):
                     change.drop()
+            elif matching.has_whole_files:
+                change.update.delete(row_filter=delete_filter)
+                if isolation == "serializable":
+                    change.update.validate_no_conflicts(delete_filter, ignore_deletes=True)
+            else:
+                change.drop()
         return self
 
     def equality_delete(
@@ -254,6 +253,8 @@ class RowTransaction(Transaction[TableT]):
             if added.needs_mapping:
                 self._add(AddNameMapping.of(self.table_metadata))
             change.update.append(added.files)
+            if check_duplicate_files:
+                change.update.validate_new_paths()
         return self
 
     # -- how rows are replaced --------------------------------------------------------------------------------------

@@ -295,6 +295,21 @@ def test_duplicates_at_the_commit(spark: SparkSession, tmp_path: Path, version: 
     assert table.refresh().scan().count() == 2
 
 
+@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("others", ["spelling", "partition spec"])
+def test_others_add_the_same_file(interpreted: SparkSession, tmp_path: Path, version: int, others: str) -> None:
+    path = write(tmp_path / "1.parquet", id=pa.array([1], pa.int64()), name=["a"])
+    table = new_table(interpreted, tmp_path, SPEC, version=version, **{"write.tree.direct-files": "0"})
+    stale, unchecked = (table.transaction().add_files([path], check_duplicate_files=check) for check in (True, False))
+    if others == "partition spec":
+        table.update_spec().add_field("id", "bucket[2]").commit()
+    table = table.refresh().add_files([f"file://{path}" if others == "spelling" else path])
+    with pytest.raises(sm.CommitConflictError, match=r"/1\.parquet is in the table already"):
+        stale.commit()
+    assert table.refresh().metadata_location == table.metadata_location
+    assert unchecked.commit().scan().count_files() == 2
+
+
 def test_many_files(spark: SparkSession, tmp_path: Path) -> None:
     """More files than a commit keeps on the driver; no job collects them."""
     paths = [
