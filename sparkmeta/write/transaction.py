@@ -78,15 +78,13 @@ class RowTransaction(Transaction[TableT]):
         """Replace the rows that match a filter; see `Table.overwrite`."""
         with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             matching = Matching(change.head, overwrite_filter)
-            has_parts = matching.has_parts  # binds the filter before rows are written
-            files = self._write(df)
-            if has_parts:
-                replaces = self._replace(change, matching, isolation or "snapshot")
-                change.update.append(files)
-                if not replaces and isolation is not None:
-                    change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
+            if matching.has_parts:
+                level = isolation or "serializable"
+                change.update.append(self._write(df))
+                if not self._replace(change, matching, level):
+                    change.update.validate_no_conflicts(matching.row_filter, isolation=level)
             else:
-                change.update.overwrite(files, row_filter=overwrite_filter)
+                change.update.overwrite(self._write(df), row_filter=overwrite_filter)
                 if isolation is not None:
                     change.update.validate_no_conflicts(overwrite_filter, isolation=isolation)
         return self

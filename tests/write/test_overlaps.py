@@ -72,6 +72,22 @@ def test_others_add_a_file_that_matches(table: sm.Table) -> None:
     assert rows_of(stale.commit()) == [(7, "b", 7), (9, "b", 9)]
 
 
+@pytest.mark.parametrize("row_filter", ["id = 2", "id = 4"])
+def test_others_add_a_row_that_an_overwrite_would_leave(table: sm.Table, row_filter: str) -> None:
+    """A file is read whose rows match partly, or do not match after all."""
+    spark = table.state.spark
+    table = table.append(frame(spark, [(3, "a", 3), (5, "a", 5)]).coalesce(1))
+    stale, isolated = (table.transaction() for _ in range(2))
+    new = (int(row_filter[-1]), "new", 0)
+    stale.overwrite(frame(spark, [new]), row_filter)
+    isolated.overwrite(frame(spark, [new]), row_filter, isolation="snapshot")
+    theirs = (new[0], "others", 0)
+    table.append(frame(spark, [theirs]))
+    with pytest.raises(sm.CommitConflictError, match="added data that may match"):
+        stale.commit()
+    assert {new, theirs} <= set(rows_of(isolated.commit()))
+
+
 def test_others_delete_the_same_files(table: sm.Table) -> None:
     isolated: Any = table.transaction()
     isolated.delete("id < 5", isolation="serializable")
