@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
+from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
@@ -45,7 +45,7 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
     """Return the snapshots of the head's history after `start`, newest first.
 
     Raises:
-        ValidationError: the history does not go back to it.
+        CommitConflictError: the history does not go back to it, for example because the branch was rolled back.
     """
     snapshots: list[Snapshot] = []
     if head.snapshot is None:
@@ -55,7 +55,7 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
             return snapshots
         snapshots.append(snapshot)
     if snapshots[-1].parent_snapshot_id != start:
-        raise ValidationError(
+        raise CommitConflictError(
             f"{head.metadata.location}: can't tell what was committed since snapshot {start}: the history of "
             f"{snapshots[0].snapshot_id} ends at {snapshots[-1].snapshot_id}"
         )

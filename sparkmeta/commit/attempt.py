@@ -108,7 +108,12 @@ class Attempt:
         writer = progress.writer_for(self.head, changes.branch)
         state = writer.begin(self.head)
         if progress.added is None:
-            progress.added = self._add(writer)
+            try:
+                progress.added = self._add(writer)
+            except ValidationError as error:
+                if self.head.metadata.format_version == changes.started.metadata.format_version:
+                    raise
+                raise CommitConflictError(f"{error}: others have upgraded the table since") from error
         added = progress.added
         removal = self._removal(state, added)
         if not changes.are_new:

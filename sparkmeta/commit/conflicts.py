@@ -102,8 +102,7 @@ def validate(head: TableState, validation: Validation, operation: Operation, sta
         start: the snapshot that was read; None for an empty table.
 
     Raises:
-        CommitConflictError: another commit added or removed a relevant file.
-        ValidationError: the table's history does not go back to the start.
+        CommitConflictError: another commit added or removed a relevant file, or the start is no ancestor of the head.
     """
     history = snapshots_since(head, start)
     if not history:

@@ -13,6 +13,7 @@ from sparkmeta.changes.entry_changes import ADDED, REMOVED
 from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
 from sparkmeta.changes.history import lineage, snapshot_of
 from sparkmeta.commit.conflicts import refuse_new_data
+from sparkmeta.commit.named import NotLiveError
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
@@ -329,7 +330,10 @@ class _Copy:
                 problem = f"overwrites partitions of snapshot {start}, which is not an ancestor of main"
                 raise CommitConflictError(f"{_name(head, self.picked)} {problem}")
             refuse_new_data(head, self.added, start)
-        return self.update.apply(state)
+        try:
+            return self.update.apply(state)
+        except NotLiveError as error:
+            raise CommitConflictError(f"{error} any more") from error
 
 
 # -- snapshots ------------------------------------------------------------------------------------------------------

@@ -315,6 +315,13 @@ def test_a_dynamic_overwrite_of_changed_partitions(table: sm.Table) -> None:
         cherry_pick(table, snapshot_of(table, AUDIT))
 
 
+def test_a_dynamic_overwrite_of_a_removed_file(table: sm.Table) -> None:
+    table = apply(table, Change("replace_partitions", "a1", "x"), AUDIT)
+    table = apply(table, Change("delete_files", "a1", "y"))
+    with pytest.raises(CommitConflictError, match="/data/a1 is not a live file of the table any more"):
+        cherry_pick(table, snapshot_of(table, AUDIT))
+
+
 def test_names_and_limits_that_can_not_be(table: sm.Table) -> None:
     head, refs = snapshot_of(table), table.manage_snapshots()
     for change, problem in (

@@ -145,6 +145,40 @@ def test_others_delete_rows_and_upgrade(interpreted: SparkSession, tmp_path: Pat
     assert rows_of(table.refresh()) == [(i, "a", i) for i in range(5)]
 
 
+@pytest.mark.parametrize("change", ["delete", "equality_delete", "overwrite"])
+def test_others_roll_back(table: sm.Table, change: str) -> None:
+    spark, first = table.state.spark, table.state.snapshot
+    assert first is not None
+    table = table.append(frame(spark, [(9, "a", 9)]))
+    stale: Any = table.transaction()
+    if change == "delete":
+        stale.delete("id = 1")
+    elif change == "equality_delete":
+        stale.equality_delete(frame(spark, [(1, "a", None)]), ["id"])
+    else:
+        stale.overwrite(frame(spark, [(1, "a", 0)]), "id = 1", isolation="snapshot")
+    table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    with pytest.raises(sm.CommitConflictError, match="can't tell what was committed since"):
+        stale.commit()
+    assert rows_of(table.refresh()) == FIRST
+
+
+@pytest.mark.parametrize("change", ["delete", "update"])
+@pytest.mark.parametrize("version", [3, 4])
+def test_others_upgrade(table: sm.Table, change: str, version: int) -> None:
+    """Position deletes in Parquet files can't be added any more."""
+    table = table.transaction().set_properties({f"write.{change}.mode": "merge-on-read"}).commit()
+    stale: Any = table.transaction()
+    if change == "delete":
+        stale.delete("id = 1")
+    else:
+        stale.update({"n": 0}, "id = 1")
+    table.maintenance.upgrade(version).commit()
+    with pytest.raises(sm.CommitConflictError, match="others have upgraded the table since"):
+        stale.commit()
+    assert rows_of(table.refresh()) == FIRST
+
+
 @pytest.mark.parametrize("part", ["a", "b"])
 def test_others_add_a_key_that_is_deleted(table: sm.Table, part: str) -> None:
     """A key is deleted of its partition: only data that is added there is a conflict."""

@@ -89,8 +89,7 @@ class DeleteRewriteStep(RewriteStep):
 
         Raises:
             CommitConflictError: a replaced delete or, for deletion vectors, a data file is gone, or a data file has
-                another deletion vector.
-            ValidationError: the planned snapshot is not an ancestor.
+                another deletion vector, or the planned snapshot is not an ancestor.
         """
         planned = self.rewrite.state
         start = planned.snapshot.snapshot_id if planned.snapshot is not None else None
