@@ -126,7 +126,7 @@ class Attempt:
         """Yield the filters that this attempt binds."""
         yield from (matching.row_filter for matching in self.changes.filters)
         for validation in self.changes.validations:
-            if validation.row_filter is not None and snapshots_since(self.head, validation.start):
+            if validation.row_filter is not None and snapshots_since(self.head, self.changes.start):
                 yield validation.row_filter
 
     def _add(self, writer: SnapshotWriter) -> NewFiles:
