@@ -6,13 +6,14 @@ Every function raises NotFoundError if the file is missing.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sparkmeta.errors import NotFoundError
+from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.storage.location import local_path
 from sparkmeta.storage.requests import requested
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What the operating system raises if a location is not that of a file."""
+
+# What ends the path of a URL, and what its parser drops.
+_NOT_IN_URL_PATHS = re.compile(r"[#?\t\r\n]")
 
 
 def read_local(location: str) -> bytes:
@@ -52,35 +56,54 @@ def local_length(location: str) -> int:
 
 def read_io(io: FileIO, location: str) -> bytes:
     """Read a file through a FileIO."""
-    return requested(io, location, partial(_read, io, location))
+    return requested(io, location, partial(_read, io, client_location(io, location)))
 
 
 def read_io_range(io: FileIO, location: str, offset: int, size: int) -> bytes:
     """Read a range of a file through a FileIO, up to its end."""
-    return requested(io, location, partial(_read_range, io, location, offset, size))
+    return requested(io, location, partial(_read_range, io, client_location(io, location), offset, size))
 
 
 def open_io(io: FileIO, location: str) -> InputStream:
     """Open a file through a FileIO. Its reads raise the errors of the FileIO's client."""
-    return requested(io, location, lambda: io.new_input(location).open())
+    opened = client_location(io, location)
+    return requested(io, location, lambda: io.new_input(opened).open())
 
 
 def io_length(io: FileIO, location: str) -> int:
     """Return the length of a file in bytes, as a FileIO reports it."""
-    return requested(io, location, lambda: len(io.new_input(location)))
+    opened = client_location(io, location)
+    return requested(io, location, lambda: len(io.new_input(opened)))
 
 
 def io_exists(io: FileIO, location: str) -> bool:
     """Return whether a file exists, as a FileIO reports it."""
-    return requested(io, location, lambda: io.new_input(location).exists())
+    opened = client_location(io, location)
+    return requested(io, location, lambda: io.new_input(opened).exists())
+
+
+def client_location(io: FileIO, location: str) -> str:
+    """Return a location as the client of a FileIO takes it.
+
+    Raises:
+        UnsupportedError: PyArrowFileIO, which parses locations as URLs, would open another file.
+    """
+    if _is_a(io, "pyiceberg.io.pyarrow", "PyArrowFileIO") and _NOT_IN_URL_PATHS.search(location):
+        reason = "PyArrowFileIO takes # and ? for a URL's and drops tabs and line breaks, and would open another file"
+        raise UnsupportedError(f"{location}: {reason}")
+    return location
 
 
 def fsspec_store(io: FileIO, location: str) -> Any:
     """Return the fsspec file system of a FileIO; None if it has another client."""
-    # Its module takes 0.1 s to load, and is loaded if the FileIO is one of it.
-    module = sys.modules.get("pyiceberg.io.fsspec")
-    is_fsspec = module is not None and isinstance(io, module.FsspecFileIO)
+    is_fsspec = _is_a(io, "pyiceberg.io.fsspec", "FsspecFileIO")
     return io.new_output(location)._fs if is_fsspec else None  # type: ignore[attr-defined]
+
+
+def _is_a(io: FileIO, module: str, name: str) -> bool:
+    """Return whether a FileIO is of a class, whose module is not imported: this takes 0.1 s."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(io, getattr(loaded, name))
 
 
 def _read(io: FileIO, location: str) -> bytes:

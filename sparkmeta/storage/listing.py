@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.storage.content import client_location
 from sparkmeta.storage.location import file_name, join
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]
     """Return the files directly in a folder whose names match. Raises FileNotFoundError if the folder is missing."""
     from pyarrow.fs import FileSelector, FileType
 
-    kind, authority, path = io.parse_location(folder, io.properties)
+    kind, authority, path = io.parse_location(client_location(io, folder), io.properties)
     infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
     return [
         FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
@@ -113,7 +114,7 @@ def folders_by_pyarrow(io: PyArrowFileIO, folder: str) -> list[str]:
     """Return the locations of the folders directly in a folder. Raises FileNotFoundError if it is missing."""
     from pyarrow.fs import FileSelector, FileType
 
-    kind, authority, path = io.parse_location(folder, io.properties)
+    kind, authority, path = io.parse_location(client_location(io, folder), io.properties)
     infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
     return [join(folder, info.base_name) for info in infos if info.type == FileType.Directory]
 

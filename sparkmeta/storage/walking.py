@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import FileAccessError, NotFoundError, UnsupportedError
-from sparkmeta.storage.content import fsspec_store
+from sparkmeta.storage.content import client_location, fsspec_store
 from sparkmeta.storage.listing import modified_ms
 from sparkmeta.storage.location import file_name, join, local_path
 from sparkmeta.storage.requests import requested
@@ -196,7 +196,7 @@ def _fsspec_items(store: Any, folder: str, recursive: bool) -> list[_Item]:
 def _pyarrow_items(io: Any, folder: str, recursive: bool) -> list[_Item]:
     from pyarrow.fs import FileSelector, FileType
 
-    kind, authority, path = io.parse_location(folder, io.properties)
+    kind, authority, path = io.parse_location(client_location(io, folder), io.properties)
     infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path, recursive=recursive))
     start = len(join(path, ""))
     items: list[_Item] = [

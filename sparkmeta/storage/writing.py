@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import FileAlreadyExistsError, NotFoundError, SparkmetaError, UnsupportedError
-from sparkmeta.storage.content import fsspec_store
+from sparkmeta.storage.content import client_location, fsspec_store
 from sparkmeta.storage.location import file_name, join, local_path, scheme
 from sparkmeta.storage.requests import requested
 
@@ -152,14 +152,12 @@ def delete_local(location: str) -> tuple[str, Exception | None]:
 
 def write_io(io: FileIO, location: str, data: bytes) -> None:
     """Write a file through a FileIO, replacing an existing one."""
-    _refuse_url(io, location)
-    requested(io, location, partial(_overwrite, io, location, data))
+    requested(io, location, partial(_overwrite, io, client_location(io, location), data))
 
 
 def open_new_io(io: FileIO, location: str) -> Any:
     """Begin a file of a unique name through a FileIO, which sends it to the store in parts."""
-    _refuse_url(io, location)
-    return requested(io, location, partial(_begin, io, location))
+    return requested(io, location, partial(_begin, io, client_location(io, location)))
 
 
 def _begin(io: FileIO, location: str) -> Any:
@@ -179,8 +177,7 @@ def publish_io(io: FileIO, location: str, data: bytes) -> None:
 def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
     """Delete a file through a FileIO, like ``delete_local``."""
     try:
-        _refuse_url(io, location)
-        requested(io, location, partial(_delete, io, location))
+        requested(io, location, partial(_delete, io, client_location(io, location)))
     except NotFoundError:
         return location, None
     except SparkmetaError as error:
@@ -324,13 +321,6 @@ def _says_exists(error: BaseException) -> bool:
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return isinstance(error, FileExistsError) or code in {"PreconditionFailed", "412"}
-
-
-def _refuse_url(io: FileIO, location: str) -> None:
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
-    if isinstance(io, PyArrowFileIO) and {"#", "?"} & set(location):
-        raise UnsupportedError(f"{location}: PyArrowFileIO takes # and ? for a URL's, and would open another file")
 
 
 def _refuse(location: str, reason: str) -> NoReturn:

@@ -4,7 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.io.fsspec import FsspecFileIO
@@ -14,13 +14,16 @@ from pyspark.errors import PySparkException
 from sparkmeta.catalog.iceberg import _Locating
 from sparkmeta.errors import NotFoundError, UnsupportedError
 from sparkmeta.storage.access import executor_reader, files_for
+from sparkmeta.storage.content import open_io
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import Files, FileStatus, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.reading import binary_files, passed_over
+from sparkmeta.storage.walking import walk_io
 from tests.conftest import SEPARATE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -122,6 +125,32 @@ def test_listing(files: Files, place: Path) -> None:
     assert set(listed) == {f"file://{place}/{name}" for name in names_for(files)}
     status = listed[f"file://{place}/a b"]
     assert status == FileStatus(status.location, 3, (place / "a b").stat().st_mtime_ns // 1_000_000)
+
+
+@pytest.mark.parametrize("character", ["#", "?", "\t", "\r", "\n"])
+def test_pyarrow_opens_no_other_file(tmp_path: Path, character: str) -> None:
+    # As the URL's path, and without the character.
+    for name in ("a", "ab"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_bytes(b"another file")
+    files, reader = IOFiles(PyArrowFileIO()), ExecutorReader({"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
+    folder = f"file://{tmp_path}/a{character}b"
+    location = f"{folder}/f"
+    doors: list[Callable[[], Any]] = [
+        lambda: files.read(location),
+        lambda: files.read_range(location, 0, 1),
+        lambda: files.length(location),
+        lambda: files.exists(location),
+        lambda: files.list(folder),
+        lambda: files.glob(folder, "*"),
+        lambda: files.glob(folder, "*/*"),
+        lambda: open_io(files.io, location),
+        lambda: list(walk_io(files.io, folder, recursive=True)),
+        lambda: reader.length(location.replace("file:", "hdfs:")),
+    ]
+    for door in doors:
+        with pytest.raises(UnsupportedError, match="would open another file"):
+            door()
 
 
 def test_listing_by_name(files: Files, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_by_pyarrow(tmp_path: Path) -> None:
 def test_pyarrow_would_open_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"not this one")
     files = IOFiles(PyArrowFileIO())
-    for location in (f"file://{tmp_path}/a#b", f"file://{tmp_path}/a?b"):
+    for location in (f"file://{tmp_path}/a#b", f"file://{tmp_path}/a?b", f"file://{tmp_path}/\ta"):
         with pytest.raises(UnsupportedError, match=r"takes # and \? for a URL's"):
             files.write_new(location, b"x")
         (failure,) = files.delete_many([location])
