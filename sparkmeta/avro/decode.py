@@ -118,20 +118,29 @@ def manifest_header(data: Data, part: ManifestPart, projection: EntryProjection)
 
 
 def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
-    """Return the writer's schema, or `bytes_for_fixed` of it if only that matches the first block."""
+    """Return the writer's schema, or `bytes_for_fixed` of it if only that matches the blocks.
+
+    The first block that does not match both decides; both match blocks whose partition values are null.
+    """
     schema = manifest_schema(header.schema, location)
     other = bytes_for_fixed(header.schema)
-    block = next(read_blocks(data, header, location), None) if other is not None else None
-    if other is None or block is None:
+    if other is None:
         return schema
-    inflated = inflate(data, block, header, location)
-    for candidate in (schema, manifest_schema(other, location)):
-        try:
-            deque(_decode_block(inflated, block, candidate, None), maxlen=0)
-        except CorruptFileError:
-            continue
-        return candidate
+    candidates = (schema, manifest_schema(other, location))
+    for block in read_blocks(data, header, location):
+        inflated = inflate(data, block, header, location)
+        fitting = [candidate for candidate in candidates if _fits(candidate, inflated, block)]
+        if len(fitting) < len(candidates):
+            return fitting[0] if fitting else schema
     return schema
+
+
+def _fits(schema: ManifestSchema, inflated: bytes | bytearray, block: Block) -> bool:
+    try:
+        deque(_decode_block(inflated, block, schema, None), maxlen=0)
+    except CorruptFileError:
+        return False
+    return True
 
 
 def _records(

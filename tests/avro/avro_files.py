@@ -64,16 +64,19 @@ def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
     return {"status": status, "snapshot_id": None, **outer, "data_file": {**file, **values}}
 
 
-def mislabelled_file(declared: dict[str, Any], written: dict[str, Any], records: list[dict[str, Any]]) -> bytes:
-    """A file whose header declares a schema other than that of its records."""
-    body, stream = io.BytesIO(), io.BytesIO()
-    for record in records:
-        fastavro.schemaless_writer(body, written, record)
+def mislabelled_file(declared: dict[str, Any], written: dict[str, Any], *blocks: list[dict[str, Any]]) -> bytes:
+    """A file whose header declares a schema other than that of the records in its blocks."""
+    stream = io.BytesIO()
     meta = {"avro.schema": json.dumps(declared).encode(), "avro.codec": b"null"}
     fastavro.schemaless_writer(stream, _HEADER, {"magic": b"Obj\x01", "meta": meta, "sync": bytes(16)})
-    for number in (len(records), len(body.getvalue())):
-        fastavro.schemaless_writer(stream, {"type": "long"}, number)
-    return stream.getvalue() + body.getvalue() + bytes(16)
+    for records in blocks:
+        body = io.BytesIO()
+        for record in records:
+            fastavro.schemaless_writer(body, written, record)
+        for number in (len(records), len(body.getvalue())):
+            fastavro.schemaless_writer(stream, {"type": "long"}, number)
+        stream.write(body.getvalue() + bytes(16))
+    return stream.getvalue()
 
 
 _HEADER = {

@@ -95,6 +95,9 @@ def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:
     values = [b"\x00\xff\x80\x00", None, b"\x08abc", b"\x02\x00\x02\x00"]
     records = [entry(number, partition={"fx": value}) for number, value in enumerate(values)]
     projection = EntryProjection.of(("location", "record_count"), {1000: "fixed[4]"})
+    nulls = [entry(number, partition={"fx": None}) for number in range(3)]
+    first_of_nulls = mislabelled_file(declared, prefixed, nulls, [], nulls, records)
+    assert [row["partition"]["1000"] for row in rows(first_of_nulls, projection)] == [None] * 6 + values
     for data in (avro_file(declared, records), mislabelled_file(declared, prefixed, records)):
         decoded = rows(data, projection)
         assert [row["partition"]["1000"] for row in decoded] == values
