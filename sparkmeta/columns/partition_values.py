@@ -46,7 +46,8 @@ _SEED: Final = sql.call("int", -1693959553)
 _WORD_BYTES: Final = 4
 _UUID_BYTES: Final = 16
 
-_MOST_LONG: Final = (1 << 63) - 1
+_LEAST_LONG: Final = sql.lit(-(1 << 63))
+_MOST_LONG: Final = sql.lit((1 << 63) - 1)
 _HOUR_MICROS: Final = 3_600_000_000
 _DAY_MICROS: Final = 24 * _HOUR_MICROS
 _MOST_DIGITS: Final = 38
@@ -108,7 +109,7 @@ def _hash(value: Sql) -> Sql:
 
 def _floor_div(value: Sql, unit: int) -> Sql:
     """Return a bigint divided by a unit and rounded down."""
-    return Sql(f"(({value.text} - {sql.call('pmod', value, sql.lit(unit).cast('BIGINT')).text}) div {unit})")
+    return Sql(f"({value.text} div {unit} - CAST({value.text} % {unit} < 0 AS BIGINT))")
 
 
 def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
@@ -137,10 +138,10 @@ def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
 
 def _truncated_long(number: Sql, width: Sql) -> Sql:
     rest = sql.call("pmod", number, width)
-    # As in Java, values below the least long wrap around; no intermediate result may.
-    wraps = number < Sql(f"(CAST('{-_MOST_LONG - 1}' AS BIGINT) + {rest.text})")
-    most = sql.lit(_MOST_LONG)
-    return sql.when(wraps, number + most - rest + 1 + most + 1).otherwise(number - rest)
+    # As in Java, values below the least long wrap around. No intermediate result may, nor a sum of literals, which the
+    # optimizer computes even if no row needs it.
+    above_least = number - _LEAST_LONG
+    return sql.when(number < _LEAST_LONG + rest, _MOST_LONG - (rest - above_least - 1)).otherwise(number - rest)
 
 
 def _period(transform: TimeTransform[Any], source: IcebergType, value: Sql) -> Sql:
