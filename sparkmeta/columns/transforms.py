@@ -241,10 +241,21 @@ def _on_number(
     steps = {ordered.step(ordered.ordinal(value) + shift) for value in _literals(predicate)}
     if ordered.wrote_negatives_wrong:
         steps = _with_wrong_negatives(kind, steps)
+    wrapped = ordered.wrapped()
+    if issubclass(kind, BoundSetPredicate):
+        steps |= {wrapped[step] for step in steps & wrapped.keys()}
     if not all(ordered.holds(step) for step in steps):
         return None
     results = {ordered.result(step) for step in steps}
-    return _predicate(kind, target, results if issubclass(kind, BoundSetPredicate) else results.pop())
+    if issubclass(kind, BoundSetPredicate):
+        return _predicate(kind, target, results)
+    compared = _predicate(kind, target, results.pop())
+    # Values that have wrapped around are the least ones, in partitions that compare as some of the greatest.
+    if kind is BoundLessThanOrEqual and wrapped:
+        return Or(compared, _predicate(BoundIn, target, set(wrapped.values())))
+    if kind is BoundGreaterThan and wrapped:
+        return And(compared, _predicate(BoundNotIn, target, set(wrapped.values())))
+    return compared
 
 
 def _with_wrong_negatives(kind: type[BoundPredicate], steps: set[int]) -> set[int]:
@@ -326,12 +337,29 @@ class OrderedTransform:
         return int(np.datetime64(day, "D").astype(f"datetime64[{unit}]").astype(np.int64))
 
     def holds(self, step: int) -> bool:
-        """Return whether the partition's type can hold a step. Otherwise values of writers have wrapped around."""
+        """Return whether the partition's type can hold a step."""
         if isinstance(self.source, DecimalType):
             return abs(step) < int(10**self.source.precision)
-        bits = 63 if isinstance(self.transform, TruncateTransform) and isinstance(self.source, LongType) else 31
-        return -(1 << bits) <= step < 1 << bits
+        bits = 64 if isinstance(self.transform, TruncateTransform) and isinstance(self.source, LongType) else 32
+        return _in_bits(step, bits)
+
+    def wrapped(self) -> dict[int, int]:
+        """Return the steps below the column's type, or below int, which a long may have been, as writers wrap them.
+
+        No other step is equal to a wrapped one: it is not a multiple of the width.
+        """
+        if not isinstance(self.transform, TruncateTransform) or self.scale is not None:
+            return {}
+        steps = {
+            bits: self.step(-(1 << bits - 1)) for bits in ((32, 64) if isinstance(self.source, LongType) else (32,))
+        }
+        return {step: step + (1 << bits) for bits, step in steps.items() if not _in_bits(step, bits)}
 
     def result(self, step: int) -> int | Decimal:
         """Return the partition value of a step."""
         return step if self.scale is None else Decimal(step).scaleb(-self.scale, _EXACT)
+
+
+def _in_bits(number: int, bits: int) -> bool:
+    """Return whether a signed integer has a form in the given number of bits."""
+    return -(1 << bits - 1) <= number < 1 << bits - 1

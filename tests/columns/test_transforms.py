@@ -111,12 +111,12 @@ def test_bucket(row_filter: str | BooleanExpression, inclusive: str | None, stri
 @pytest.mark.parametrize(
     ("row_filter", "inclusive", "strict"),
     [
-        ("i < 10", "p0 <= 0", "p0 < 10"),
-        ("i <= 10", "p0 <= 10", "p0 < 10"),
-        ("i <= 9", "p0 <= 0", "p0 < 10"),
-        ("i > 9", "p0 >= 10", "p0 > 0"),
-        ("i >= 10", "p0 >= 10", "p0 > 0"),
-        ("i > -1", "p0 >= 0", "p0 > -10"),
+        ("i < 10", "(p0 <= 0 or p0 = 2147483646)", "p0 < 10"),
+        ("i <= 10", "(p0 <= 10 or p0 = 2147483646)", "p0 < 10"),
+        ("i <= 9", "(p0 <= 0 or p0 = 2147483646)", "p0 < 10"),
+        ("i > 9", "p0 >= 10", "(p0 > 0 and p0 <> 2147483646)"),
+        ("i >= 10", "p0 >= 10", "(p0 > 0 and p0 <> 2147483646)"),
+        ("i > -1", "p0 >= 0", "(p0 > -10 and p0 <> 2147483646)"),
         ("i = -1", "p0 = -10", NONE),
         ("i <> -1", NONE, "p0 <> -10"),
         ("i in (5, 6, 15)", "p0 in [0, 10]", NONE),
@@ -125,12 +125,33 @@ def test_bucket(row_filter: str | BooleanExpression, inclusive: str | None, stri
         # What a truncated value would be is beyond the type: nothing is known.
         ("i < -2147483645", NONE, NONE),
         ("i = -2147483648", NONE, NONE),
-        ("i <= 2147483647", "p0 <= 2147483640", "p0 < 2147483640"),
-        ("i > 2147483647", "p0 >= 2147483640", "p0 > 2147483640"),
+        ("i <= 2147483647", "(p0 <= 2147483640 or p0 = 2147483646)", "p0 < 2147483640"),
+        ("i > 2147483647", "p0 >= 2147483640", "(p0 > 2147483640 and p0 <> 2147483646)"),
     ],
 )
 def test_truncated_integers(row_filter: str, inclusive: str | None, strict: str | None) -> None:
     check(row_filter, "i", tr.TruncateTransform(10), inclusive, strict)
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "inclusive", "strict"),
+    [
+        ("l < 10", "(p0 <= 0 or p0 in [2147483646, 9223372036854775806])", "p0 < 10"),
+        ("l > 9", "p0 >= 10", "(p0 > 0 and p0 not-in [2147483646, 9223372036854775806])"),
+        ("l = 5", "p0 = 0", NONE),
+        ("l = -2147483648", "p0 in [-2147483650, 2147483646]", NONE),
+        ("l <> -2147483648", NONE, "p0 not-in [-2147483650, 2147483646]"),
+        ("l = -9223372036854775808", NONE, NONE),
+    ],
+)
+def test_truncated_longs_may_have_been_ints(row_filter: str, inclusive: str | None, strict: str | None) -> None:
+    """The least number of either type is truncated to one below it, which is 2147483646 in 32 bits."""
+    check(row_filter, "l", tr.TruncateTransform(10), inclusive, strict)
+
+
+def test_multiples_of_a_power_of_two_include_the_least_integer() -> None:
+    check("i < 10", "i", tr.TruncateTransform(8), "p0 <= 8", "p0 < 8")
+    check("l > 10", "l", tr.TruncateTransform(8), "p0 >= 8", "p0 > 8")
 
 
 @pytest.mark.parametrize(
