@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.storage.location import local_path
+from sparkmeta.storage.location import local_path, scheme
 from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def client_location(io: FileIO, location: str) -> str:
     if _is_a(io, "pyiceberg.io.pyarrow", "PyArrowFileIO") and _NOT_IN_URL_PATHS.search(location):
         reason = "PyArrowFileIO takes # and ? for a URL's and drops tabs and line breaks, and would open another file"
         raise UnsupportedError(f"{location}: {reason}")
-    return location
+    # s3fs takes the scheme s3n for a bucket.
+    is_s3n = scheme(location) == "s3n" and _is_a(io, "pyiceberg.io.fsspec", "FsspecFileIO")
+    return f"s3{location[len('s3n') :]}" if is_s3n else location
 
 
 def fsspec_store(io: FileIO, location: str) -> Any:

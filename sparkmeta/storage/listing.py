@@ -123,7 +123,7 @@ def folders_by_fsspec(io: FsspecFileIO, folder: str) -> list[str]:
     """Return the locations of the folders directly in a folder. Raises FileNotFoundError if it is missing."""
     store: Any = io.new_input(join(folder, "x"))._fs
     store.invalidate_cache()
-    infos: list[dict[str, Any]] = store.ls(folder, detail=True)
+    infos: list[dict[str, Any]] = store.ls(client_location(io, folder), detail=True)
     return [join(folder, file_name(info["name"].rstrip("/"))) for info in infos if info["type"] == "directory"]
 
 
@@ -138,9 +138,10 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
     store.invalidate_cache()
     beginning = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     prefix = {"prefix": beginning} if beginning else {"maxdepth": 1}
-    infos: dict[str, dict[str, Any]] = store.find(folder, detail=True, **prefix)
-    root = store._strip_protocol(folder).rstrip("/")
-    if not infos and not store.exists(folder):
+    opened = client_location(io, folder)
+    infos: dict[str, dict[str, Any]] = store.find(opened, detail=True, **prefix)
+    root = store._strip_protocol(opened).rstrip("/")
+    if not infos and not store.exists(opened):
         raise FileNotFoundError(folder)
     return [
         FileStatus(join(folder, file_name(path)), int(info["size"] or 0), modified_ms(info) or 0)

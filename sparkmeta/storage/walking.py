@@ -64,13 +64,13 @@ def walk_io(io: FileIO, folder: str, *, recursive: bool) -> Iterator[pa.RecordBa
     """
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
-    store = fsspec_store(io, join(folder, "x"))
+    store, opened = fsspec_store(io, join(folder, "x")), client_location(io, folder)
     if hasattr(store, "call_s3"):
-        return _batches(folder, _s3_items(io, store, folder, recursive))
+        return _batches(folder, _s3_items(io, store, opened, recursive))
     if store is not None:
-        return _batches(folder, _requested(io, folder, partial(_fsspec_items, store, folder, recursive)))
+        return _batches(folder, _requested(io, folder, partial(_fsspec_items, store, opened, recursive)))
     if isinstance(io, PyArrowFileIO):
-        return _batches(folder, _requested(io, folder, partial(_pyarrow_items, io, folder, recursive)))
+        return _batches(folder, _requested(io, folder, partial(_pyarrow_items, io, opened, recursive)))
     raise UnsupportedError(f"{folder}: {type(io).__name__} lists no folders")
 
 
@@ -196,7 +196,7 @@ def _fsspec_items(store: Any, folder: str, recursive: bool) -> list[_Item]:
 def _pyarrow_items(io: Any, folder: str, recursive: bool) -> list[_Item]:
     from pyarrow.fs import FileSelector, FileType
 
-    kind, authority, path = io.parse_location(client_location(io, folder), io.properties)
+    kind, authority, path = io.parse_location(folder, io.properties)
     infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path, recursive=recursive))
     start = len(join(path, ""))
     items: list[_Item] = [

@@ -169,9 +169,9 @@ def publish_io(io: FileIO, location: str, data: bytes) -> None:
     store = _conditional_store(io, location)
     bucket = "/".join(location.split("/", 3)[:3])
     if bucket not in _proven:
-        requested(io, location, partial(_prove, store, location), repeat=False)
+        requested(io, location, partial(_prove, store, client_location(io, location)), repeat=False)
         _proven.add(bucket)
-    requested(io, location, partial(_put_absent, store, location, data), repeat=False)
+    requested(io, location, partial(_put_absent, store, client_location(io, location), data), repeat=False)
 
 
 def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
@@ -209,15 +209,16 @@ def _delete_batch(io: FileIO, locations: Sequence[str]) -> Sequence[str]:
     store = fsspec_store(io, locations[0])
     if len(locations) == 1 or not hasattr(store, "call_s3"):
         return locations
-    keys = {store.split_path(location)[1]: location for location in locations}
+    opened = [client_location(io, location) for location in locations]
+    keys = {store.split_path(each)[1]: location for each, location in zip(opened, locations, strict=True)}
     objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-    bucket = store.split_path(locations[0])[0]
+    bucket = store.split_path(opened[0])[0]
     request = partial(store.call_s3, "delete_objects", Bucket=bucket, Delete=objects)
     try:
         answer = requested(io, locations[0], request)
     except SparkmetaError:
         return locations
-    for folder in {location.rpartition("/")[0] for location in locations}:
+    for folder in {each.rpartition("/")[0] for each in opened}:
         store.invalidate_cache(folder)
     return [keys[error["Key"]] for error in answer.get("Errors", ())]
 

@@ -15,6 +15,7 @@ from sparkmeta.storage import requests, writing
 from sparkmeta.storage.access import executor_reader, executor_writer
 from sparkmeta.storage.files import IOFiles
 from sparkmeta.storage.secrets import without_secrets
+from sparkmeta.storage.walking import walk_io
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, Request, S3Server, methods
 
 if TYPE_CHECKING:
@@ -123,6 +124,30 @@ def test_files_by_a_pattern(s3: S3Server, files: IOFiles, folder: str) -> None:
     assert len(sent) <= 6
     assert files.glob(f"{folder}/none", "*/*") == []
     assert files.glob(folder, "?.json") == [f"{folder}/d.json"]
+
+
+@pytest.mark.parametrize("scheme", ["s3a", "s3n"])
+def test_spellings_of_the_scheme(files: IOFiles, kind: str, folder: str, scheme: str) -> None:
+    spelled = folder.replace("s3:", f"{scheme}:")
+    files.write_new(f"{spelled}/in/f", b"data")
+    assert files.read(f"{spelled}/in/f") == files.read(f"{folder}/in/f") == b"data"
+    assert files.read_range(f"{spelled}/in/f", 1, 2) == b"at"
+    assert files.exists(f"{spelled}/in/f")
+    assert files.length(f"{spelled}/in/f") == 4
+    assert [status.location for status in files.list(f"{spelled}/in")] == [f"{spelled}/in/f"]
+    assert files.glob(spelled, "*/*") == [f"{spelled}/in/f"]
+    for recursive, name in ((True, "in/f"), (False, "in")):
+        (batch,) = walk_io(files.io, spelled, recursive=recursive)
+        assert batch.column("path").to_pylist() == [f"{spelled}/{name}"]
+    if kind == "fsspec":
+        files.publish(f"{spelled}/g", b"first")
+        with pytest.raises(FileAlreadyExistsError):
+            files.publish(f"{folder}/g", b"second")
+    files.write_new(f"{spelled}/h", b"data")
+    assert files.delete_many([f"{spelled}/g", f"{spelled}/h"]) == []
+    assert files.delete_many([f"{spelled}/in/f"]) == []
+    assert not files.glob(folder, "*")
+    assert not files.exists(f"{folder}/in/f")
 
 
 @pytest.mark.usefixtures("_hurried")
