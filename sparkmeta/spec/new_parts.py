@@ -36,6 +36,8 @@ def refuse_unreadable(
 ) -> None:
     """Raise ValidationError if readers would refuse a part of new metadata, or take a transform for an unknown one.
 
+    This includes partition fields without a name of their own.
+
     Args:
         location: The table's location, for error messages.
         schemas: New schemas.
@@ -45,6 +47,7 @@ def refuse_unreadable(
     for schema in schemas:
         _refuse_fields(location, schema, _read(location, schema_from_json, schema_to_json(schema), "schema"))
     for spec in specs:
+        _refuse_names(location, spec)
         read = _read(location, partition_spec_from_json, partition_spec_to_json(spec), "partition spec")
         _refuse_unknown(location, spec.fields, read.fields, "partition spec")
     for order in sort_orders:
@@ -53,7 +56,7 @@ def refuse_unreadable(
 
 
 def refuse_unfit(location: str, schema: Schema, spec: PartitionSpec, order: SortOrder) -> None:
-    """Raise ValidationError for a partition or sort field whose transform does not fit its column, or for bad names.
+    """Raise ValidationError for a partition or sort field whose transform does not fit its column.
 
     Args:
         location: the table's location, for error messages.
@@ -61,16 +64,20 @@ def refuse_unfit(location: str, schema: Schema, spec: PartitionSpec, order: Sort
         spec: the new partition spec.
         order: the new sort order.
     """
-    names: set[str] = set()
     for field in spec.fields:
-        what = f"partition field {shown(field.name)}"
-        if not field.name or field.name in names:
-            problem = "its name is empty" if not field.name else "there are several of this name"
-            raise ValidationError(f"{location}: {what}: {problem}")
-        names.add(field.name)
-        _refuse_transform(location, schema, field, what)
+        _refuse_transform(location, schema, field, f"partition field {shown(field.name)}")
     for sort_field in order.fields:
         _refuse_transform(location, schema, sort_field, "sort field")
+
+
+def _refuse_names(location: str, spec: PartitionSpec) -> None:
+    """Raise ValidationError for partition fields without a name, or with the same one."""
+    names: set[str] = set()
+    for field in spec.fields:
+        if not field.name or field.name in names:
+            problem = "its name is empty" if not field.name else "there are several of this name"
+            raise ValidationError(f"{location}: partition field {shown(field.name)}: {problem}")
+        names.add(field.name)
 
 
 def _refuse_transform(location: str, schema: Schema, field: PartitionField | SortField, what: str) -> None:

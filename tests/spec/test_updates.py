@@ -21,7 +21,7 @@ from sparkmeta.spec.metadata import Snapshot, TableMetadata, parse_table_metadat
 from sparkmeta.spec.partitioning import UnknownTransform
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 from sparkmeta.spec.upgrade import upgrade_metadata
-from tests.spec.table_metadata import LOCATION, VERSIONS, encoded, v2, v3, v4
+from tests.spec.table_metadata import LOCATION, VERSIONS, encoded, v1, v2, v3, v4
 
 HEAD = 3055729675574597004
 FIRST = 3051729675574597004
@@ -184,6 +184,15 @@ def test_specs_are_built_with_the_ids_of_earlier_fields() -> None:
     builder = UpdateSpec(SimpleNamespace(table_metadata=emptied))  # type: ignore[arg-type]
     assert builder.add_field("id", BucketTransform(16), "c")._apply().fields[0].field_id == first_new
     assert UpdateSpec(builder._transaction).add_field("id", BucketTransform(16))._apply().fields[0].name == "b"
+
+
+@pytest.mark.parametrize("before", [update_table_metadata(parse(v1()), []), parse(v2()), parse(v3()), tree()])
+@pytest.mark.parametrize(("name", "problem"), [("p", "there are several of this name"), ("", "its name is empty")])
+def test_partition_fields_have_names_of_their_own(before: TableMetadata, name: str, problem: str) -> None:
+    fields = PartitionField(1, 1007, IdentityTransform(), "p"), PartitionField(1, 1008, BucketTransform(4), name)
+    update = iceberg.AddPartitionSpecUpdate(spec=PartitionSpec(*fields, spec_id=7))
+    with pytest.raises(ValidationError, match=rf"^s3://bucket/db/events: partition field '{name}': {problem}"):
+        update_table_metadata(before, [update])
 
 
 @pytest.mark.parametrize("before", [parse(v3()), parse(v4()), tree()])
