@@ -7,9 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.partitioning import assign_fresh_partition_spec_ids
-from pyiceberg.schema import Schema, assign_fresh_schema_ids, index_by_id
 from pyiceberg.table.sorting import assign_fresh_sort_order_ids
-from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.format_versions import refuse_unsupported
@@ -19,14 +17,15 @@ from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_to_json
+from sparkmeta.spec.schema_visitors import with_fresh_ids
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
     from pyiceberg.table.sorting import SortOrder
-    from pyiceberg.types import IcebergType
 
     from sparkmeta.spec.metadata import TableMetadata
 
@@ -71,7 +70,7 @@ def new_metadata(
     refuse_unsupported(version, [schema], [spec], location)
     refuse_unreadable(location, [schema], [spec], [sort_order])
     refuse_invalid_retries(properties, location)
-    columns = _with_defaults(assign_fresh_schema_ids(schema), schema)
+    columns = with_fresh_ids(schema)
     try:
         fields = assign_fresh_partition_spec_ids(spec, schema, columns)
         order = assign_fresh_sort_order_ids(sort_order, schema, columns)
@@ -109,42 +108,6 @@ def new_metadata(
         document["next-row-id"] = 0
     metadata = table_metadata_from_json(JsonNode(document, f"{location}/metadata/new.metadata.json"))
     return upgrade_metadata(metadata) if version > _NEWEST_WITH_LISTS else metadata
-
-
-def _with_defaults(fresh: Schema, schema: Schema) -> Schema:
-    """Return the schema with the defaults of columns, which pyiceberg drops where it assigns new ids."""
-    old = {column.field_id: column for column in index_by_id(schema).values()}
-    by_new_id = {
-        fresh.find_field(str(schema.find_column_name(field_id))).field_id: column for field_id, column in old.items()
-    }
-    fields = [_field_with_defaults(column, by_new_id) for column in fresh.fields]
-    return Schema(*fields, schema_id=fresh.schema_id, identifier_field_ids=fresh.identifier_field_ids)
-
-
-def _field_with_defaults(field: NestedField, sources: Mapping[int, NestedField]) -> NestedField:
-    source = sources[field.field_id]
-    # Without pydantic's validation, which fails for defaults that pyiceberg can't decode.
-    return NestedField.model_construct(
-        field_id=field.field_id,
-        name=field.name,
-        field_type=_type_with_defaults(field.field_type, sources),
-        required=field.required,
-        doc=field.doc,
-        initial_default=source.initial_default,
-        write_default=source.write_default,
-    )
-
-
-def _type_with_defaults(kind: IcebergType, sources: Mapping[int, NestedField]) -> IcebergType:
-    if isinstance(kind, StructType):
-        return StructType(*(_field_with_defaults(field, sources) for field in kind.fields))
-    if isinstance(kind, ListType):
-        element = _type_with_defaults(kind.element_type, sources)
-        return ListType(kind.element_id, element, element_required=kind.element_required)
-    if isinstance(kind, MapType):
-        key, value = (_type_with_defaults(each, sources) for each in (kind.key_type, kind.value_type))
-        return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
-    return kind
 
 
 def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema, columns: Schema) -> dict[str, Any]:

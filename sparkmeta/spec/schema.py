@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TableSchema",
     "VariantType",
+    "list_of",
     "partition_spec_from_json",
     "partition_type",
     "schema_from_json",
@@ -109,11 +110,8 @@ def type_from_json(node: JsonNode) -> t.IcebergType:
     if kind == "struct":
         return t.StructType(*(_field(field) for field in node.get("fields").items()))
     if kind == "list":
-        return t.ListType(
-            node.get("element-id").integer(),
-            element=type_from_json(node.get("element")),
-            element_required=node.get("element-required").boolean(),
-        )
+        element = type_from_json(node.get("element"))
+        return list_of(node.get("element-id").integer(), element, node.get("element-required").boolean())
     if kind == "map":
         return t.MapType(
             node.get("key-id").integer(),
@@ -123,6 +121,14 @@ def type_from_json(node: JsonNode) -> t.IcebergType:
             node.get("value-required").boolean(),
         )
     return node.get("type").fail("not a type of the Iceberg table spec")
+
+
+def list_of(element_id: int, element: t.IcebergType, element_required: bool) -> t.ListType:
+    """Return a list type, whose elements may be structs without fields.
+
+    pyiceberg takes such a struct, which is falsy, for a missing argument and reads element_type instead.
+    """
+    return t.ListType(element_id, element, element_required=element_required, element_type=element)
 
 
 def type_to_json(kind: t.IcebergType) -> str | dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.schema import index_name_by_id
+from pyiceberg.partitioning import validate_partition_name
+from pyiceberg.schema import Schema, index_name_by_id, visit
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
     AddSchemaUpdate,
@@ -18,15 +19,25 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
 )
 from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
-from pyiceberg.types import BinaryType, DecimalType, DoubleType, FixedType, FloatType, IntegerType, LongType, StringType
+from pyiceberg.types import (
+    BinaryType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+)
 
 from sparkmeta.errors import ValidationError, first_line, shown
 from sparkmeta.spec.builders import names_table
+from sparkmeta.spec.schema_visitors import ApplyChanges, type_with_fresh_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Transaction
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import NameMapping
@@ -86,7 +97,10 @@ class UpdateSchema(IcebergUpdateSchema):
         self._refuse_out_of_range(path, field_type, default_value)
         if not isinstance(path, str):
             self._refuse_deleted(path[:-1])
-        super().add_column(path, field_type, doc, required, default_value)
+        flat = field_type if field_type.is_primitive else StructType()
+        super().add_column(path, flat, doc, required, default_value)
+        if not field_type.is_primitive:
+            self._change_added(path, field_type=type_with_fresh_ids(field_type, self.assign_new_column_id))
         return self
 
     def update_column(
@@ -108,6 +122,30 @@ class UpdateSchema(IcebergUpdateSchema):
         self._refuse_out_of_range(path, kind, default_value)
         super().set_default_value(path, default_value)
         return self
+
+    def _change_added(self, path: str | tuple[str, ...], **changes: Any) -> None:
+        """Change parts of the column that was added last."""
+        field_id = self._added_name_to_id[_full_name(path)]
+        fields = next(fields for fields in self._adds.values() if fields[-1].field_id == field_id)
+        fields[-1] = fields[-1].model_copy(update=changes)
+
+    def _apply(self) -> Schema:
+        metadata = self._transaction.table_metadata
+        changes = ApplyChanges(self._adds, self._updates, self._deletes, self._moves)
+        fields = cast("StructType", visit(self._schema, changes)).fields
+        schema = Schema(*fields)
+        for partition_field in (field for spec in metadata.partition_specs for field in spec.fields):
+            name, transform, source_id = partition_field.name, partition_field.transform, partition_field.source_id
+            validate_partition_name(name, transform, source_id, schema, set())
+        identifiers = [self._identifier_id(schema, name) for name in self._identifier_field_names]
+        schema_id = 1 + max(schema.schema_id for schema in metadata.schemas)
+        return Schema(*fields, schema_id=schema_id, identifier_field_ids=identifiers)
+
+    def _identifier_id(self, schema: Schema, name: str) -> int:
+        try:
+            return schema.find_field(name, self._case_sensitive).field_id
+        except ValueError as error:
+            raise ValueError(f"{name} is an identifier field: change these fields before it is deleted") from error
 
     def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
         if not isinstance(kind, IntegerType | LongType | FloatType | DoubleType) or not isinstance(value, int | float):

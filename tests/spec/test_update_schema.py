@@ -1,0 +1,91 @@
+"""Schema changes of tables: what the new schema has of types and defaults."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.types import IntegerType, ListType, NestedField, StructType
+
+from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.new_table import new_metadata
+from sparkmeta.spec.schema import schema_from_json
+from sparkmeta.spec.update_schema import UpdateSchema
+from sparkmeta.spec.updates import update_table_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.table.update import TableUpdate
+
+LOCATION = "s3://bucket/db/t"
+
+
+class Change:
+    """A transaction of schema changes."""
+
+    def __init__(self, *fields: dict[str, Any]) -> None:
+        schema = schema_from_json({"type": "struct", "fields": [{"required": False} | field for field in fields]})
+        self.table_metadata = created(schema)
+
+    def _apply(self, updates: tuple[TableUpdate, ...], _requirements: Any = ()) -> None:
+        self.table_metadata = update_table_metadata(self.table_metadata, updates)
+
+
+def created(schema: Schema) -> TableMetadata:
+    return new_metadata(LOCATION, schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, {}, 3)
+
+
+def fields_of(metadata: TableMetadata) -> list[dict[str, Any]]:
+    """The fields of the current schema, as they are written and read again."""
+    text = serialize_table_metadata(metadata)
+    assert serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION)) == text
+    document = json.loads(text)
+    schemas = {schema["schema-id"]: schema for schema in document["schemas"]}
+    fields: list[dict[str, Any]] = schemas[document["current-schema-id"]]["fields"]
+    return fields
+
+
+def after(change: Callable[[UpdateSchema], Any], *fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """The fields after a change of a table with the given ones."""
+    transaction = Change(*fields)
+    builder = UpdateSchema(transaction)  # type: ignore[arg-type]
+    change(builder)
+    builder.commit()
+    return fields_of(transaction.table_metadata)
+
+
+NUMBER = {"id": 1, "name": "n", "type": "int"}
+
+
+def list_of_struct(name: str, list_id: int, *fields: dict[str, Any]) -> dict[str, Any]:
+    element = {"type": "struct", "fields": list(fields)}
+    kind = {"type": "list", "element-id": list_id + 1, "element": element, "element-required": False}
+    return {"id": list_id, "name": name, "required": False, "type": kind}
+
+
+def test_a_struct_in_a_list_may_have_no_fields() -> None:
+    number = NUMBER | {"required": False}
+    empty = list_of_struct("l", 2)
+    assert fields_of(created(schema_from_json({"type": "struct", "fields": [number, empty]}))) == [number, empty]
+    struct = list_of_struct("l", 2, {"id": 4, "name": "e", "required": False, "type": "int"})
+    assert after(lambda update: update.delete_column("l.e"), NUMBER, struct) == [number, empty]
+    renamed = after(lambda update: update.rename_column("n", "m"), NUMBER, empty)
+    assert renamed == [number | {"name": "m"}, empty]
+    kind = ListType(1, StructType(), element_required=False, element_type=StructType())
+    assert after(lambda update: update.add_column("l", kind), NUMBER) == [number, empty]
+    with_field = after(lambda update: update.add_column(("l", "e"), IntegerType()), NUMBER, empty)
+    assert with_field == [number, struct]
+
+
+def test_an_identifier_field_is_not_deleted() -> None:
+    schema = Schema(NestedField(1, "n", IntegerType(), required=True), identifier_field_ids=[1])
+    transaction = Change()
+    transaction.table_metadata = created(schema)
+    builder = UpdateSchema(transaction).delete_column("n")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"^{LOCATION}: n is an identifier field"):
+        builder.commit()
