@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pyiceberg.schema import _SetFreshIDs, pre_order_visit
+from pyiceberg.schema import Schema, _SetFreshIDs, pre_order_visit
 from pyiceberg.table.update.schema import _ApplyChanges
-from pyiceberg.types import ListType, StructType
+from pyiceberg.types import ListType, MapType, StructType
 
 from sparkmeta.spec.schema import list_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import IcebergType
+    from pyiceberg.types import IcebergType, NestedField
+
+    Defaults = tuple[Any, Any]
 
 
 def with_fresh_ids(schema: Schema) -> Schema:
@@ -25,6 +26,34 @@ def with_fresh_ids(schema: Schema) -> Schema:
 def type_with_fresh_ids(kind: IcebergType, next_id: Callable[[], int]) -> IcebergType:
     """Return a type with new field ids, in pyiceberg's order."""
     return pre_order_visit(kind, _FreshIds(next_id))
+
+
+def with_defaults(schema: Schema, defaults: Mapping[int, Defaults]) -> Schema:
+    """Return a schema whose fields have other defaults.
+
+    Args:
+        schema: The schema.
+        defaults: The initial and the write default by field id. A field that is not among them keeps its own.
+    """
+    fields = cast("StructType", _type_with_defaults(schema.as_struct(), defaults)).fields
+    return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=schema.identifier_field_ids)
+
+
+def _type_with_defaults(kind: IcebergType, defaults: Mapping[int, Defaults]) -> IcebergType:
+    if isinstance(kind, StructType):
+        return StructType(*(_field_with_defaults(field, defaults) for field in kind.fields))
+    if isinstance(kind, ListType):
+        return list_of(kind.element_id, _type_with_defaults(kind.element_type, defaults), kind.element_required)
+    if isinstance(kind, MapType):
+        key, value = (_type_with_defaults(each, defaults) for each in (kind.key_type, kind.value_type))
+        return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
+    return kind
+
+
+def _field_with_defaults(field: NestedField, defaults: Mapping[int, Defaults]) -> NestedField:
+    initial, write = defaults.get(field.field_id, (field.initial_default, field.write_default))
+    changes = {"initial_default": initial, "write_default": write}
+    return field.model_copy(update={"field_type": _type_with_defaults(field.field_type, defaults), **changes})
 
 
 class _FreshIds(_SetFreshIDs):

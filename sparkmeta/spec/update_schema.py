@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import validate_partition_name
-from pyiceberg.schema import Schema, index_name_by_id, visit
+from pyiceberg.schema import Schema, index_by_id, index_name_by_id, visit
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
     AddSchemaUpdate,
@@ -33,7 +33,7 @@ from pyiceberg.types import (
 
 from sparkmeta.errors import ValidationError, first_line, shown
 from sparkmeta.spec.builders import names_table
-from sparkmeta.spec.schema_visitors import ApplyChanges, type_with_fresh_ids
+from sparkmeta.spec.schema_visitors import ApplyChanges, type_with_fresh_ids, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,6 +78,7 @@ class UpdateSchema(IcebergUpdateSchema):
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
     - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
     - Nothing is added to a column that is deleted.
+    - Defaults of every type are kept, also those that pyiceberg can't decode.
     """
 
     def __init__(
@@ -85,6 +86,10 @@ class UpdateSchema(IcebergUpdateSchema):
     ) -> None:
         mapping = _name_mapping(transaction)
         super().__init__(transaction, allow_incompatible_changes, case_sensitive, name_mapping=mapping)
+        columns = index_by_id(self._schema).items()
+        self._defaults = {field_id: (column.initial_default, column.write_default) for field_id, column in columns}
+        # pyiceberg can't change a column with a default that it can't decode.
+        self._schema = with_defaults(self._schema, dict.fromkeys(self._defaults, (None, None)))
 
     def add_column(
         self,
@@ -110,17 +115,22 @@ class UpdateSchema(IcebergUpdateSchema):
         required: bool | None = None,
         doc: str | None = None,
     ) -> UpdateSchema:
-        if field_type is not None and not self._allow_incompatible_changes:
-            old = self._schema.find_field(_full_name(path), self._case_sensitive).field_type
-            if not _may_become(old, field_type):
-                raise self._error(path, f"is of type {old}: it can't become {field_type}")
+        old = self._schema.find_field(_full_name(path), self._case_sensitive)
+        is_free = field_type is None or self._allow_incompatible_changes
+        if not (is_free or _may_become(old.field_type, field_type)):
+            raise self._error(path, f"is of type {old.field_type}: it can't become {field_type}")
         super().update_column(path, field_type, required, doc)
         return self
 
     def set_default_value(self, path: str | tuple[str, ...], default_value: Any) -> UpdateSchema:
-        kind = self._schema.find_field(_full_name(path), self._case_sensitive).field_type
-        self._refuse_out_of_range(path, kind, default_value)
+        column = self._schema.find_field(_full_name(path), self._case_sensitive)
+        self._refuse_out_of_range(path, column.field_type, default_value)
+        initial, write = self._defaults[column.field_id]
+        if default_value is None and write is not None and column.required and not self._allow_incompatible_changes:
+            raise ValueError(f"column {_full_name(path)} is required: its default value can't be removed")
         super().set_default_value(path, default_value)
+        if (updated := self._updates.get(column.field_id)) is not None:
+            self._defaults[column.field_id] = initial, updated.write_default
         return self
 
     def _change_added(self, path: str | tuple[str, ...], **changes: Any) -> None:
@@ -139,7 +149,7 @@ class UpdateSchema(IcebergUpdateSchema):
             validate_partition_name(name, transform, source_id, schema, set())
         identifiers = [self._identifier_id(schema, name) for name in self._identifier_field_names]
         schema_id = 1 + max(schema.schema_id for schema in metadata.schemas)
-        return Schema(*fields, schema_id=schema_id, identifier_field_ids=identifiers)
+        return with_defaults(Schema(*fields, schema_id=schema_id, identifier_field_ids=identifiers), self._defaults)
 
     def _identifier_id(self, schema: Schema, name: str) -> int:
         try:

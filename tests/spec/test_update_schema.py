@@ -82,6 +82,36 @@ def test_a_struct_in_a_list_may_have_no_fields() -> None:
     assert with_field == [number, struct]
 
 
+NANOS = "2017-11-16T22:31:08.123456789"
+WITH_DEFAULTS: list[tuple[Any, Any, Any]] = [
+    ("int", 5, 6),
+    ("decimal(9, 2)", "14.20", "14.21"),
+    ("date", "2026-01-31", "2026-02-01"),
+    ("timestamp_ns", NANOS, NANOS),
+    ("timestamptz_ns", f"{NANOS}+00:00", f"{NANOS}+00:00"),
+    ({"type": "struct", "fields": [NUMBER | {"id": 2, "required": False, "initial-default": 5}]}, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "initial", "write"), WITH_DEFAULTS, ids=str)
+def test_a_column_keeps_its_defaults(kind: Any, initial: Any, write: Any) -> None:
+    column = {"id": 1, "name": "a", "required": False, "type": kind, "initial-default": initial, "write-default": write}
+    assert after(lambda update: update.rename_column("a", "b"), column) == [column | {"name": "b"}]
+    assert after(lambda update: update.update_column("a", doc="x"), column) == [column | {"doc": "x"}]
+    emptied = after(lambda update: update.set_default_value("a", None).rename_column("a", "b"), column)
+    assert emptied == [{key: value for key, value in column.items() if key != "write-default"} | {"name": "b"}]
+    required = column | {"required": True}
+    assert after(lambda update: update.make_column_optional("a"), required) == [column]
+    with pytest.raises(ValueError, match=f"^{LOCATION}: column a is required: its default value can't be removed"):
+        after(lambda update: update.set_default_value("a", None), required)
+
+
+def test_a_new_default_replaces_the_write_default() -> None:
+    column = NUMBER | {"required": True, "initial-default": 5, "write-default": 6}
+    changed = after(lambda update: update.rename_column("n", "m").set_default_value("n", 7), column)
+    assert changed == [column | {"name": "m", "write-default": 7}]
+
+
 def test_an_identifier_field_is_not_deleted() -> None:
     schema = Schema(NestedField(1, "n", IntegerType(), required=True), identifier_field_ids=[1])
     transaction = Change()
