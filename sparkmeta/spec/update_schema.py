@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import validate_partition_name
@@ -78,7 +79,8 @@ class UpdateSchema(IcebergUpdateSchema):
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
     - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
     - Nothing is added to a column that is deleted.
-    - Defaults of every type are kept, also those that pyiceberg can't decode.
+    - Defaults of every type are kept, and those of a float column that becomes a double one are the doubles that its
+      rows have.
     """
 
     def __init__(
@@ -120,6 +122,9 @@ class UpdateSchema(IcebergUpdateSchema):
         if not (is_free or _may_become(old.field_type, field_type)):
             raise self._error(path, f"is of type {old.field_type}: it can't become {field_type}")
         super().update_column(path, field_type, required, doc)
+        if isinstance(old.field_type, FloatType) and isinstance(field_type, DoubleType):
+            initial, write = self._defaults[old.field_id]
+            self._defaults[old.field_id] = _widened(initial), _widened(write)
         return self
 
     def set_default_value(self, path: str | tuple[str, ...], default_value: Any) -> UpdateSchema:
@@ -197,6 +202,11 @@ def _may_become(old: IcebergType, new: IcebergType) -> bool:
     if isinstance(old, DecimalType) and isinstance(new, DecimalType):
         return old.scale == new.scale
     return old == new or not isinstance(old, StringType | BinaryType | FixedType)
+
+
+def _widened(default: float | None) -> float | None:
+    """Return the double of a float column's default, whose JSON may have fewer digits."""
+    return None if default is None else float(np.float32(default))
 
 
 def _name_mapping(transaction: Transaction) -> NameMapping | None:

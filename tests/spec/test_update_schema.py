@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.types import IntegerType, ListType, NestedField, StructType
+from pyiceberg.types import DoubleType, IntegerType, ListType, NestedField, StructType
 
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.new_table import new_metadata
@@ -110,6 +110,12 @@ def test_a_new_default_replaces_the_write_default() -> None:
     column = NUMBER | {"required": True, "initial-default": 5, "write-default": 6}
     changed = after(lambda update: update.rename_column("n", "m").set_default_value("n", 7), column)
     assert changed == [column | {"name": "m", "write-default": 7}]
+
+
+def test_the_default_of_a_float_is_the_same_number_as_a_double() -> None:
+    column = {"id": 1, "name": "f", "required": False, "type": "float", "initial-default": 0.1, "write-default": 0.1}
+    doubles = {"type": "double", "initial-default": 0.10000000149011612, "write-default": 0.10000000149011612}
+    assert after(lambda update: update.update_column("f", DoubleType()), column) == [column | doubles]
 
 
 def test_an_identifier_field_is_not_deleted() -> None:
