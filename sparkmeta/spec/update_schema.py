@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pydantic import ValidationError as PydanticError
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import validate_partition_name
-from pyiceberg.schema import Schema, index_by_id, index_name_by_id, visit
+from pyiceberg.schema import Schema, index_by_id, index_name_by_id, visit, visit_with_partner
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
     AddSchemaUpdate,
@@ -19,6 +20,7 @@ from pyiceberg.table.update import (
     SetCurrentSchemaUpdate,
     SetPropertiesUpdate,
 )
+from pyiceberg.table.update.schema import TABLE_ROOT_ID, PartnerIdByNameAccessor, _UnionByNameVisitor
 from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
 from pyiceberg.types import (
     BinaryType,
@@ -39,11 +41,13 @@ from sparkmeta.spec.schema_visitors import ApplyChanges, type_with_fresh_ids, wi
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from pyiceberg.table import Transaction
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
-    from pyiceberg.types import IcebergType
+    from pyiceberg.typedef import TableVersion
+    from pyiceberg.types import IcebergType, NestedField
 
 # Properties of a column, whose keys end with its full name.
 _OF_COLUMNS = (
@@ -79,8 +83,8 @@ class UpdateSchema(IcebergUpdateSchema):
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
     - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
     - Nothing is added to a column that is deleted.
-    - Defaults of every type are kept, and those of a float column that becomes a double one are the doubles that its
-      rows have.
+    - Defaults of every type are kept, also those of fields of a new struct and of new columns of a union.
+    - The defaults of a float column that becomes a double one are the doubles that its rows have.
     """
 
     def __init__(
@@ -117,14 +121,14 @@ class UpdateSchema(IcebergUpdateSchema):
         required: bool | None = None,
         doc: str | None = None,
     ) -> UpdateSchema:
-        old = self._schema.find_field(_full_name(path), self._case_sensitive)
-        is_free = field_type is None or self._allow_incompatible_changes
-        if not (is_free or _may_become(old.field_type, field_type)):
-            raise self._error(path, f"is of type {old.field_type}: it can't become {field_type}")
+        column = self._schema.find_field(_full_name(path), self._case_sensitive)
+        old = column.field_type
+        if field_type is not None and not self._allow_incompatible_changes and not _may_become(old, field_type):
+            raise self._error(path, f"is of type {old}: it can't become {field_type}")
         super().update_column(path, field_type, required, doc)
-        if isinstance(old.field_type, FloatType) and isinstance(field_type, DoubleType):
-            initial, write = self._defaults[old.field_id]
-            self._defaults[old.field_id] = _widened(initial), _widened(write)
+        if isinstance(old, FloatType) and isinstance(field_type, DoubleType):
+            initial, write = self._defaults[column.field_id]
+            self._defaults[column.field_id] = _widened(initial), _widened(write)
         return self
 
     def set_default_value(self, path: str | tuple[str, ...], default_value: Any) -> UpdateSchema:
@@ -137,6 +141,22 @@ class UpdateSchema(IcebergUpdateSchema):
         if (updated := self._updates.get(column.field_id)) is not None:
             self._defaults[column.field_id] = initial, updated.write_default
         return self
+
+    def union_by_name(self, new_schema: Schema | pa.Schema, format_version: TableVersion = 2) -> UpdateSchema:
+        schema = Catalog._convert_schema_if_needed(new_schema, format_version=format_version)
+        visitor = _Union(update_schema=self, existing_schema=self._schema, case_sensitive=self._case_sensitive)
+        partners = PartnerIdByNameAccessor(partner_schema=self._schema, case_sensitive=self._case_sensitive)
+        visit_with_partner(schema, TABLE_ROOT_ID, visitor, partners)  # type: ignore[misc]
+        return self
+
+    def _add_field(self, path: tuple[str, ...], field: NestedField) -> None:
+        """Add a column with the defaults of a field of another schema."""
+        for default in (field.initial_default, field.write_default):
+            self._refuse_out_of_range(path, field.field_type, default)
+        needs_default = field.required and field.initial_default is None
+        self.add_column(path, field.field_type, field.doc, required=needs_default)
+        changes = {"initial_default": field.initial_default, "write_default": field.write_default}
+        self._change_added(path, required=field.required, **changes)
 
     def _change_added(self, path: str | tuple[str, ...], **changes: Any) -> None:
         """Change parts of the column that was added last."""
@@ -191,6 +211,16 @@ class UpdateSchema(IcebergUpdateSchema):
         unchanged: Any = _AssertColumnProperties(_column_properties(metadata.properties))
         changed = _property_updates(metadata.properties, self._schema, self._apply())
         return (*updates, *changed), (*requirements, ids, unchanged)
+
+
+class _Union(_UnionByNameVisitor):
+    """pyiceberg's visitor of the schema of a union, which passes on the defaults of new columns."""
+
+    update_schema: UpdateSchema
+
+    def _add_column(self, parent_id: int, field: NestedField) -> None:
+        parent = self.existing_schema.find_column_name(parent_id)
+        self.update_schema._add_field((field.name,) if parent is None else (parent, field.name), field)
 
 
 def _full_name(path: str | tuple[str, ...]) -> str:

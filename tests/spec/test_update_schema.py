@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.types import DoubleType, IntegerType, ListType, NestedField, StructType
+from pyiceberg.types import DoubleType, IntegerType, ListType, MapType, NestedField, StringType, StructType
 
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.new_table import new_metadata
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyiceberg.table.update import TableUpdate
+    from pyiceberg.types import IcebergType
 
 LOCATION = "s3://bucket/db/t"
 
@@ -104,6 +105,44 @@ def test_a_column_keeps_its_defaults(kind: Any, initial: Any, write: Any) -> Non
     assert after(lambda update: update.make_column_optional("a"), required) == [column]
     with pytest.raises(ValueError, match=f"^{LOCATION}: column a is required: its default value can't be removed"):
         after(lambda update: update.set_default_value("a", None), required)
+
+
+@pytest.mark.parametrize(("kind", "initial", "write"), WITH_DEFAULTS, ids=str)
+def test_a_new_column_has_the_defaults_of_its_schema(kind: Any, initial: Any, write: Any) -> None:
+    defaults = {"initial-default": initial, "write-default": write}
+    column = {"id": 2, "name": "a", "required": True, "type": kind} | defaults
+    if isinstance(kind, dict):
+        field = kind["fields"][0] | {"id": 3}
+        column["type"] = kind | {"fields": [field]}
+    union = schema_from_json({"type": "struct", "fields": [column]})
+    assert after(lambda update: update.union_by_name(union), NUMBER)[1:] == [column]
+
+
+NEW_FIELD = NestedField(9, "q", IntegerType(), required=True, initial_default=5, write_default=6)
+NEW_TYPES: list[IcebergType] = [
+    StructType(NEW_FIELD),
+    ListType(8, StructType(NEW_FIELD), element_required=False),
+    MapType(7, StringType(), 8, StructType(NEW_FIELD), value_required=False),
+]
+
+
+@pytest.mark.parametrize("kind", NEW_TYPES, ids=str)
+def test_fields_of_a_new_column_have_the_defaults_of_its_type(kind: IcebergType) -> None:
+    added = after(lambda update: update.add_column("a", kind), NUMBER)[1]
+    written = json.dumps(added["type"])
+    assert '"name": "q", "required": true, "type": "int", "initial-default": 5, "write-default": 6' in written
+
+
+def test_a_union_adds_fields_with_defaults_to_a_struct() -> None:
+    struct = {
+        "id": 1,
+        "name": "s",
+        "required": False,
+        "type": {"type": "struct", "fields": [NUMBER | {"id": 2, "required": False}]},
+    }
+    union = Schema(NestedField(1, "s", StructType(NEW_FIELD)))
+    (changed,) = after(lambda update: update.union_by_name(union), struct)
+    assert [(field["id"], field.get("write-default")) for field in changed["type"]["fields"]] == [(2, None), (3, 6)]
 
 
 def test_a_new_default_replaces_the_write_default() -> None:
