@@ -10,7 +10,7 @@ from pyiceberg.expressions import Reference
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import update as iceberg
 from pyiceberg.table.update.spec import UpdateSpec as IcebergUpdateSpec
-from pyiceberg.transforms import parse_transform
+from pyiceberg.transforms import VoidTransform, parse_transform
 
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.builders import names_table
@@ -96,7 +96,8 @@ class UpdateSpec(IcebergUpdateSpec):
       version 2.
     - New ids are larger than those of all specs, even if last-partition-id is too small.
     - A field that is removed and added again stays where it is, as in Java, with the new name if there is one.
-    - A new field may have the name of a field that is removed, from version 2 on.
+    - A new field may have the name of a field that is removed, from version 2 on. In version 1, a removed field stays
+      as a void one, which gets another name when a later change takes its name.
     """
 
     def __init__(self, transaction: Transaction, case_sensitive: bool = True) -> None:
@@ -123,6 +124,14 @@ class UpdateSpec(IcebergUpdateSpec):
         super().remove_field(name)
         if self._transaction.table_metadata.format_version >= 2:  # in version 1 the field stays, as a void one
             del self._name_to_field[name]
+        return self
+
+    def rename_field(self, name: str, new_name: str) -> UpdateSpec:
+        existing = self._name_to_field.get(new_name)
+        if existing is not None and isinstance(existing.transform, VoidTransform):
+            self.rename_field(new_name, f"{new_name}_{existing.field_id}")
+            del self._name_to_field[new_name]
+        super().rename_field(name, new_name)
         return self
 
     def _partition_field(self, transform_key: tuple[int, Transform[Any, Any]], name: str | None) -> PartitionField:

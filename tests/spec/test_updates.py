@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -13,7 +13,7 @@ from pyiceberg.table import update as iceberg
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.statistics import PartitionStatisticsFile, StatisticsFile
 from pyiceberg.table.update.schema import UpdateSchema
-from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, VoidTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError
@@ -22,6 +22,9 @@ from sparkmeta.spec.partitioning import UnknownTransform
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 from sparkmeta.spec.upgrade import upgrade_metadata
 from tests.spec.table_metadata import LOCATION, VERSIONS, encoded, v1, v2, v3, v4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HEAD = 3055729675574597004
 FIRST = 3051729675574597004
@@ -193,6 +196,27 @@ def test_partition_fields_have_names_of_their_own(before: TableMetadata, name: s
     update = iceberg.AddPartitionSpecUpdate(spec=PartitionSpec(*fields, spec_id=7))
     with pytest.raises(ValidationError, match=rf"^s3://bucket/db/events: partition field '{name}': {problem}"):
         update_table_metadata(before, [update])
+
+
+def names_after(before: TableMetadata, change: Callable[[UpdateSpec], UpdateSpec]) -> list[tuple[str, str]]:
+    """Names and transforms of the default partition spec after a change of it."""
+    builder = change(UpdateSpec(SimpleNamespace(table_metadata=before)))  # type: ignore[arg-type]
+    spec = update_table_metadata(before, builder._commit()[0]).spec()
+    return [(field.name, str(field.transform)) for field in spec.fields]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec.rename_field("i", "b"),
+        lambda spec: spec.remove_field("i").add_field("id", IdentityTransform(), "b"),
+    ],
+)
+def test_a_void_field_of_version_1_loses_its_name(change: Callable[[UpdateSpec], UpdateSpec]) -> None:
+    fields = PartitionField(1, 1001, VoidTransform(), "b"), PartitionField(1, 1002, IdentityTransform(), "i")
+    added = iceberg.AddPartitionSpecUpdate(spec=PartitionSpec(*fields, spec_id=7))
+    before = update_table_metadata(parse(v1()), [added, iceberg.SetDefaultSpecUpdate.model_validate({"spec-id": 7})])
+    assert names_after(before, change) == [("b_1001", "void"), ("b", "identity")]
 
 
 @pytest.mark.parametrize("before", [parse(v3()), parse(v4()), tree()])
