@@ -127,6 +127,8 @@ class UpdateSpec(IcebergUpdateSpec):
         return self
 
     def rename_field(self, name: str, new_name: str) -> UpdateSpec:
+        if not new_name:
+            raise ValueError(f"partition field {name} can't have an empty name")
         existing = self._name_to_field.get(new_name)
         if existing is not None and isinstance(existing.transform, VoidTransform):
             self.rename_field(new_name, f"{new_name}_{existing.field_id}")

@@ -219,6 +219,13 @@ def test_a_void_field_of_version_1_loses_its_name(change: Callable[[UpdateSpec],
     assert names_after(before, change) == [("b_1001", "void"), ("b", "identity")]
 
 
+def test_a_partition_field_is_not_renamed_to_nothing() -> None:
+    builder = UpdateSpec(SimpleNamespace(table_metadata=parse(v3())))  # type: ignore[arg-type]
+    name = parse(v3()).spec().fields[0].name
+    with pytest.raises(ValidationError, match=f"partition field {name} can't have an empty name"):
+        builder.rename_field(name, "")
+
+
 @pytest.mark.parametrize("before", [parse(v3()), parse(v4()), tree()])
 def test_a_field_of_several_columns_keeps_them(before: TableMetadata) -> None:
     builder = UpdateSpec(SimpleNamespace(table_metadata=before))  # type: ignore[arg-type]
