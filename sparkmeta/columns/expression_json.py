@@ -33,8 +33,8 @@ from pyiceberg.expressions import (
 
 from sparkmeta.columns.fields import FieldReference
 from sparkmeta.columns.junctions import Junction, balanced, fold
-from sparkmeta.columns.literals import iso_date, iso_time, iso_timestamp
 from sparkmeta.columns.transform_terms import TransformReference
+from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

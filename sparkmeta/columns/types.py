@@ -10,8 +10,9 @@ from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, Primiti
 from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.literals import bound_value, iso_timestamp
+from sparkmeta.columns.literals import bound_value
 from sparkmeta.columns.sql import Sql
+from sparkmeta.spec.iso_times import iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

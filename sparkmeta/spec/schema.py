@@ -17,6 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos, to_human_timestamp
 
 from sparkmeta.errors import first_line
+from sparkmeta.spec.iso_times import iso_date, iso_days, iso_nanos, iso_timestamp
 from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.partitioning import partition_spec_from_json, partition_type, spec_partition_type
 
@@ -66,6 +67,9 @@ _GEOMETRY = re.compile(r"geometry\s*(?:\(\s*([^)]*?)\s*\))?", re.IGNORECASE)
 _GEOGRAPHY = re.compile(r"geography\s*(?:\(\s*([^,)]*?)\s*(?:,\s*(\w*)\s*)?\))?", re.IGNORECASE)
 
 _NANOS = t.TimestampNanoType | t.TimestamptzNanoType
+_DATES = t.DateType | t.TimestampType | t.TimestamptzType
+# The first characters of years that Python's dates do not have.
+_FAR_YEARS = ("+", "-", "0000")
 _AS_JSON = t.StructType | t.ListType | t.MapType | t.GeometryType | t.GeographyType | t.UnknownType | VariantType
 _DEEPEST = 64
 
@@ -212,7 +216,8 @@ def _field(node: JsonNode) -> t.NestedField:
 def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
     """Return a default in pyiceberg's representation.
 
-    It is a Python value of the type, nanoseconds as int, or JSON text for nested, geo, variant and unknown types.
+    It is a Python value of the type, nanoseconds as int, or JSON text for nested, geo, variant and unknown types. For
+    years that Python's dates do not have, it is the number of days or microseconds.
     """
     node = field.optional(key)
     if node is None:
@@ -228,6 +233,9 @@ def _default(field: JsonNode, key: str, kind: t.IcebergType) -> Any:
 
 
 def _decoded(kind: t.IcebergType, value: Any) -> Any:
+    if isinstance(kind, _DATES) and value.startswith(_FAR_YEARS):
+        zoned = isinstance(kind, t.TimestamptzType)
+        return iso_days(value) if isinstance(kind, t.DateType) else iso_nanos(value, zoned) // 1000
     if isinstance(kind, t.TimestampNanoType):
         return timestamp_to_nanos(value)
     if isinstance(kind, t.TimestamptzNanoType):
@@ -258,6 +266,10 @@ def _default_json(kind: t.IcebergType, value: Any) -> Any:
         seconds = to_human_timestamp(micros - micros % 1_000_000)[:19]
         zone = "+00:00" if isinstance(kind, t.TimestamptzNanoType) else ""
         return f"{seconds}.{micros % 1_000_000:06}{nanos:03}{zone}"
+    if isinstance(kind, _DATES) and isinstance(value, int):
+        if isinstance(kind, t.DateType):
+            return iso_date(value)
+        return iso_timestamp(value) + ("+00:00" if isinstance(kind, t.TimestamptzType) else "")
     if isinstance(kind, _AS_JSON):
         return json.loads(value)
     return to_json(cast("t.PrimitiveType", kind), value)
