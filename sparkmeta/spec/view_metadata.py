@@ -265,10 +265,17 @@ def _dialects(representations: JsonNode) -> Iterator[tuple[JsonNode, str]]:
 
 
 def _lifted(version: JsonNode, view: JsonNode) -> JsonNode:
-    """Return a version of the spec's first draft with the keys that its first SQL representation has."""
+    """Return a version of the spec's first draft with the keys that its first SQL representation has.
+
+    Without a schema id there and in the view, it is that of the only schema.
+    """
     sql = (child for child in version.get("representations").items() if child.object().get("type") == _SQL)
     first = next(sql, None)
-    lifted: dict[str, Any] = {"default-namespace": [], "schema-id": view.object().get(_CURRENT_SCHEMA_ID)}
+    schemas = list(view.get("schemas").items()) if view.has("schemas") else []
+    ids = [schema.object().get("schema-id", 0) for schema in schemas] or [0]
+    only_id = ids[0] if len(ids) == 1 else None
+    schema_id = view.object().get(_CURRENT_SCHEMA_ID, only_id)
+    lifted: dict[str, Any] = {"default-namespace": [], "schema-id": schema_id}
     for key in ("schema-id", "default-catalog", "default-namespace"):
         if first is not None and first.has(key):
             lifted[key] = first.value[key]

@@ -86,6 +86,27 @@ def test_a_draft_without_the_optional_fields() -> None:
         metadata.schema()
 
 
+def draft_without_ids(versions: int) -> dict[str, Any]:
+    """The first draft's example, which names no schema."""
+    document = draft_example(versions)
+    del document["current-schema-id"]
+    for version in document["versions"]:
+        del version["representations"][0]["schema-id"]
+    return document
+
+
+def test_a_draft_without_schema_ids() -> None:
+    document = draft_without_ids(1)
+    assert [field.name for field in parse(document).schema().fields] == ["c1", "c2"]
+    del document["schemas"]
+    metadata = parse(document)
+    assert [sql.dialect for sql in metadata.current_version().sql_representations] == ["presto"]
+    with pytest.raises(CorruptFileError, match=r"schema-id is 0: schemas has only \[\]"):
+        metadata.schema()
+    with pytest.raises(CorruptFileError, match=r"versions\[0\].schema-id is None: it is required"):
+        parse(draft_without_ids(2))
+
+
 def changed(change: Callable[[dict[str, Any]], object], versions: int = 2) -> dict[str, Any]:
     document = example(versions)
     change(document)
