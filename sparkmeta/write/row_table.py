@@ -116,8 +116,8 @@ class RowTable(BaseTable):
             branch: the branch to commit to.
             snapshot_properties: extra properties for the snapshot's summary.
             isolation: "serializable" or "snapshot" fails the commit if concurrent commits changed matching data (see
-                `SnapshotUpdate.validate_no_conflicts`). Defaults to "serializable" if files may match partly, and
-                otherwise to no check.
+                `SnapshotUpdate.validate_no_conflicts`). Defaults to "serializable" if files have to be read
+                and rows are replaced, and otherwise to no check.
 
         Raises:
             CommitConflictError: another commit changed the files that this one replaces.

@@ -79,10 +79,10 @@ class RowTransaction(Transaction[TableT]):
         with self._change(branch, snapshot_properties, isolation, reads=True) as change:
             matching = Matching(change.head, overwrite_filter)
             if matching.has_parts:
-                level = isolation or "serializable"
                 change.update.append(self._write(df))
-                if not self._replace(change, matching, level):
-                    change.update.validate_no_conflicts(matching.row_filter, isolation=level)
+                replaces = self._replace(change, matching, isolation or "serializable")
+                if not replaces and isolation is not None:
+                    change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
             else:
                 change.update.overwrite(self._write(df), row_filter=overwrite_filter)
                 if isolation is not None:

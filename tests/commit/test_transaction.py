@@ -285,6 +285,7 @@ LATE_FILES: dict[str, Callable[[Any, DataFrame], Any]] = {
     "replace_partitions": lambda update, new: update.replace_partitions(new),
     "validate_no_conflicts": lambda update, _: update.validate_no_conflicts(),
     "validate_data_files_exist": lambda update, new: update.validate_data_files_exist(new),
+    "validate_new_paths": lambda update, _: update.validate_new_paths(),
     "assume_new_files": lambda update, _: update.assume_new_files(),
 }
 
