@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import pyspark
 import pytest
+from hypothesis import settings
 from pytest_spark.config import SparkConfigBuilder
 
 from sparkmeta.session import is_connect, local_config, prepare_environment
@@ -56,6 +57,10 @@ _QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xms1g -Xmn512m -XX:MetaspaceSize=256m "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
+
+# An example's time says nothing on a busy machine.
+settings.register_profile("sparkmeta", settings(), deadline=None)
+settings.load_profile("sparkmeta")
 
 # The value of --spark_connect_url that starts a server of the tests' own (tests/connect_server.py).
 SEPARATE = "separate"

@@ -79,7 +79,7 @@ def columns(draw: st.DrawFn) -> tuple[str, int, list[list[Any]], bool]:
     return name, draw(MODES), draw(st.lists(values, min_size=1, max_size=3)), draw(st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(columns())
 @example(("double", 16, [[0.0, 1.0]], False))
 @example(("double", 16, [[-0.0, -1.0]], False))

@@ -96,7 +96,7 @@ def empty_table() -> dict[str, Any]:
 
 
 @pytest.mark.java
-@settings(max_examples=400 if SOAK else 40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400 if SOAK else 40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_same_snapshots_as_java(data: Any, spark: SparkSession, tmp_path: Path) -> None:
     now = int(time.time() * 1000)

@@ -44,7 +44,7 @@ def summary(kind: str, values: list[Any]) -> dict[str, Any]:
     return {"contains_null": None in values, "contains_nan": None, "lower_bound": bounds[0], "upper_bound": bounds[1]}
 
 
-@settings(max_examples=2_000 if SOAK else 200, deadline=None)
+@settings(max_examples=2_000 if SOAK else 200)
 @given(drawn=st.data(), pool=st.lists(TUPLES, min_size=1, max_size=5))
 def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[Any]) -> None:
     """One is, if what it has of some field overlaps with that of none that expires, floats aside."""

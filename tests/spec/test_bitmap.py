@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
@@ -212,7 +212,6 @@ def test_what_is_written_is_read(scattered: list[int], start: int, length: int) 
     assert PositionBitmap.of(iter(values)) == dv
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 1 << 20) | st.integers(1 << 33, (1 << 33) + 50), min_size=1), st.booleans())
 def test_pyiceberg_reads_it(values: set[int], dense: bool) -> None:
     dv = PositionBitmap.of(values | set(range(9000)) if dense else values)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pyiceberg.schema import Schema
@@ -93,7 +93,6 @@ def executed(  # noqa: C901  a case for each action
     return parse_table_metadata(json.dumps(document).encode(), LOCATION)
 
 
-@settings(deadline=None)
 @given(version=st.sampled_from([1, 2, 3]), names=st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
 def test_updates_make_the_same_metadata(version: int, names: list[str]) -> None:
     before = parse(version)

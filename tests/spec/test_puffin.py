@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile as IcebergPuffinFile
@@ -115,7 +115,6 @@ def test_what_is_no_puffin_file(bad: bytes, field: str) -> None:
         read_footer(bad, "s3://b/x.puffin")
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255), st.integers(0, len(GOOD)))
 def test_damage_ends_in_one_error(place: int, change: int, end: int) -> None:
     damaged = bytearray(GOOD)
@@ -164,7 +163,6 @@ some_blobs = st.builds(
 
 
 @given(st.lists(some_blobs, max_size=4), st.dictionaries(st.text(), st.text()), st.booleans())
-@settings(deadline=None)
 def test_what_is_written_is_read(blobs: list[Blob], properties: dict[str, str], compressed: bool) -> None:
     file = write_puffin(blobs, properties, compress_footer=compressed)
     assert read_back(file) == [blob.content for blob in blobs]
@@ -177,7 +175,6 @@ def test_what_is_written_is_read(blobs: list[Blob], properties: dict[str, str], 
         assert placed.properties == blob.properties
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 1 << 40), min_size=1, max_size=50), st.sampled_from([None, "zstd"]))
 def test_pyiceberg_reads_it(positions: set[int], codec: str | None) -> None:
     vector = write_deletion_vector(PositionBitmap.of(positions))

@@ -8,7 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkmeta.errors import ValidationError
@@ -209,7 +209,6 @@ partition_fields = st.builds(
 SPECS = st.lists(st.lists(partition_fields, max_size=4, unique_by=lambda field: field["name"]), min_size=1, max_size=5)
 
 
-@settings(deadline=None)
 @given(SPECS, st.integers(1000, 1003))
 def test_any_specs(specs: list[list[dict[str, Any]]], first: int) -> None:
     document = v3() | {"default-spec-id": 0, "partition-specs": []}
