@@ -241,9 +241,7 @@ def refuse_deletes_of_moved_rows(
     ]
     if not any(map(has_rows, partitioned)):
         return
-    paths = files.select(F.col("file_path").alias("replaced_path"))
-    replaced = _named_entries(state, removal, ()).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
-    moved = [replaced, new.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state)]
+    moved = [_named_entries(state, files, removal), new.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state)]
     specs = [row[0] for row in _union([frame.select("partition_spec_id") for frame in moved]).distinct().collect()]
     if len(specs) > 1:
         deletes = [frame.where(F.col("partition_spec_id").isin(specs)) for frame in partitioned]
@@ -335,8 +333,7 @@ def refuse_new_deletes(
     with_stats = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
     new = _union([frame.where(others) for frame in with_stats.added(ContentType.DELETE_MANIFEST)])
     deletes = DeleteEntries(new, head.delete_manifests, ids)
-    named = _named_entries(state, removal, ids).join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
-    applied = attach_deletes(named, deletes, state).where(F.size(DELETES) > 0)
+    applied = attach_deletes(_named_entries(state, files, removal, ids), deletes, state).where(F.size(DELETES) > 0)
     for row in applied.select("location").limit(1).collect():
         raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])
 
@@ -357,24 +354,23 @@ def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, seq
     """
     if state.snapshot is None or (state.snapshot.sequence_number or 0) <= sequence_number:
         return
-    paths = files.select(F.col("file_path").alias("replaced_path"))
     number = F.col("version_info.sequence_number")
-    newer = _named_entries(state, removal, ()).where(number > sequence_number)
-    named = newer.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
-    for location, higher in named.select("location", number).limit(1).collect():
+    newer = _named_entries(state, files, removal).where(number > sequence_number)
+    for location, higher in newer.select("location", number).limit(1).collect():
         raise ValidationError(
             f"{state.metadata.location}: data_sequence_number is {sequence_number}: {location}, which is replaced, has "
             f"{higher}"
         )
 
 
-def _named_entries(state: TableState, removal: Removal, stats: Iterable[int]) -> DataFrame:
-    """Return the live data entries of the root and of the leaves that files are removed from."""
+def _named_entries(state: TableState, files: DataFrame, removal: Removal, stats: Iterable[int] = ()) -> DataFrame:
+    """Return the live entries of replaced data files, from the root and the leaves that these are removed from."""
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
-    live = F.col("version_info.status") < 2
-    return state.entries(manifests, state.projection(COLUMNS, stats)).where(live)
+    live = state.entries(manifests, state.projection(COLUMNS, stats)).where(F.col("version_info.status") < 2)
+    paths = files.select(F.col("file_path").alias("replaced_path"))
+    return live.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
 
 
 # -- what others changed ------------------------------------------------------------------------------------------

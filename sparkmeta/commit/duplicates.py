@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.entry_changes import EntryChanges
 from sparkmeta.changes.history import snapshots_since
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, root_manifests
+from sparkmeta.commit.relevant_changes import changes_matching
 from sparkmeta.commit.removal import without, without_rows
 from sparkmeta.commit.search import FEW_FILES, live_entries, names_of, search_all
 from sparkmeta.errors import CommitConflictError, ValidationError
@@ -71,11 +72,9 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
     """
     if not (history := snapshots_since(head, start)):
         return
-    changes = EntryChanges(head, head.projection(("location",)))
-    for snapshot in reversed(history):
-        changes.add(snapshot)
+    changes = changes_matching(head, history, AlwaysTrue())
     new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state).select("location")
-    for others in changes.added(ContentType.DATA_MANIFEST):
+    for others in changes.added(ContentType.DATA_MANIFEST, rewritten=True):
         theirs = others.select(location_key(F.col("location")).alias("key"))
         same = new.join(theirs, location_key(F.col("location")) == F.col("key"), "left_semi")
         for path in same.limit(1).toArrow().column(0).to_pylist():
