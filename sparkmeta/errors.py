@@ -290,7 +290,7 @@ class _Text(str):
 
 
 def shown(value: object) -> str:
-    """Return a value as text for an error message: a time in ISO 8601, what is long truncated."""
+    """Return a value as text for an error message: times in ISO 8601, long text truncated."""
     if isinstance(value, _Text):
         return value
     if isinstance(value, datetime):

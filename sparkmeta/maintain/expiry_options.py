@@ -33,7 +33,7 @@ class ExpiryOptions:
 
 
 def listed(values: Any) -> Any:
-    """Return what can be read only once, such as a generator, as a tuple; what is no list of values, unchanged."""
+    """Return an iterable as a tuple, since a generator can be read only once; return any other value unchanged."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 

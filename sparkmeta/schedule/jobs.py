@@ -162,7 +162,7 @@ _WHOLE = re.compile(r"-?\d+")
 
 
 def from_text(value: Any, annotation: str) -> Any:
-    """Return a text of a configuration as a value of an annotated type; another value, or what is none, unchanged."""
+    """Convert a configuration's text to an annotated type. Return it unchanged if it does not fit, and other values."""
     if not isinstance(value, str):
         return value
     kinds = annotation.split(" | ")

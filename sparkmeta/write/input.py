@@ -93,8 +93,8 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
 def refuse_types(schema: Schema, table: str) -> None:
     """Raise UnsupportedError for a schema with a type that can't be written.
 
-    Files leave out what is of type unknown. Neither they nor structs in them can be without columns, and lists and maps
-    can't be without elements.
+    Columns of type unknown are not written. Files and structs need at least one column that is, and lists and maps need
+    elements that are.
     """
 
     def refuse(field: NestedField, path: tuple[str, ...]) -> None:
