@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -72,12 +72,6 @@ class TreeChange:
     existing: pa.Table | None = None
     affinity: Mapping[str, str | None] = field(default_factory=dict)
     existing_masks: Mapping[str, PositionBitmap] = field(default_factory=dict)
-
-    @cached_property
-    def changes_data(self) -> bool:
-        """Whether the change adds or removes files."""
-        added = any(files is not None and len(files) > 0 for files in (self.added, self.added_leaves))
-        return added or bool(self.removed) or bool(self.masks)
 
 
 @dataclass(frozen=True)

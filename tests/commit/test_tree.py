@@ -576,22 +576,6 @@ def test_the_vector_of_a_leaf_that_is_not_there_is_left_behind() -> None:
     assert [row["content_type"] for row in new_root.table.to_pylist()] == [DATA]
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (TreeChange(), False),
-        (TreeChange(added=table_of()), False),
-        (TreeChange(dropped=frozenset({LEAF}), moved=frozenset({FILE_KEY}), existing=table_of(leaf_entry())), False),
-        (TreeChange(added=table_of(FILE)), True),
-        (TreeChange(added_leaves=table_of(leaf_entry())), True),
-        (TreeChange(removed=frozenset({FILE_KEY})), True),
-        (TreeChange(masks={LEAF: PositionBitmap.of([0])}), True),
-    ],
-)
-def test_changes_data(change: TreeChange, expected: bool) -> None:
-    assert change.changes_data is expected
-
-
 def test_row_ids_of_a_commit() -> None:
     """Files first, in order, then leaves by their rows; deletes take none (semantics C22)."""
     rows = [data_entry("b", 5), entry(EQ, "eq", 9), data_entry("c", 0), data_entry("d", 2)]

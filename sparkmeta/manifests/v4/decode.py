@@ -5,8 +5,7 @@ A root is decoded as a manifest of the files that it lists itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -135,22 +134,6 @@ def _tuple(
         values = _values_of(field_id, specs, stats, types.sources, location)
         children.append(pa.nulls(len(specs), kind) if values is None else values.cast(kind))
     return pa.StructArray.from_arrays(children, fields=list(projection.partition_type))
-
-
-def partition_tuples(
-    rows: pa.Table, field_ids: Sequence[int], sources: TupleSources, location: str
-) -> dict[int, list[Any]]:
-    """Return the partition values of rows of `tree_schema` by partition field id; None if a row's spec lacks the field.
-
-    Raises:
-        CorruptFileError: a row lacks the stats that hold a value.
-    """
-    specs, stats = whole(rows.column("partition_spec_id")), whole(rows.column(CONTENT_STATS))
-    tuples: dict[int, list[Any]] = {}
-    for field_id in field_ids:
-        values = _values_of(field_id, specs, stats, sources, location)
-        tuples[field_id] = [None] * len(rows) if values is None else values.to_pylist()
-    return tuples
 
 
 def _values_of(
