@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,10 +14,7 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.columns.fields import SchemaFields
 from sparkmeta.columns.filter_text import as_text
-from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_names, row_predicate
-from sparkmeta.columns.skipping import must_match
-from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transforms import projections
+from sparkmeta.columns.predicate import parse_filter, referenced_names
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves
 from sparkmeta.commit.named import Searches, dvs_of, many_dvs_of
 from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions
@@ -26,14 +22,13 @@ from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, LeafMemo, live_entries
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.plan.deletes.views import partition_key
-from sparkmeta.plan.filter import ScanFilter, matching_entries
+from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.prune import matching_manifests
-from sparkmeta.plan.rows import entry_stats, partition_value
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from pyiceberg.expressions import BooleanExpression, BoundPredicate
+    from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
@@ -81,8 +76,7 @@ class FilteredFiles:
         Raises:
             ValidationError: a file may match only partly.
         """
-        schema = state.metadata.schema()
-        scan = ScanFilter(state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
+        scan = ScanFilter.of(state, self.row_filter)
         leaves = matching_manifests(live_leaves(state, ContentType.DATA_MANIFEST), scan)
         judged = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
         entries = judged.entries(leaves, lambda fresh: self._judged(scan, fresh))
@@ -95,11 +89,9 @@ class FilteredFiles:
     def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
         """Return the entries that may match, and whether all of their rows match."""
         state = scan.state
-        top_level = {column.field_id for column in scan.schema.fields}
-        rows = sql.col("record_count")
-        all_match = must_match(scan.row_filter, entry_stats, rows, top_level, lambda leaf: _by_tuple(leaf, scan))
         candidates = matching_entries(state.entries(leaves, state.projection(SEARCH_COLUMNS, scan.filter_ids)), scan)
-        return candidates.selectExpr(*map(sql.quoted, _narrow(state).names), all_match.alias(_ALL_MATCH).selected)
+        all_match = all_rows_match(scan).alias(_ALL_MATCH)
+        return candidates.selectExpr(*map(sql.quoted, _narrow(state).names), all_match.selected)
 
     def _refuse_partly(self, state: TableState, partly: pa.Table) -> None:
         if len(partly):
@@ -107,16 +99,6 @@ class FilteredFiles:
                 f"{state.metadata.location}: cannot delete {partly.column('location')[0]} as a whole: some of its rows "
                 f"may not match {as_text(parse_filter(self.row_filter))}"
             )
-
-
-def _by_tuple(leaf: BoundPredicate, scan: ScanFilter) -> Sql:
-    """Return whether a file's partition tuple implies that all of its rows satisfy a predicate."""
-    proven = sql.lit(False)
-    for spec_id, spec in scan.state.specs.items():
-        strict = projections(leaf, spec, scan.schema, strict=True)
-        matches = reduce(or_, (row_predicate(each, partition_value, strict=True) for each in strict), sql.lit(False))
-        proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
-    return sql.coalesce(proven, False)
 
 
 @dataclass

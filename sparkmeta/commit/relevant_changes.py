@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import SNAPSHOT, EntryChanges
 from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.commit.partitions import PARTITION_KEY
 from sparkmeta.commit.search import SEARCH_COLUMNS
 from sparkmeta.errors import CommitConflictError
@@ -79,9 +78,7 @@ def changes_matching(
     head: TableState, history: Sequence[Snapshot], row_filter: BooleanExpression | str
 ) -> RelevantChanges:
     """Return the changes of snapshots, newest first, in files that may match a filter."""
-    schema = head.metadata.schema()
-    bound = bind_filter(parse_filter(row_filter), schema, case_sensitive=True)
-    return RelevantChanges(head, history, ScanFilter(head, bound, schema))
+    return RelevantChanges(head, history, ScanFilter.of(head, row_filter))
 
 
 def has_rows(frame: DataFrame) -> bool:

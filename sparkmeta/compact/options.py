@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.checks import SHARE, at_least, check_options, names_of
-from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.compact.choose import Scope
 from sparkmeta.compact.groups import Limits
 from sparkmeta.edit.leaves import partition_stats
@@ -198,8 +198,7 @@ def _usable(
     state: TableState, root: Root, leaves: pa.Table, row_filter: BooleanExpression | str, busy: set[str]
 ) -> frozenset[int]:
     """Return the row numbers in the root of leaves and files that the filter may match."""
-    schema = state.metadata.schema()
-    scan = ScanFilter(state, bind_filter(parse_filter(row_filter), schema, case_sensitive=True), schema)
+    scan = ScanFilter.of(state, row_filter)
     matching = matching_manifests(leaves, scan)
     places = [
         place

@@ -8,19 +8,19 @@ from functools import cached_property, partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, BoundPredicate
 from pyiceberg.transforms import IdentityTransform
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import AllOf
 from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.implied_tests import partition_tests, stats_tests
-from sparkmeta.columns.predicate import referenced_ids, row_predicate
+from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate
 from sparkmeta.columns.residual import residual
-from sparkmeta.columns.skipping import might_match
+from sparkmeta.columns.skipping import might_match, must_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transform_terms import without_transforms
-from sparkmeta.columns.transforms import inclusive_projection, undecided
+from sparkmeta.columns.transforms import inclusive_projection, projections, undecided
 from sparkmeta.entries.projection import CONTENT_STATS, EntryFilter, EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.rows import entry_stats, partition_value, stats_in
@@ -66,6 +66,16 @@ class ScanFilter:
     row_filter: BooleanExpression
     schema: Schema
     reads_all_rows: bool = False
+
+    @classmethod
+    def of(cls, state: TableState, row_filter: BooleanExpression | str) -> ScanFilter:
+        """Bind a filter or its text to the table's current schema, with case-sensitive names of columns.
+
+        Raises:
+            InvalidFilterError: the text can't be parsed, or the filter can't be bound (`bind_filter`).
+        """
+        schema = state.metadata.schema()
+        return cls(state, bind_filter(parse_filter(row_filter), schema), schema)
 
     def __post_init__(self) -> None:
         """Refuse a filter on a column whose id had another type before the table was replaced.
@@ -190,6 +200,25 @@ def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
 def may_match(scan_filter: ScanFilter, joined_ids: Collection[int] = ()) -> Sql:
     """Return a predicate that is false if an entry's tuple or stats rule out the filter; see `stats_match`."""
     return tuple_matches(scan_filter) & stats_match(scan_filter, joined_ids)
+
+
+def all_rows_match(scan_filter: ScanFilter) -> Sql:
+    """Return whether the stats or the partition tuple of an entry imply that all rows of its file match; never null.
+
+    The stats are those of `ScanFilter.filter_ids`.
+    """
+    top_level = {column.field_id for column in scan_filter.schema.fields}
+
+    def by_tuple(leaf: BoundPredicate) -> Sql:
+        proven = sql.lit(False)
+        for spec_id, spec in scan_filter.state.specs.items():
+            strict = projections(leaf, spec, scan_filter.schema, strict=True)
+            matches = [row_predicate(projected, partition_value, strict=True) for projected in strict]
+            any_matches = reduce(or_, matches, sql.lit(False))
+            proven = sql.when(sql.col("partition_spec_id") == spec_id, any_matches).otherwise(proven)
+        return sql.coalesce(proven, False)
+
+    return must_match(scan_filter.row_filter, entry_stats, sql.col("record_count"), top_level, by_tuple)
 
 
 def data_projection(

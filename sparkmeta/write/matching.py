@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -19,17 +18,15 @@ from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.arrow_filter import row_tests
-from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
-from sparkmeta.columns.skipping import must_match
-from sparkmeta.columns.transforms import projections
+from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.types import spark_type
 from sparkmeta.commit.search import FEW_FILES
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
-from sparkmeta.plan.filter import ScanFilter, matching_entries
+from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.plan.rows import entry_stats, manifest_path, partition_value, public_partition
+from sparkmeta.plan.rows import manifest_path, public_partition
 from sparkmeta.rows.arrow_reader import filter_leaves, planned_parts, task_rows
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
@@ -40,8 +37,6 @@ from sparkmeta.write.position_tasks import PositionTasks
 from sparkmeta.write.vector_tasks import MASK_SCHEMA, position_masks
 
 if TYPE_CHECKING:
-    from pyiceberg.expressions import BoundPredicate
-
     from sparkmeta.columns.sql import Sql
     from sparkmeta.state import TableState
 
@@ -96,8 +91,7 @@ class Matching:
     @cached_property
     def scan(self) -> ScanFilter:
         """The filter, bound to the table's schema."""
-        schema = self.state.metadata.schema()
-        return ScanFilter(self.state, bind_filter(parse_filter(self.row_filter), schema, case_sensitive=True), schema)
+        return ScanFilter.of(self.state, self.row_filter)
 
     @cached_property
     def _judged(self) -> pa.Table | DataFrame:
@@ -107,15 +101,13 @@ class Matching:
         """
         state, scan = self.state, self.scan
         manifests = prune_manifests(scan).data
-        top_level = {column.field_id for column in scan.schema.fields}
-        all_match = must_match(scan.row_filter, entry_stats, sql.col("record_count"), top_level, self._by_tuple)
         entries = state.entries(manifests, state.projection(_ENTRY_COLUMNS, scan.filter_ids))
         columns = {
             "file_path": sql.col("location"),
             "spec_id": sql.col("partition_spec_id"),
             **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
             "manifest_path": manifest_path(state.data_manifests, sql.col("manifest")),
-            _ALL_MATCH: sql.lit(False) if self.by_rows else sql.coalesce(all_match, False),
+            _ALL_MATCH: sql.lit(False) if self.by_rows else all_rows_match(scan),
         }
         data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
         judged = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
@@ -135,17 +127,6 @@ class Matching:
         if isinstance(judged, pa.Table):
             return all_match in judged.column(_ALL_MATCH).to_pylist()
         return bool(len(judged.where(F.col(_ALL_MATCH) == all_match).limit(1).toArrow()))
-
-    def _by_tuple(self, leaf: BoundPredicate) -> Sql:
-        """Return whether a file's partition tuple implies that all of its rows satisfy a predicate."""
-        proven = sql.lit(False)
-        for spec_id, spec in self.state.specs.items():
-            strict = projections(leaf, spec, self.scan.schema, strict=True)
-            matches = reduce(
-                or_, (row_predicate(each, partition_value, strict=True) for each in strict), sql.lit(False)
-            )
-            proven = sql.when(sql.col("partition_spec_id") == spec_id, matches).otherwise(proven)
-        return sql.coalesce(proven, False)
 
     @property
     def whole_files(self) -> DataFrame:
@@ -234,7 +215,7 @@ class Matching:
             files: the files.
             lineage: metadata columns to read.
         """
-        everything = ScanFilter(self.state, AlwaysTrue(), self.scan.schema)
+        everything = ScanFilter.of(self.state, AlwaysTrue())
         return rows_of(RowScan(everything, self.scan.schema, lineage), files)
 
     @property

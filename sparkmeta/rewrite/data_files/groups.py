@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.sql import Sql
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter
@@ -64,9 +63,7 @@ class FileGroups:
     @cached_property
     def plan(self) -> RowPlan:
         """The plan of all data files that may match the filter, with their deletes."""
-        schema = self.state.metadata.schema()
-        bound = bind_filter(parse_filter(self.options.row_filter), schema, case_sensitive=True)
-        scan = ScanFilter(self.state, bound, schema, reads_all_rows=True)
+        scan = replace(ScanFilter.of(self.state, self.options.row_filter), reads_all_rows=True)
         return plan_rows(choose(prune_manifests(scan)), sql.col("manifest").alias(PLACE[0]))
 
     @property

@@ -167,8 +167,7 @@ class Rewrite:
         return write_files(self.target, rows, lineage=bool(self._lineage), arrangement=arrangement)
 
     def _scan(self, projection: Schema, metadata_columns: tuple[str, ...] = ()) -> RowScan:
-        everything = ScanFilter(self.state, AlwaysTrue(), self.state.metadata.schema())
-        return RowScan(everything, projection, metadata_columns)
+        return RowScan(ScanFilter.of(self.state, AlwaysTrue()), projection, metadata_columns)
 
     def _curve(self, files: PlannedFiles) -> Curve:
         """Return the z-order of files' rows, of which some are read."""

@@ -14,7 +14,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.avro.manifest_list import live_count
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Rule, check_options, is_whole, names_of
-from sparkmeta.columns.predicate import bind_filter, parse_filter
+from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.edit.list_options import MOST_BYTES, ListOptions
 from sparkmeta.edit.rewritten_manifests import refuse_rewrite
 from sparkmeta.errors import ValidationError
@@ -98,9 +98,7 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
     target = target_bytes(state.metadata, options)
     manifest_codec(state.metadata.properties)
     keys = _keys(state, options)
-    schema = state.metadata.schema()
-    scan = ScanFilter(state, bind_filter(parse_filter(options.row_filter), schema, case_sensitive=True), schema)
-    manifests = matching_manifests(state.manifests, scan)
+    manifests = matching_manifests(state.manifests, ScanFilter.of(state, options.row_filter))
     groups = []
     for content in CONTENTS:
         of_content = manifests.filter(pc.equal(manifests.column("content_type"), int(content)))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.plan.deletes.views import data_path, partition_key
 from sparkmeta.plan.filter import ScanFilter, is_live, tuple_matches
 from sparkmeta.plan.prune import live_manifests
@@ -27,13 +26,12 @@ _GROUP, _PATH = "delete_group", "delete_of"
 
 def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> DataFrame:
     """Return the entries of the position deletes to rewrite. May run a job."""
-    schema = state.metadata.schema()
-    bound = bind_filter(parse_filter(options.row_filter), schema, case_sensitive=True)
+    scan = ScanFilter.of(state, options.row_filter)
     manifests = live_manifests(state.delete_manifests)
     projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
     live = state.entries(manifests, projection).where(is_live().text)
     positional = live.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-    matching = positional.where(tuple_matches(ScanFilter(state, bound, schema)).text)
+    matching = positional.where(tuple_matches(scan).text)
     if options.rewrite_all:
         return matching
     sizes = options.sizes(state.metadata.properties)

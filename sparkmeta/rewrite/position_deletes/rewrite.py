@@ -124,8 +124,7 @@ class DeleteRewrite:
 
 def _applied(state: TableState) -> DataFrame:
     """Return the pairs of data files and position deletes that plans make, and the deletes' sequence numbers."""
-    everything = ScanFilter(state, AlwaysTrue(), state.metadata.schema())
-    planned = plan_files(choose(prune_manifests(everything)))
+    planned = plan_files(choose(prune_manifests(ScanFilter.of(state, AlwaysTrue()))))
     pairs = planned.select(F.col("file_path").alias("data_path"), F.explode("deletes").alias("delete"))
     positional = pairs.where(F.col("delete.content") == int(ContentType.POSITION_DELETES))
     return positional.select(
