@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, UnknownTransform, VoidTransform
+from pyiceberg.types import ListType, MapType, PrimitiveType, StructType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
 
     from sparkmeta.spec.metadata import TableMetadata
 
@@ -39,11 +43,11 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     modes: dict[int, int] = {}
     if _DEFAULT_KEY in properties:
         default = _mode(properties, _DEFAULT_KEY, _DEFAULT)
-    elif len(metadata.schema().fields) <= (most := _most_columns(properties)):
+    elif _size(metadata.schema().as_struct()) <= (most := _most_columns(properties)):
         default = _DEFAULT
     else:
         default = NO_METRICS
-        modes = dict.fromkeys(Schema(*schema.fields[:most]).field_ids, _DEFAULT)
+        modes = dict.fromkeys(islice(_primitives(metadata.schema().as_struct()), most), _DEFAULT)
     of_sorted = _DEFAULT if default in (NO_METRICS, COUNTS_ONLY) else default
     for field in metadata.sort_order().fields:
         if not isinstance(field.transform, BucketTransform | VoidTransform | UnknownTransform):
@@ -53,6 +57,42 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
         if key.startswith(_COLUMN_KEY) and name in schema._name_to_id:
             modes[schema._name_to_id[name]] = _mode(properties, key, default)
     return {field_id: modes.get(field_id, default) for field_id in schema.field_ids}
+
+
+def _size(kind: IcebergType) -> int:
+    """Return the number of fields that Java compares with the limit.
+
+    They are the structs and primitives in structs, and the primitives of lists and maps. A map's key counts, whatever
+    it is, if the value is primitive.
+    """
+    match kind:
+        case StructType():
+            return sum(isinstance(child, StructType | PrimitiveType) + _size(child) for _, child in _children(kind))
+        case ListType():
+            return isinstance(kind.element_type, PrimitiveType) + _size(kind.element_type)
+        case MapType():
+            of_both = 2 if isinstance(kind.value_type, PrimitiveType) else 0
+            return of_both + _size(kind.key_type) + _size(kind.value_type)
+    return 0
+
+
+def _primitives(kind: IcebergType) -> Iterator[int]:
+    """Yield the ids of primitive fields: those directly in a type before those that are nested deeper."""
+    children = _children(kind)
+    yield from (field_id for field_id, child in children if isinstance(child, PrimitiveType))
+    for _, child in children:
+        yield from _primitives(child)
+
+
+def _children(kind: IcebergType) -> list[tuple[int, IcebergType]]:
+    match kind:
+        case StructType():
+            return [(field.field_id, field.field_type) for field in kind.fields]
+        case ListType():
+            return [(kind.element_id, kind.element_type)]
+        case MapType():
+            return [(kind.key_id, kind.key_type), (kind.value_id, kind.value_type)]
+    return []
 
 
 def _mode(properties: Mapping[str, str], key: str, fallback: int) -> int:
