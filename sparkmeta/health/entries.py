@@ -30,7 +30,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.rewrite.position_deletes.options import FileSizes
+    from sparkmeta.rewrite.file_sizes import FileSizes
     from sparkmeta.state import TableState
 
 _KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"

@@ -16,9 +16,10 @@ from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringT
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.rewrite.data_files.curve import Curve
-from sparkmeta.rewrite.data_files.options import DataRewriteOptions, FileSizes
+from sparkmeta.rewrite.data_files.options import DataRewriteOptions
 from sparkmeta.rewrite.data_files.order import row_order
 from sparkmeta.rewrite.data_files.packing import Packing
+from sparkmeta.rewrite.file_sizes import FileSizes
 from sparkmeta.spec.new_table import new_metadata
 
 SCHEMA = Schema(

@@ -23,7 +23,8 @@ from sparkmeta.session import local_frame, map_arrow, materialize
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.rewrite.data_files.options import DataRewriteOptions, FileSizes
+    from sparkmeta.rewrite.data_files.options import DataRewriteOptions
+    from sparkmeta.rewrite.file_sizes import FileSizes
     from sparkmeta.state import TableState
 
 NUMBER: Final = "number"

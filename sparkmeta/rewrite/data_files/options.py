@@ -11,6 +11,7 @@ from sparkmeta.checks import POSITIVE, SHARE, at_least, check_options, one_of
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.data_files.options import WriteOptions
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.rewrite.file_sizes import FileSizes
 
 if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortOrder
@@ -21,8 +22,6 @@ BINPACK: Final = "binpack"
 SORT: Final = "sort"
 STRATEGIES: Final = (BINPACK, SORT)
 JOB_ORDERS: Final = ("none", "bytes-asc", "bytes-desc", "files-asc", "files-desc")
-# Shares of the target size, as in Iceberg's action.
-_LEAST, _MOST = 0.75, 1.8
 _GROUP_BYTES: Final = 100 << 30
 _COUNTS: Final = (
     "min_input_files", "max_file_group_size_bytes", "partial_progress_max_commits", "delete_file_threshold",
@@ -38,35 +37,6 @@ _RULES: Final = {
     "delete_ratio_threshold": SHARE,
     "compression_factor": POSITIVE,
 }
-
-
-@dataclass(frozen=True)
-class FileSizes:
-    """Sizes of data files in bytes.
-
-    Attributes:
-        target: the size that new files should have.
-        least: smaller files are rewritten.
-        most: larger files are rewritten.
-    """
-
-    target: int
-    least: int
-    most: int
-
-    @property
-    def written(self) -> int:
-        """The size at which a new file ends: above the target, so that no small file follows for the last rows."""
-        return self.target + (self.most - self.target) // 2
-
-    def outputs(self, size: int) -> int:
-        """Return how many files of about the target size hold some bytes, as Iceberg's action computes it."""
-        if size < self.target:
-            return 1
-        whole, rest = divmod(size, self.target)
-        if not rest or (rest <= self.least and size / whole < min(1.1 * self.target, self.written)):
-            return whole
-        return whole + 1
 
 
 @dataclass(frozen=True)
@@ -136,11 +106,4 @@ class DataRewriteOptions:
         return self._sizes(target)
 
     def _sizes(self, target: int) -> FileSizes:
-        least = int(target * _LEAST) if self.min_file_size_bytes is None else self.min_file_size_bytes
-        most = int(target * _MOST) if self.max_file_size_bytes is None else self.max_file_size_bytes
-        if not least < target < most:
-            raise ValidationError(
-                f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
-                "must increase"
-            )
-        return FileSizes(target, least, most)
+        return FileSizes.of(target, self.min_file_size_bytes, self.max_file_size_bytes)

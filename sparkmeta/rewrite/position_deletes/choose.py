@@ -17,7 +17,8 @@ from sparkmeta.write.delete_options import BY_FILE, VECTORS_SINCE, delete_granul
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions, FileSizes
+    from sparkmeta.rewrite.file_sizes import FileSizes
+    from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
     from sparkmeta.state import TableState
 
 _IS_VECTOR = "file_format = 'PUFFIN'"

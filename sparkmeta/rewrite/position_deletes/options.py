@@ -9,28 +9,11 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.checks import at_least, check_options
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.errors import ValidationError
+from sparkmeta.rewrite.file_sizes import FileSizes
 from sparkmeta.write.delete_options import delete_target_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-# Shares of the target size, as in Iceberg's action.
-_LEAST, _MOST = 0.75, 1.8
-
-
-@dataclass(frozen=True)
-class FileSizes:
-    """Sizes of delete files in bytes.
-
-    Attributes:
-        least: smaller files are merged.
-        most: larger files are divided.
-    """
-
-    target: int
-    least: int
-    most: int
 
 
 @dataclass(frozen=True)
@@ -51,8 +34,8 @@ class DeleteRewriteOptions:
             ValidationError: an option has an invalid value.
             InvalidFilterError: the filter is not valid.
         """
-        counts = ("target_file_size_bytes", "min_file_size_bytes", "max_file_size_bytes", "min_input_files")
-        check_options(self, dict.fromkeys(counts, at_least(1)))
+        counts = ("target_file_size_bytes", "max_file_size_bytes", "min_input_files")
+        check_options(self, {**dict.fromkeys(counts, at_least(1)), "min_file_size_bytes": at_least(0)})
         parse_filter(self.row_filter)
         if self.target_file_size_bytes is not None:
             self._sizes(self.target_file_size_bytes)
@@ -67,11 +50,4 @@ class DeleteRewriteOptions:
         return self._sizes(delete_target_bytes(properties) if target is None else target)
 
     def _sizes(self, target: int) -> FileSizes:
-        least = int(target * _LEAST) if self.min_file_size_bytes is None else self.min_file_size_bytes
-        most = int(target * _MOST) if self.max_file_size_bytes is None else self.max_file_size_bytes
-        if not least <= target <= most:
-            raise ValidationError(
-                f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
-                "must not decrease"
-            )
-        return FileSizes(target, least, most)
+        return FileSizes.of(target, self.min_file_size_bytes, self.max_file_size_bytes)
