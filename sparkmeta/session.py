@@ -250,10 +250,27 @@ class _Task:
     names: list[str] | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        names = self.names
-        yield from self.function(batches if names is None else (batch.rename_columns(names) for batch in batches))
+        sound, names = map(_with_offsets, batches), self.names
+        yield from self.function(sound if names is None else (batch.rename_columns(names) for batch in sound))
         _exempt_modules()
         _exempt_archives()
+
+
+def _with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rebuild a batch if lists in it lack offsets.
+
+    Spark sends no offsets for nested lists without any element. Arrow reads the first one nevertheless, past the end of
+    the buffer, such as in `nbytes`, which crashes the worker.
+    """
+    return batch.take(pa.array(range(len(batch)), pa.int64())) if any(map(_lacks_offsets, batch.columns)) else batch
+
+
+def _lacks_offsets(array: pa.Array) -> bool:
+    if pa.types.is_struct(array.type):
+        return any(_lacks_offsets(array.field(place)) for place in range(array.type.num_fields))
+    if isinstance(array, pa.ListArray | pa.LargeListArray):
+        return not len(array) or _lacks_offsets(array.values)
+    return False
 
 
 @cache

@@ -190,3 +190,32 @@ def test_partitions_of_nested_defaults(spark: SparkSession, tmp_path: Path) -> N
     assert sorted(map(tuple, files), key=repr) == [(5, 2), (None, 1)]
     for row_filter, ids in (("point.z is null", {2}), ("point.z = 5", {1, 3})):
         assert {row.id for row in table.scan(row_filter).to_df().collect()} == ids
+
+
+def test_nested_lists_without_elements(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark sends the lists in empty lists without offsets, which crashed Python workers."""
+    strings = ListType(12, StringType(), element_required=False)
+    longs = MapType(32, StringType(), 33, ListType(34, LongType()))
+    schema = Schema(
+        NestedField(1, "id", LongType()),
+        NestedField(2, "lists", ListType(11, strings, element_required=False)),
+        NestedField(3, "maps", ListType(21, MapType(22, StringType(), 23, StringType()), element_required=False)),
+        NestedField(4, "point", StructType(NestedField(31, "m", longs))),
+    )
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", schema, spark=spark)
+    lists, maps = "ARRAY<ARRAY<STRING>>", "ARRAY<MAP<STRING, STRING>>"
+    point = "STRUCT<m: MAP<STRING, ARRAY<BIGINT>>>"
+    empty = f"CAST(array() AS {lists}) AS lists, CAST(array() AS {maps}) AS maps, CAST(NULL AS {point}) AS point"
+    nulls = f"CAST(NULL AS {lists}) AS lists, CAST(NULL AS {maps}) AS maps, CAST(named_struct('m', map()) AS {point})"
+    for number, values in enumerate((empty, f"{nulls} AS point", empty)):
+        table = table.append(spark.sql(f"SELECT id + 3 * {number} AS id, {values} FROM range(3)"))
+    table = table.update({"id": F.col("id") + 10}, "id < 2")
+    sorting = {"strategy": "sort", "sort_order": "id desc", "rewrite_all": True}
+    table.maintenance.rewrite_data_files(**sorting).commit()
+    table = table.refresh()
+    rows = {row["id"]: (row["lists"], row["maps"], row["point"]) for row in table.scan().to_df().collect()}
+    assert sorted(rows) == [*range(2, 9), 10, 11]
+    assert [rows[2], rows[10]] == [([], [], None)] * 2
+    assert rows[3] == (None, None, ({},))
