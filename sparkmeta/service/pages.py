@@ -99,6 +99,13 @@ def _running_bytes(rows: pa.Table) -> np.ndarray:
     return running
 
 
+def spool_error(error: OSError) -> FileAccessError:
+    """Return the error for a page that can't be written. Clients see its message, so it names no path."""
+    return FileAccessError(
+        f"a page can't be written to the spool: {error.strerror or 'its store refuses, or does not respond'}"
+    )
+
+
 @dataclass(frozen=True)
 class PageWriter:
     """Writes the scan tasks of a Spark task to the spool, or returns them if they are few.
@@ -143,10 +150,7 @@ class PageWriter:
         try:
             self.writer.write_temporary(f"{self.folder}/{name}{SUFFIX}", data)
         except OSError as error:
-            # Clients see the message: it names no path.
-            raise FileAccessError(
-                f"a page can't be written to the spool: {error.strerror or type(error).__name__}"
-            ) from error
+            raise spool_error(error) from error
         return _page_row(name, len(rows), len(data), None)
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.io import load_file_io
 
-from sparkmeta.errors import FileAccessError, NotFoundError
-from sparkmeta.service.pages import SUFFIX
+from sparkmeta.errors import NotFoundError
+from sparkmeta.service.pages import SUFFIX, spool_error
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.storage.files import IOFiles, LocalFiles
 from sparkmeta.storage.location import is_local, join, local_path
@@ -69,7 +69,7 @@ class Spool:
             try:
                 Path(local_path(folder)).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise _full(error) from error
+                raise spool_error(error) from error
         return folder
 
     def write(self, result: str, page: str, data: bytes) -> None:
@@ -82,10 +82,8 @@ class Spool:
         write = self._files.write_new if page == RECORD else self.writer.write_temporary
         try:
             write(f"{self.prepare(result)}/{page}{SUFFIX}", data)
-        except FileAccessError:
-            raise
         except OSError as error:
-            raise _full(error) from error
+            raise spool_error(error) from error
 
     def read(self, result: str, page: str) -> bytes | None:
         """Return a page; None if there is none."""
@@ -123,7 +121,3 @@ class Spool:
         """Remove the folder if it is a temporary one."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-def _full(error: OSError) -> FileAccessError:
-    return FileAccessError(f"a page can't be written to the spool: {error.strerror or type(error).__name__}")
