@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkmeta.spec.entry import FIRST_RESERVED_ID
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS, metrics_modes
 
 if TYPE_CHECKING:
@@ -31,16 +32,17 @@ class ExcessStats:
 
     @staticmethod
     def of(state: TableState, stats: SampledStats) -> ExcessStats:
-        """Compare sampled metrics with the table's properties."""
+        """Compare sampled metrics with the table's properties, which do not govern those of metadata columns."""
         schema = state.metadata.schema()
         modes = metrics_modes(state.metadata, schema)
+        columns = {field_id: column for field_id, column in stats.columns.items() if field_id < FIRST_RESERVED_ID}
         excess = {}
-        for field_id, column in stats.columns.items():
+        for field_id, column in columns.items():
             type_name = str(schema.find_field(field_id).field_type) if field_id in modes else ""
             size = _excess_bytes(column, modes.get(field_id, NO_METRICS), type_name)
             if size:
                 excess[schema.find_column_name(field_id) or f"dropped column {field_id}"] = size
-        total = sum(column.bytes for column in stats.columns.values())
+        total = sum(column.bytes for column in columns.values())
         names = tuple(sorted(excess, key=lambda name: -excess[name]))
         return ExcessStats(names, sum(excess.values()) / total if total else 0.0)
 

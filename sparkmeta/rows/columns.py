@@ -30,6 +30,7 @@ from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.rows.handover import ROW_INDEX, column_name
 from sparkmeta.rows.projected import child_fields, name_mapping, type_name
 from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.spec.entry import FIRST_RESERVED_ID
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
@@ -40,9 +41,6 @@ _UNREAD: Final = ("unknown", "variant")
 _NUMBERS_OF_UNITS: Final = ("time", "timestamp_ns", "timestamptz_ns")
 
 _PARQUET_ID: Final = "parquet.field.id"
-
-# The first field id reserved for metadata columns.
-_RESERVED: Final = 2147483447
 
 
 def needed_fields(projection: Schema, schema: Schema, others: Iterable[int]) -> tuple[NestedField, ...]:
@@ -230,7 +228,7 @@ def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
     for schema in state.metadata.schemas:
         for field in schema.fields:
             history.add(field, ())
-    return all(history.tells(field, ()) for field in fields if field.field_id < _RESERVED)
+    return all(history.tells(field, ()) for field in fields if field.field_id < FIRST_RESERVED_ID)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,9 @@ STATS_SOURCES = {
 PARTITION_FIELD_ID = 102
 DATA_FILE_FIELD_ID = 2
 
+FIRST_RESERVED_ID = 2147483447
+"""The first field id reserved for metadata columns (table spec, Reserved Field IDs)."""
+
 # The `file_path` column of position delete files. If its bounds are equal, they name the only data file that the delete
 # file applies to.
 DELETE_FILE_PATH_ID = 2147483546

@@ -210,6 +210,17 @@ def test_metrics_of_a_dropped_column_and_long_bounds(spark: SparkSession, tmp_pa
     assert "dropped column 77" in report.list_findings[0].problem
 
 
+def test_metrics_of_metadata_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """Rewritten files have metrics of `_row_id`, which no property governs, and which another rewrite keeps."""
+    row_ids, dropped = long_bounds(1, 2, field_id=2147483540), long_bounds(1, 2, field_id=77)
+    files = [data("x", **X, **SIZED, **row_ids), data("y", **X, **SIZED, **long_bounds(0, 9))]
+    assert kinds(report_of(HandmadeTable(tmp_path / "a", summaries=True).add(0, 1, *files), spark)) == []
+    files.append(data("z", **X, **SIZED, **dropped))
+    (finding,) = report_of(HandmadeTable(tmp_path / "b", summaries=True).add(0, 1, *files), spark).list_findings
+    assert finding.problem.endswith(": dropped column 77")
+    assert finding.cost.startswith("50% of the metrics")
+
+
 # -- manifests --------------------------------------------------------------------------------------------------------
 
 
