@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 _KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"
+_DATA_KEY, _DATA_PATH, _DATA_SEQUENCE = "data_key", "data_path", "data_sequence"
 _DATA_COLUMNS = ("version_info", "partition_spec_id", "record_count", "file_size_in_bytes")
 _POSITION, _EQUALITY = int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES)
 _LARGEST_BIN = 62
@@ -47,7 +48,7 @@ class Limits:
         target_bytes: the target size of data files.
         small_bytes: smaller files are small.
         min_small_files: the least number of small files of a partition that counts.
-        max_deleted_ratio: the share of a partition's rows that may be deleted by position.
+        max_deleted_ratio: the share of a partition's rows that deletes of their data files may delete.
         puffin_sizes: the sizes that Puffin files should have.
         partitions: the most partitions that are listed of each kind.
     """
@@ -66,7 +67,7 @@ class PartitionFigures:
 
     Attributes:
         values: spec id and partition values, by partition field id.
-        deleted: the rows that position deletes and deletion vectors delete.
+        deleted: the rows that deletion vectors and position deletes delete, those whose entries name the data file.
     """
 
     spec_id: int
@@ -79,7 +80,7 @@ class PartitionFigures:
 
     @property
     def deleted_ratio(self) -> float:
-        """The share of its rows that are deleted by position, at most 1."""
+        """The share of its rows that are deleted, at most 1."""
         return min(1.0, self.deleted / self.records) if self.records else float(self.deleted > 0)
 
 
@@ -178,7 +179,7 @@ class _Measurement:
             crowded=self._partitions_by("small_files", f"small_files >= {self.limits.min_small_files}")
             if totals["crowded_partitions"]
             else (),
-            densest=self._partitions_by("ratio", "deleted > 0") if deletes.files > deletes.equality_files else (),
+            densest=self._partitions_by("ratio", "deleted > 0") if self._names_files else (),
             deletes=deletes,
             dangling=self._dangling(oldest) if deletes.files else DeleteFigures(),
             small_puffin=self._small_puffin() if deletes.vectors else SmallPuffinFiles(0, 0),
@@ -204,6 +205,7 @@ class _Measurement:
             "is_global": is_global_delete(state),
             _SEQUENCE: sql.col(SEQUENCE),
             _PATH: sql.when(path.isNotNull(), sql.call("xxhash64", path)),
+            "is_named": sql.col("referenced_file").isNotNull(),
             _FILE: sql.when(is_dv(), sql.call("xxhash64", sql.col("location"))),
             "records": sql.col("record_count"),
             "bytes": sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes")),
@@ -302,10 +304,9 @@ class _Measurement:
         """A row for each partition with data files, kept by Spark."""
         names = ("files", "bytes", "records", "small_files", "small_bytes")
         data = self._groups.selectExpr(_KEY, *names, "oldest", "0L AS deleted")
-        if self._deletes is not None:
-            deleted = f"if(content = {_POSITION}, records, 0L) AS deleted"
+        if self._names_files:
             nothing = [f"0L AS {name}" for name in names]
-            data = data.unionByName(self._deletes.selectExpr(_KEY, *nothing, "NULL AS oldest", deleted))
+            data = data.unionByName(self._deleted.selectExpr(_KEY, *nothing, "NULL AS oldest", "deleted"))
         sums = [F.sum(name).alias(name) for name in (*names, "deleted")]
         partitions = data.groupBy(_KEY).agg(*sums, F.min("oldest").alias("oldest")).where("files > 0")
         return materialize(partitions.selectExpr("*", "if(records = 0, 0D, least(1D, deleted / records)) AS ratio"))
@@ -358,6 +359,26 @@ class _Measurement:
 
     # -- deletes -----------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _named(self) -> DataFrame:
+        """The deletes of a single data file, each with the file if it applies to it, kept by Spark."""
+        assert self._deletes is not None
+        columns = {_PATH: _DATA_PATH, _SEQUENCE: _DATA_SEQUENCE, _KEY: _DATA_KEY}
+        data = self._data.select(*(F.col(name).alias(new) for name, new in columns.items()))
+        older = f"(is_vector OR coalesce({_DATA_SEQUENCE}, 0) <= coalesce({_SEQUENCE}, {_DATA_SEQUENCE}, 0))"
+        named = self._deletes.where(f"{_PATH} IS NOT NULL")
+        return materialize(named.join(data, F.expr(f"{_PATH} = {_DATA_PATH} AND {older}"), "left"))
+
+    @property
+    def _deleted(self) -> DataFrame:
+        """The rows of each data file that deletes delete, as far as rewrites of data files count them.
+
+        Those are deletes whose entry names the file. A deletion vector supersedes the others of its file.
+        """
+        applied = self._named.where(f"is_named AND {_DATA_PATH} IS NOT NULL")
+        deleted = "coalesce(sum(records) FILTER (WHERE is_vector), sum(records)) AS deleted"
+        return applied.groupBy(_DATA_KEY, _DATA_PATH).agg(F.expr(deleted)).withColumnRenamed(_DATA_KEY, _KEY)
+
     def _small_puffin(self) -> SmallPuffinFiles:
         assert self._deletes is not None
         return small_puffin_files(self._deletes.where("is_vector"), _FILE, "bytes", self.limits.puffin_sizes)[1]
@@ -373,16 +394,13 @@ class _Measurement:
         later = f"(content = {_EQUALITY} AND oldest < {_SEQUENCE} OR content != {_EQUALITY} AND oldest <= {_SEQUENCE})"
         applies = f"oldest IS NOT NULL AND coalesce({later}, true)"
         by_partition = deletes.where(f"{_PATH} IS NULL")
-        oldest = self._partitions.select(F.col(_KEY).alias("data_key"), "oldest")
-        joined = by_partition.join(oldest, F.expr(f"{_KEY} <=> data_key"), "left")
+        oldest = self._partitions.select(F.col(_KEY).alias(_DATA_KEY), "oldest")
+        joined = by_partition.join(oldest, F.expr(f"{_KEY} <=> {_DATA_KEY}"), "left")
         whole = "NULL" if oldest_of_table is None else str(oldest_of_table)
         scoped = joined.withColumn("oldest", F.expr(f"if(is_global, {whole}, oldest)"))
         dangling = [scoped.where(f"NOT ({applies})").select(*deletes.columns)]
         if self._names_files:
-            data = self._data.select(F.col(_PATH).alias("data_path"), F.col(_SEQUENCE).alias("data_sequence"))
-            older = f"(is_vector OR coalesce(data_sequence, 0) <= coalesce({_SEQUENCE}, data_sequence, 0))"
-            named = deletes.where(f"{_PATH} IS NOT NULL")
-            dangling.append(named.join(data, F.expr(f"{_PATH} = data_path AND {older}"), "left_anti"))
+            dangling.append(self._named.where(f"{_DATA_PATH} IS NULL").select(*deletes.columns))
         return _figures(_counted(reduce(lambda left, right: left.unionByName(right), dangling)))
 
 

@@ -141,7 +141,8 @@ def _figures(report: Examined) -> Iterator[str]:
         note = f"{drawn} in the order of the partition fields. Those that overlap one before them are orange."
         yield _figure("Overlap of manifests", note, overlap_map(layout.bars))
     if entries.densest:
-        note = f"Rows deleted by position, of the {counted(len(entries.densest), 'partition')} with the largest share."
+        partitions = counted(len(entries.densest), "partition")
+        note = f"Rows that deletes of single data files delete, of the {partitions} with the largest share."
         goal = (limits.max_deleted_ratio, f"{limits.max_deleted_ratio:.0%}")
         rows = [_dense(report, row) for row in entries.densest]
         yield _figure("Deleted rows by partition", note, row_bars(rows, 1.0, "Deleted rows by partition", goal))

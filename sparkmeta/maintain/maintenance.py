@@ -65,7 +65,8 @@ class Maintenance(DataMaintenance[TableT]):
             max_overlap: report manifests if one overlaps more than this number of others on average.
             min_small_files: report a partition with at least this number of small data files.
             small_file_ratio: data files below this share of the target size are small.
-            max_deleted_ratio: report a partition if more than this share of its rows is deleted by position.
+            max_deleted_ratio: report a partition if deletes that name their data files delete this share of its rows or
+                more.
             max_excess_stats_ratio: report if, in a sample of manifests, more than this share of metrics exceeds what
                 the table's properties keep.
             max_ref_age_days: report branches and tags, except main, that are older than this number of days.

@@ -1,0 +1,61 @@
+"""What `table.maintenance.health()` recommends does something: a finding with a job has a plan that is not empty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkmeta as sm
+from tests.handmade import deletion_vector, equality_deletes, position_deletes
+from tests.health.test_health import X, healthy, kinds, report_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+COUNTED = {
+    "vectors": [deletion_vector(f"x{number}", **X, record_count=90) for number in range(3)],
+    "position deletes": [
+        position_deletes(f"p{number}", **X, record_count=50, referenced_data_file="x1") for number in range(2)
+    ],
+    "a vector that supersedes position deletes": [
+        deletion_vector("x1", **X, record_count=95),
+        position_deletes("p", **X, record_count=95, referenced_data_file="x1"),
+    ],
+}
+NOT_COUNTED = {
+    "of a partition": [position_deletes("p", **X, record_count=300)],
+    "of data files that are gone": [
+        deletion_vector("gone", **X, record_count=100),
+        position_deletes("p", **X, record_count=300, referenced_data_file="gone"),
+    ],
+    "older than the data file": [position_deletes("p", 0, **X, record_count=300, referenced_data_file="x1")],
+    "superseded by a vector": [
+        deletion_vector("x1", **X, record_count=20),
+        position_deletes("p", **X, record_count=300, referenced_data_file="x1"),
+    ],
+    "equal values": [equality_deletes("e", 2, **X, record_count=300)],
+}
+
+
+def rewritten_groups(folder: Path, spark: SparkSession, **options: Any) -> int:
+    """How many groups of data files the plan of a rewrite has."""
+    return sm.load_table(str(folder), spark=spark).maintenance.rewrite_data_files(**options).summary().groups
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_rewrite_removes_dense_deletes(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    report = report_of(healthy(tmp_path).add(1, 1, *COUNTED[name]), spark, max_deleted_ratio=0.31)
+    assert "dense_deletes" in kinds(report)
+    assert report.entries.densest[0].deleted == {"vectors": 270, "position deletes": 100}.get(name, 95)
+    assert rewritten_groups(tmp_path, spark, delete_ratio_threshold=0.31) == 1
+
+
+@pytest.mark.parametrize("name", NOT_COUNTED)
+def test_deletes_that_no_rewrite_counts_are_not_dense(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    report = report_of(healthy(tmp_path).add(1, 1, *NOT_COUNTED[name]), spark)
+    assert "dense_deletes" not in kinds(report)
+    assert rewritten_groups(tmp_path, spark, delete_ratio_threshold=0.3) == 0
