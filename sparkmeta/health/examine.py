@@ -66,9 +66,11 @@ def _limits(state: TableState, options: HealthOptions) -> Limits:
     text = state.metadata.properties.get(_TARGET, str(_TARGET_BYTES))
     if not text.isdecimal() or not int(text):
         raise ValidationError(f"the table property {_TARGET} is {shown(text)}: expected a number of bytes")
-    small = int(int(text) * options.small_file_ratio)
+    target = int(text)
+    # The size below which a rewrite takes files is less than the target.
+    small = min(int(target * options.small_file_ratio), target - 1)
     puffin = DeleteRewriteOptions().sizes(state.metadata.properties)
-    return Limits(int(text), small, options.min_small_files, options.max_deleted_ratio, puffin)
+    return Limits(target, small, options.min_small_files, options.max_deleted_ratio, puffin)
 
 
 def _columns(state: TableState, options: HealthOptions) -> dict[int, str]:

@@ -19,6 +19,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.health.layout import ClusteredManifests
 from sparkmeta.health.stats_rules import ExcessStats
 from sparkmeta.inspect.units import byte_size, counted
+from sparkmeta.rewrite.data_files.options import DataRewriteOptions
 from sparkmeta.rewrite.manifests.groups import ManifestRewriteOptions, manifest_groups
 from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.spec.entry import ContentType
@@ -228,6 +229,10 @@ class Examination:
         entries, limits = self.entries, self.limits
         if not entries.files_saved:
             return
+        chosen = {"min_input_files": self.options.min_small_files}
+        default = DataRewriteOptions(target_file_size_bytes=limits.target_bytes).sizes(self.table.metadata)
+        if limits.small_bytes > default.least:
+            chosen["min_file_size_bytes"] = limits.small_bytes
         yield Finding(
             "small_files",
             entries.small_files,
@@ -237,7 +242,7 @@ class Examination:
             f"{entries.files_saved / max(entries.files, 1):.0%} of the entries that plans read and of the files that "
             "readers open",
             f"{entries.files_saved:,} of {entries.files:,} data files fewer",
-            **self._rewritten(min_input_files=self.options.min_small_files),
+            **self._rewritten(**chosen),
         )
 
     def _rewritten(self, **options: float) -> dict[str, Any]:

@@ -119,7 +119,11 @@ class _Maintained:
         # Health examines main.
         on_main = configured.get("branch", "main") == "main"
         findings = [finding for finding in report.list_findings if on_main and finding.job == job.name]
-        options = {name: value for finding in findings for name, value in finding.options.items()} | {**configured}
+        options = {name: value for finding in findings for name, value in finding.options.items()}
+        if "target_file_size_bytes" in configured:
+            # Health compares files with the table's target.
+            options.pop("min_file_size_bytes", None)
+        options |= configured
         facts: dict[str, Any] = {"status": NOTHING}
         try:
             # Other jobs and runs may have changed the table.

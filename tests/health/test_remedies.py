@@ -8,7 +8,7 @@ import pytest
 
 import sparkmeta as sm
 from tests.handmade import deletion_vector, equality_deletes, position_deletes
-from tests.health.test_health import X, healthy, kinds, report_of
+from tests.health.test_health import LARGE, X, file, healthy, kinds, report_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,3 +59,17 @@ def test_deletes_that_no_rewrite_counts_are_not_dense(spark: SparkSession, tmp_p
     report = report_of(healthy(tmp_path).add(1, 1, *NOT_COUNTED[name]), spark)
     assert "dense_deletes" not in kinds(report)
     assert rewritten_groups(tmp_path, spark, delete_ratio_threshold=0.3) == 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size", "chosen"), [(0.9, 0.8, int(0.9 * LARGE)), (1, 0.8, LARGE - 1), (0.6, 0.5, None)]
+)
+def test_a_rewrite_takes_all_small_files(
+    spark: SparkSession, tmp_path: Path, ratio: float, size: float, chosen: int | None
+) -> None:
+    files = [file(f"s{number}", file_size_in_bytes=int(size * LARGE)) for number in range(5)]
+    report = report_of(healthy(tmp_path).add(0, 1, *files), spark, small_file_ratio=ratio)
+    (finding,) = report.list_findings
+    assert (finding.finding, finding.options.get("min_file_size_bytes")) == ("small_files", chosen)
+    assert (f"--min-file-size-bytes {chosen} " in finding.command) is (chosen is not None)
+    assert rewritten_groups(tmp_path, spark, **finding.options) == 1

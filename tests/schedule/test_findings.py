@@ -50,6 +50,19 @@ def test_a_job_has_the_options_of_its_findings(spark: SparkSession, tmp_path: Pa
     assert rows_of(table.refresh()) == sorted([*ordinary(1, 10), *ordinary(11, 40)], key=repr)
 
 
+def test_a_job_takes_files_below_the_ratio_of_its_findings(spark: SparkSession, tmp_path: Path) -> None:
+    table = small_files(spark, tmp_path, 5)
+    size = max(row.file_size_in_bytes for row in table.inspect.files().collect())
+    with table.transaction() as change:
+        change.set_properties({"write.target-file-size-bytes": str(int(size / 0.78))})
+    text = "[thresholds]\nsmall_file_ratio = 0.9\n[jobs.rewrite_data_files]\n"
+    for options, status in {"": "planned", "min_file_size_bytes = 1": "nothing to do"}.items():
+        result = maintained(tmp_path, table, text + options)
+        assert (result["status"], result["findings"]) == (status, ["small_files"])
+    result = maintained(tmp_path, table, f"{text}target_file_size_bytes = {size // 2}")
+    assert result["status"] == "planned"
+
+
 def test_a_part_of_a_rewrite_that_fails(spark: SparkSession, tmp_path: Path) -> None:
     """The job has failed, although another part is committed."""
     table = new_table(spark, tmp_path, version=2)
