@@ -69,12 +69,12 @@ def local_session(
         config: Spark settings, which override those of this function.
 
     Returns:
-        The new session; or the active one, with `config` set on it.
+        The new session; or the one that runs, with `config` set on it.
 
     Raises:
         SessionError: there is no Java 17 or newer, or the variable SPARK_REMOTE names a Spark Connect server.
     """
-    if (running := SparkSession.getActiveSession()) is not None:
+    if (running := running_session()) is not None:
         for key, value in (config or {}).items():
             running.conf.set(key, value)
         return running
@@ -142,15 +142,29 @@ def default_memory() -> int:
     return min(max(machine // 2, _GIB), 8 * _GIB)
 
 
+def running_session() -> SparkSession | None:
+    """Return the thread's active session, or else the default one, which all threads share; None if none runs."""
+    if (session := SparkSession.getActiveSession()) is not None:
+        return session
+    try:
+        session = SparkSession.active()
+        if not is_connect(session):
+            # PySpark keeps a default session if only its context was stopped. Such a session can't make another.
+            session.newSession()
+    except Exception:  # noqa: BLE001  py4j raises errors of its own
+        return None
+    return session
+
+
 def resolve_session(spark: SparkSession | None) -> SparkSession:
-    """Return the given session, or the active one.
+    """Return the given session, or the one that runs.
 
     Raises:
-        SessionError: none is given, and none is active.
+        SessionError: none is given, and none runs.
     """
-    session = spark or SparkSession.getActiveSession()
+    session = spark or running_session()
     if session is None:
-        raise SessionError("no Spark session is active: pass spark=..., or start one with sparkmeta.local_session()")
+        raise SessionError("no Spark session runs: pass spark=..., or start one with sparkmeta.local_session()")
     return session
 
 

@@ -354,7 +354,7 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
         NoSuchTableError: there is no table.
         CorruptFileError: the metadata contradicts itself.
         ValidationError: two metadata files have the highest version.
-        SessionError: no session is active.
+        SessionError: no session runs.
     """
     session, location = resolve_session(spark), absolute(location)
     return open_metadata(location, session) if is_metadata_file(location) else open_table(location, session)

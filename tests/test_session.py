@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from zipimport import zipimporter
 
 import pyarrow as pa
@@ -30,6 +33,43 @@ def test_local_session_is_the_one_that_runs(spark: SparkSession) -> None:
     spark.conf.unset("spark.sparkmeta.split-manifest-bytes")
 
 
+def in_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
+
+
+@pytest.mark.connect
+def test_other_threads_have_the_session_with_its_settings(spark: SparkSession) -> None:
+    before = {key: spark.conf.get(key) for key in ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions")}
+    others = dict(zip(before, ("Asia/Tokyo", "37"), strict=True))
+    try:
+        for key, value in others.items():
+            spark.conf.set(key, value)
+        assert in_thread(local_session) is spark
+        assert in_thread(lambda: resolve_session(None)) is spark
+        assert {key: spark.conf.get(key) for key in before} == others
+        assert in_thread(lambda: local_session(config={"spark.sql.shuffle.partitions": "38"})) is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "38"
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)
+
+
+STOPPED = """
+import sparkmeta as sm
+session = sm.local_session(cores=1, memory="1g")
+session.sparkContext.stop()
+again = sm.local_session(cores=1, memory="1g")
+assert again is not session
+print("rows", again.range(3).count())
+"""
+
+
+def test_a_session_whose_context_was_stopped_does_not_run() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, check=False)
+    assert "rows 3" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(("name", "usable"), [("short", True), ("long" * 20, False)])
 def test_sockets_have_short_paths(monkeypatch: pytest.MonkeyPatch, name: str, usable: bool) -> None:
     monkeypatch.setattr("tempfile.tempdir", f"/tmp/{name}")
@@ -38,8 +78,13 @@ def test_sockets_have_short_paths(monkeypatch: pytest.MonkeyPatch, name: str, us
     assert ("spark.python.unix.domain.socket.enabled" in config) is usable
 
 
-def test_a_local_session_beside_a_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+
+
+def test_a_local_session_beside_a_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_session(monkeypatch)
     monkeypatch.setenv("SPARK_REMOTE", "sc://spark.example.org/;token=secret")
     with pytest.raises(SessionError, match="SPARK_REMOTE names a Spark Connect server: unset it") as raised:
         local_session()
@@ -49,7 +94,7 @@ def test_a_local_session_beside_a_configured_server(monkeypatch: pytest.MonkeyPa
 def test_resolve_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_session(spark) is spark
     assert resolve_session(None) is spark
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    no_session(monkeypatch)
     with pytest.raises(SessionError, match="local_session"):
         resolve_session(None)
 

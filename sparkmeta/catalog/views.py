@@ -13,7 +13,7 @@ from sparkmeta.catalog.names import as_names
 from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
 from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
-from sparkmeta.session import resolve_session
+from sparkmeta.session import resolve_session, running_session
 from sparkmeta.spec.view_updates import new_view
 from sparkmeta.storage.access import files_for
 from sparkmeta.storage.files import IOFiles, LocalFiles
@@ -175,7 +175,7 @@ class FileSystemViews:
         """Return the views of a warehouse. Only one on a store needs a session, if there is no FileIO for it."""
         if io is not None:
             return FileSystemViews(warehouse, IOFiles(io))
-        session = spark or SparkSession.getActiveSession()
+        session = spark or running_session()
         local = session is None and is_local(warehouse)
         return FileSystemViews(warehouse, LocalFiles() if local else files_for(resolve_session(session), warehouse))
 
