@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.refs import MAIN_BRANCH
 
-from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired
+from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired, without_expired
 
 if TYPE_CHECKING:
     from sparkmeta.operations.base_table import BaseTable
@@ -44,6 +44,7 @@ class History:
         pinned_bytes: about the bytes of data files that only expired snapshots of main need, as summaries tell.
         old_refs: branches and tags, other than main, whose snapshot is older than `max_ref_age_days`.
         kept_by_refs: the number of snapshots that would expire without these.
+        unused_schemas: the number of schemas that no remaining snapshot uses, if all partition specs stay.
         may_expire: whether the table property `gc.enabled` permits it.
         metadata_json_bytes: the size of the current metadata file.
         statistics_bytes: the bytes of statistics files.
@@ -56,6 +57,7 @@ class History:
     pinned_bytes: int
     old_refs: tuple[str, ...]
     kept_by_refs: int
+    unused_schemas: int
     may_expire: bool
     metadata_json_bytes: int
     statistics_bytes: int
@@ -77,6 +79,9 @@ def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> His
     others = {name: ref for name, ref in permitted.refs.items() if name not in old}
     without = choose_expired(permitted.model_copy(update={"refs": others}), rules) if old else expired
     gone = {snapshot.snapshot_id for snapshot in expired.snapshots}
+    # Snapshots of trees do not tell which specs they use, so that expiry keeps all specs and schemas with them.
+    specs = None if table.state.has_trees else {spec.spec_id for spec in metadata.partition_specs}
+    remaining = without_expired(permitted, expired, specs, now_ms)
     statistics = [*metadata.statistics, *metadata.partition_statistics]
     return History(
         snapshots=len(metadata.snapshots),
@@ -85,6 +90,7 @@ def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> His
         pinned_bytes=_pinned_bytes(metadata, gone),
         old_refs=old,
         kept_by_refs=len(without.snapshots) - len(gone),
+        unused_schemas=len(metadata.schemas) - len(remaining.schemas),
         may_expire=may_expire,
         metadata_json_bytes=table.state.files.length(table.metadata_location),
         statistics_bytes=sum(file.file_size_in_bytes for file in statistics),

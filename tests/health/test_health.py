@@ -329,12 +329,6 @@ def test_old_tags(spark: SparkSession, tmp_path: Path) -> None:
     assert [finding.finding for finding in report.list_findings] == ["old_snapshots"]
 
 
-def test_a_large_metadata_file(spark: SparkSession, tmp_path: Path) -> None:
-    report = report_of(healthy(tmp_path), spark, max_metadata_json_bytes=100)
-    assert kinds(report) == ["large_metadata_json"]
-    assert "clean_expired_metadata=True" in report.list_findings[0].call
-
-
 # -- how it works -----------------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkmeta as sm
-from tests.handmade import deletion_vector, equality_deletes, position_deletes
-from tests.health.test_health import LARGE, X, file, healthy, kinds, report_of
+from tests.handmade import BY_PART, COLUMNS, deletion_vector, equality_deletes, position_deletes
+from tests.health.test_health import LARGE, X, file, healthy, history, kinds, report_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,3 +73,24 @@ def test_a_rewrite_takes_all_small_files(
     assert (finding.finding, finding.options.get("min_file_size_bytes")) == ("small_files", chosen)
     assert (f"--min-file-size-bytes {chosen} " in finding.command) is (chosen is not None)
     assert rewritten_groups(tmp_path, spark, **finding.options) == 1
+
+
+@pytest.mark.parametrize("schemas", [1, 2])
+def test_an_expiry_makes_large_metadata_smaller(spark: SparkSession, tmp_path: Path, schemas: int) -> None:
+    """The other schemas are unused. Without them, an expiry would do nothing, and compression is all that helps."""
+    report = report_of(
+        healthy(tmp_path, schemas=(COLUMNS,) * schemas, specs=((), BY_PART)), spark, max_metadata_json_bytes=100
+    )
+    (finding,) = report.list_findings
+    call = "table.maintenance.expire_snapshots(clean_expired_metadata=True).commit()" if schemas > 1 else None
+    assert (finding.finding, finding.call, finding.command is None) == ("large_metadata_json", call, schemas == 1)
+    assert ("fewer snapshots, schemas" in finding.gain) is (schemas > 1)
+    assert "compression-codec=gzip" in finding.gain
+    plan = sm.load_table(str(tmp_path), spark=spark).maintenance.expire_snapshots(clean_expired_metadata=True)
+    assert plan.summary().is_empty is (schemas == 1)
+
+
+def test_large_metadata_of_old_snapshots(spark: SparkSession, tmp_path: Path) -> None:
+    findings = history(tmp_path, spark).maintenance.health(max_metadata_json_bytes=100).list_findings
+    assert [finding.finding for finding in findings] == ["old_snapshots", "large_metadata_json"]
+    assert findings[1].call == "table.maintenance.expire_snapshots(clean_expired_metadata=True).commit()"
