@@ -19,7 +19,6 @@ from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
 from sparkmeta.errors import (
     InvalidArgumentError,
-    NoSuchSnapshotError,
     UnsupportedError,
     ValidationError,
     first_line,
@@ -39,6 +38,7 @@ from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
 from sparkmeta.rows.count import count_rows
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.rows.read import RowScan, read_rows
+from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -166,13 +166,11 @@ class Scan:
 
         Raises:
             NoSuchSnapshotError: the table does not have the scan's snapshot.
+            ValidationError: its id is not a whole number.
         """
         if self.snapshot_id is None:
             return self.state.metadata.current_snapshot()
-        snapshot = self.state.metadata.snapshot_by_id(self.snapshot_id)
-        if snapshot is None:
-            raise NoSuchSnapshotError(f"{self.state.metadata.location} has no snapshot {self.snapshot_id}")
-        return snapshot
+        return snapshot_of(self.state.metadata, self.snapshot_id)
 
     def schema(self) -> Schema:
         """Return the scan's schema: that of a given snapshot or tag, otherwise the table's.
@@ -282,6 +280,7 @@ class Scan:
 
         Raises:
             InvalidArgumentError: Spark refuses the name.
+            ValidationError: the name is not a string.
         """
         register_view(self.to_df(), name, self.state.metadata.location)
 
@@ -387,6 +386,7 @@ class Scan:
 
 def register_view(rows: DataFrame, name: str, location: str) -> None:
     """Register rows of a table as a temporary view; see `Scan.create_temp_view`."""
+    TEXT.check("name", name)
     try:
         rows.createOrReplaceTempView(name)
     except AnalysisException as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zipimport import zipimporter
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -72,11 +72,15 @@ def local_session(
         The new session; or the one that runs, with `config` set on it.
 
     Raises:
-        SessionError: there is no Java 17 or newer, or the variable SPARK_REMOTE names a Spark Connect server.
+        SessionError: there is no Java 17 or newer, the variable SPARK_REMOTE names a Spark Connect server, or the
+            session that runs can't change a setting of `config`.
     """
     if (running := running_session()) is not None:
         for key, value in (config or {}).items():
-            running.conf.set(key, value)
+            try:
+                running.conf.set(key, value)
+            except AnalysisException as error:
+                raise SessionError(f"config sets {key}: the session that runs can't change it") from error
         return running
     if "SPARK_REMOTE" in os.environ:
         # The value may contain a token.

@@ -13,7 +13,6 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.changes.check import check
 from sparkmeta.changes.file_changes import file_changes
 from sparkmeta.commit.transaction import Transaction
-from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.inspect.draw import draw
 from sparkmeta.inspect.inspect_table import InspectTable
 from sparkmeta.maintain.maintenance import Maintenance
@@ -23,6 +22,7 @@ from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperatio
 from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
+from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for
 from sparkmeta.storage.location import absolute
@@ -185,10 +185,7 @@ class Table(RowTable):
         """
         if snapshot_id is None:
             return check(self.state)
-        snapshot = self.snapshot_by_id(snapshot_id)
-        if snapshot is None:
-            raise NoSuchSnapshotError(f"{self.location()} has no snapshot {snapshot_id}")
-        return check(self.state.at(snapshot))
+        return check(self.state.at(snapshot_of(self.metadata, snapshot_id)))
 
     def draw(self, snapshot_id: int | None = None) -> Drawing:
         """Draw the metadata tree of a snapshot, by default the current one, for a notebook or `print`.

@@ -55,6 +55,13 @@ def test_other_threads_have_the_session_with_its_settings(spark: SparkSession) -
             spark.conf.set(key, value)
 
 
+@pytest.mark.connect
+def test_settings_that_a_running_session_can_not_change(spark: SparkSession) -> None:
+    for key in ("spark.driver.memory", "spark.sql.extensions"):
+        with pytest.raises(SessionError, match=f"^config sets {key}: the session that runs can't change it"):
+            local_session(config={key: "1g"})
+
+
 STOPPED = """
 import sparkmeta as sm
 session = sm.local_session(cores=1, memory="1g")

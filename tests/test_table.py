@@ -11,7 +11,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 import sparkmeta as sm
-from sparkmeta.errors import NotFoundError, SettingError
+from sparkmeta.errors import NotFoundError, SettingError, ValidationError
 from tests.conftest import configured
 from tests.small_table import write_small_table
 
@@ -182,3 +182,42 @@ def test_options_of_maintenance_that_do_not_fit(table: sm.Table) -> None:
     for problem, call in calls.items():
         with pytest.raises(sm.ValidationError, match=problem):
             call()
+
+
+BY_ID: dict[str, Callable[[sm.Table, Any], Any]] = {
+    "snapshot_id of a scan": lambda table, snapshot: table.scan(snapshot_id=snapshot),
+    "snapshot_id of files": lambda table, snapshot: table.inspect.files(snapshot_id=snapshot),
+    "snapshot_id of a drawing": lambda table, snapshot: table.draw(snapshot),
+    "snapshot_id of a check": lambda table, snapshot: table.check(snapshot),
+    "snapshot_id of statistics": lambda table, snapshot: table.maintenance.compute_table_stats(snapshot_id=snapshot),
+    "snapshot_id of a cherry-pick": lambda table, snapshot: table.manage_snapshots().cherry_pick(snapshot).commit(),
+    "from_snapshot_id_exclusive": lambda table, snapshot: table.incremental(snapshot).to_df(),
+    "from_snapshot_id_exclusive of changes": lambda table, snapshot: table.changelog(snapshot).to_df(),
+    "to_snapshot_id_inclusive": lambda table, snapshot: table.incremental(None, snapshot).to_df(),
+    "to_snapshot_id_inclusive of files": lambda table, snapshot: table.file_changes(None, snapshot),
+}
+
+
+@pytest.mark.parametrize("name", BY_ID)
+def test_ids_of_snapshots_are_whole_numbers(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    table = sm.load_table(write_small_table(tmp_path).metadata_location, spark)
+    argument = name.split(maxsplit=1)[0]
+    for value, text in {"main": "'main'", True: "True", (1,): r"\(1,\)"}.items():
+        with pytest.raises(ValidationError, match=rf"^{argument} is {text}: expected a whole number"):
+            BY_ID[name](table, value)
+
+
+def test_a_view_has_a_text_as_its_name(table: sm.Table) -> None:
+    for name in (5, None):
+        with pytest.raises(ValidationError, match=f"^name is {name}: expected a string"):
+            table.create_temp_view(name)  # type: ignore[arg-type]
+
+
+def test_the_branch_main_of_an_empty_table(table: sm.Table) -> None:
+    assert table.scan().use_ref("main").count() == 0
+    assert table.inspect.files(ref="main").collect() == table.inspect.entries(ref="main").collect() == []
+    for name in ("dev", "Main"):
+        with pytest.raises(sm.NoSuchSnapshotError, match=f"has no branch or tag '{name}'"):
+            table.inspect.files(ref=name)
+    with pytest.raises(ValidationError, match=r"^ref is 5: expected a string"):
+        table.inspect.files(ref=5)  # type: ignore[arg-type]

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sparkmeta.checks import WHOLE
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
+from sparkmeta.spec.metadata import Snapshot, TableMetadata, snapshot_of
 
 if TYPE_CHECKING:
-    from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
-
-
-def snapshot_of(metadata: TableMetadata, snapshot_id: int) -> Snapshot:
-    """Return the snapshot with an id.
-
-    Raises:
-        NoSuchSnapshotError: the table does not have it.
-    """
-    snapshot = metadata.snapshot_by_id(snapshot_id)
-    if snapshot is None:
-        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
-    return snapshot
 
 
 def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
@@ -71,14 +60,19 @@ def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_in
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
-        ValidationError: the first is not an ancestor of the second, or the history between them has expired.
+        ValidationError: the first is not an ancestor of the second, the history between them has expired, or an id is
+            not a whole number.
     """
-    last = metadata.current_snapshot() if to_inclusive is None else metadata.snapshot_by_id(to_inclusive)
+    if from_exclusive is not None:
+        WHOLE.check("from_snapshot_id_exclusive", from_exclusive)
+    if to_inclusive is None:
+        last = metadata.current_snapshot()
+    else:
+        last = snapshot_of(metadata, to_inclusive, "to_snapshot_id_inclusive")
     if last is None:
-        if to_inclusive is None and from_exclusive is None:
+        if from_exclusive is None:
             return []
-        missing = from_exclusive if to_inclusive is None else to_inclusive
-        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {missing}")
+        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {from_exclusive}")
     snapshots: list[Snapshot] = []
     for snapshot in lineage(metadata, last.snapshot_id):
         if snapshot.snapshot_id == from_exclusive:
@@ -91,8 +85,8 @@ def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_in
 
 
 def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: int | None) -> Exception:
-    if start is not None and metadata.snapshot_by_id(start) is None:
-        return NoSuchSnapshotError(f"{metadata.location} has no snapshot {start}")
+    if start is not None:
+        snapshot_of(metadata, start)
     if lost is None:
         return ValidationError(f"{metadata.location}: snapshot {start} is not an ancestor of snapshot {end}")
     since = "the table was empty" if start is None else f"snapshot {start}"

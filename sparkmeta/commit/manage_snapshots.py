@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, REMOVED
 from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
-from sparkmeta.changes.history import lineage, snapshot_of
+from sparkmeta.changes.history import lineage
 from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.named import NotLiveError
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
@@ -19,6 +19,7 @@ from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.spec.builders import names_table
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.updates import update_table_metadata
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.inspect.drawing import Drawing
 from sparkmeta.inspect.excerpt import Entry, Node, counted, printable
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.storage.location import file_name
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
         CorruptFileError: the root, or a deletion vector that is drawn, is damaged.
     """
     if snapshot_id is not None:
-        snapshot = state.metadata.snapshot_by_id(snapshot_id)
-        if snapshot is None:
-            raise NoSuchSnapshotError(f"{state.metadata.location} has no snapshot {snapshot_id}")
-        state = state.at(snapshot)
+        state = state.at(snapshot_of(state.metadata, snapshot_id))
     if state.snapshot is None:
         return Drawing("the table is empty: it has no snapshot")
     if state.tree is None:

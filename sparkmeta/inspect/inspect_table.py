@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
+from sparkmeta.checks import TEXT
+from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.inspect import all_files, files, manifests, partition_statistics, partitions, position_deletes, snapshots
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import MAIN, snapshot_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -214,12 +216,12 @@ class InspectTable:
         if sum(given is not None for given in (snapshot_id, ref, as_of)) > 1:
             raise InvalidArgumentError("snapshot_id, ref and as_of each name a snapshot: give one of them")
         if ref is not None:
+            TEXT.check("ref", ref)
+            if ref == MAIN and ref not in state.metadata.refs:  # the table is empty
+                return state
             snapshot_id = state.metadata_ref(ref).snapshot_id
         elif as_of is not None:
             snapshot_id = state.snapshot_id_at(as_of)
         if snapshot_id is None:
             return state
-        snapshot = state.metadata.snapshot_by_id(snapshot_id)
-        if snapshot is None:
-            raise NoSuchSnapshotError(f"{state.metadata.location} has no snapshot {snapshot_id}")
-        return state.at(snapshot)
+        return state.at(snapshot_of(state.metadata, snapshot_id))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 
-from sparkmeta.checks import WHOLE
 from sparkmeta.edit.attempts import commit_steps
-from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, proves_failure
+from sparkmeta.errors import CommitConflictError, proves_failure
+from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.snapshot import PartitionStatisticsFile, StatisticsFile
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.writing import discard
@@ -64,8 +64,4 @@ def state_of(table: TableT, snapshot_id: int | None) -> TableState:
     """
     if snapshot_id is None:
         return table.state
-    WHOLE.check("snapshot_id", snapshot_id)
-    snapshot = table.metadata.snapshot_by_id(snapshot_id)
-    if snapshot is None:
-        raise NoSuchSnapshotError(f"{table.metadata.location} has no snapshot {snapshot_id}")
-    return table.state.at(snapshot)
+    return table.state.at(snapshot_of(table.metadata, snapshot_id))

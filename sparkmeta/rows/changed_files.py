@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, SNAPSHOT, at_most_one
-from sparkmeta.changes.history import snapshot_of
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import translated_errors
@@ -46,6 +45,7 @@ from sparkmeta.rows.planned import (
 )
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
     from sparkmeta.changes.entry_changes import EntryChanges

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from sparkmeta.checks import at_least
-from sparkmeta.errors import NoSuchSnapshotError, ValidationError, shown
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.updates import log_after_gap
 
@@ -86,7 +87,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
     cutoff = rules.now_ms - max_age if rules.older_than_ms is None else rules.older_than_ms
     least = rules.retain_last or max(1, _property(metadata, _MIN_SNAPSHOTS, 1))
     refs = {name: ref for name, ref in metadata.refs.items() if _stays(name, ref, by_id, metadata, rules.now_ms)}
-    _check_named(metadata, rules.snapshot_ids, by_id, refs)
+    _check_named(metadata, rules.snapshot_ids, refs)
     retained, referenced = {ref.snapshot_id for ref in refs.values()}, set[int]()
     for ref in refs.values():
         if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
@@ -189,12 +190,9 @@ def _stays(name: str, ref: SnapshotRef, by_id: dict[int, Snapshot], metadata: Ta
     )
 
 
-def _check_named(
-    metadata: TableMetadata, snapshot_ids: Iterable[int], by_id: dict[int, Snapshot], refs: dict[str, SnapshotRef]
-) -> None:
+def _check_named(metadata: TableMetadata, snapshot_ids: Iterable[int], refs: dict[str, SnapshotRef]) -> None:
     for snapshot_id in snapshot_ids:
-        if snapshot_id not in by_id:
-            raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
+        snapshot_of(metadata, snapshot_id, "snapshot_ids")
         names = sorted(name for name, ref in refs.items() if ref.snapshot_id == snapshot_id)
         if names:
             raise ValidationError(

@@ -8,7 +8,8 @@ from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 
-from sparkmeta.errors import CorruptFileError, NoSuchTableError, UnsupportedError
+from sparkmeta.checks import WHOLE
+from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, NoSuchTableError, UnsupportedError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.expressions import expressions_from_json, resolved_spec_json
 from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
@@ -46,6 +47,7 @@ __all__ = [
     "parse_table_uuid",
     "refuse_encrypted",
     "serialize_table_metadata",
+    "snapshot_of",
     "table_metadata_from_json",
 ]
 
@@ -118,6 +120,25 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
 def has_tree(metadata: TableMetadata) -> bool:
     """Return whether a table has a metadata tree, not manifest lists."""
     return isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None
+
+
+def snapshot_of(metadata: TableMetadata, snapshot_id: int, name: str = "snapshot_id") -> Snapshot:
+    """Return the snapshot with an id.
+
+    Args:
+        metadata: the metadata.
+        snapshot_id: the id.
+        name: the name of the argument that has it.
+
+    Raises:
+        NoSuchSnapshotError: the table does not have it.
+        ValidationError: the id is not a whole number.
+    """
+    WHOLE.check(name, snapshot_id)
+    snapshot = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {snapshot_id}")
+    return snapshot
 
 
 def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
