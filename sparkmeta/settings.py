@@ -24,6 +24,8 @@ _UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb":
 
 # PySpark 4.1 duplicates rows if it splits the batches of mapInArrow by this setting.
 _REPEATS_ROWS = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
+# Unless it is true, results of `groupBy` lack the columns by which rows are grouped.
+_KEEPS_KEYS = "spark.sql.retainGroupColumns"
 
 
 def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:
@@ -78,11 +80,13 @@ def settings(spark: SparkSession) -> Settings:
     Serverless sessions accept no such configuration, so that all settings have their defaults.
 
     Raises:
-        SettingError: A value is invalid, or a setting of Spark makes it duplicate rows. Or, on the first call for a
-            session, there is a ``spark.sparkmeta.*`` configuration of an unknown name.
+        SettingError: A value is invalid, or a setting of Spark makes it duplicate rows or leave out columns. Or, on the
+            first call for a session, there is a ``spark.sparkmeta.*`` configuration of an unknown name.
     """
     if (limit := setting(spark, _REPEATS_ROWS) or "-1").isdecimal() and int(limit) > 0:
         raise SettingError(f"{_REPEATS_ROWS} is {limit}: Spark repeats rows of Python functions under it; unset it")
+    if (setting(spark, _KEEPS_KEYS) or "true").lower() == "false":
+        raise SettingError(f"{_KEEPS_KEYS} is false: Spark leaves columns out of grouped rows under it; unset it")
     names = [field.name.replace("_", "-") for field in fields(Settings)]
     values = {name: setting(spark, PREFIX + name) for name in names}
     known = {name: value for name, value in values.items() if value is not None}

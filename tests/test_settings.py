@@ -12,6 +12,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.errors import SettingError
 from sparkmeta.settings import PREFIX, Settings, from_conf, settings
+from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
 
 if TYPE_CHECKING:
@@ -117,3 +118,21 @@ def test_choices() -> None:
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(SettingError, match=r"spark\.sparkmeta\.split-manifests is not a setting"):
         from_conf({"split-manifests": "1"})
+
+
+WHAT_GROUPS: dict[str, Callable[[sm.Table], object]] = {
+    "all files": lambda table: table.inspect.all_files().count(),
+    "position deletes": lambda table: table.inspect.position_deletes().count(),
+    "health": lambda table: table.maintenance.health(),
+    "a plan": lambda table: table.scan().plan_files().count(),
+}
+
+
+@pytest.mark.parametrize("name", WHAT_GROUPS)
+def test_keys_of_groups_are_kept(spark: SparkSession, location: str, name: str) -> None:
+    table = sm.load_table(location, spark=spark)
+    setting = "spark.sql.retainGroupColumns"
+    with configured(spark, {setting: "false"}), pytest.raises(SettingError, match=f"^{setting} is false: Spark leaves"):
+        WHAT_GROUPS[name](table)
+    with configured(spark, {setting: "true"}):
+        table.scan().plan_files()
