@@ -17,7 +17,7 @@ from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import parse_filter, referenced_names
 from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves
 from sparkmeta.commit.named import Searches, dvs_of, many_dvs_of
-from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions
+from sparkmeta.commit.partitions import PARTITION_KEY, keys_of, new_partitions, replaces_everything
 from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows
 from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, LeafMemo, live_entries
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
@@ -115,11 +115,10 @@ class ReplacedFiles:
         """Find the live files in these partitions, and their deletion vectors."""
         leaves = live_leaves(state, ContentType.DATA_MANIFEST)
         partitions = materialize(new_partitions(state, self.files))
-        unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
-        head = partitions.limit(FEW_FILES + 1).toArrow()
-        if pc.any(pc.is_in(head.column("partition_spec_id"), pa.array(unpartitioned, pa.int32()))).as_py():
+        if replaces_everything(state, partitions):
             matching = partial(live_entries, state)
         else:
+            head = partitions.limit(FEW_FILES + 1).toArrow()
             few = len(head) <= FEW_FILES
             leaves = leaves_of_partitions(state, leaves, head) if few else leaves
             matching = partial(_in_partitions, state, partitions=F.broadcast(partitions) if few else partitions)

@@ -39,14 +39,18 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
     return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()
 
 
-def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
-    """Return the keys of new files' partitions; None if an unpartitioned file replaces everything (semantics 4.8)."""
-    partitions = new_partitions(state, files)
+def replaces_everything(state: TableState, partitions: DataFrame) -> bool:
+    """Return whether `new_partitions` include an unpartitioned one, which replaces all files (semantics 4.8)."""
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
-    of_those = partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1)
-    if unpartitioned and (len(unpartitioned) == len(state.specs) or len(of_those.toArrow())):
-        return None
-    return keys_of(state, partitions)
+    if not unpartitioned:
+        return False
+    return len(partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1).toArrow()) > 0
+
+
+def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
+    """Return the keys of the partitions that new files replace; None if they replace everything."""
+    partitions = new_partitions(state, files)
+    return None if replaces_everything(state, partitions) else keys_of(state, partitions)
 
 
 def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.errors import CommitConflictError, ValidationError
@@ -239,6 +241,20 @@ def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(table: sm.T
     replaced = commit(table, lambda tx: tx.update_snapshot().replace_partitions(files(spark, 9).drop("partition")))
     assert live(table) == ["f1", "f2", "f3"]
     assert live(replaced) == ["f9"]
+
+
+def test_an_unpartitioned_file_among_many_partitions_replaces_everything(
+    table: sm.Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkmeta.commit.filtered.FEW_FILES", 1)
+    table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, part="other")))
+    table = commit(table, lambda tx: tx.update_spec().remove_field("s").remove_field("id_bucket").commit())
+    unpartitioned = table.spec().spec_id
+    new = [files(spark, n, part=f"p{n}").withColumn("spec_id", F.lit(0)) for n in range(3, 9)]
+    new.append(files(spark, 9, part=None).withColumn("spec_id", F.lit(unpartitioned)))
+    everything = reduce(DataFrame.unionByName, new)
+    table = commit(table, lambda tx: tx.update_snapshot().replace_partitions(everything))
+    assert live(table) == [f"f{n}" for n in range(3, 10)]
 
 
 def test_a_delete_of_nothing_from_an_empty_table(table: sm.Table, spark: SparkSession) -> None:
