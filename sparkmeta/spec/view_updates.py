@@ -41,8 +41,8 @@ def new_view(location: str, schema: Schema, version: ViewVersion, properties: Ma
         ValidationError: The version has no query or two in a dialect, or a property has an invalid value.
         UnsupportedError: The version has a representation of another type than SQL.
     """
-    empty = ViewMetadata(uuid.uuid4(), location, (), 0, (), (), dict(properties))
-    return _with_version(empty, schema, version)
+    empty = ViewMetadata(uuid.uuid4(), location, (), 0, (), (), {})
+    return _with_version(_with_properties(empty, properties), schema, version)
 
 
 def replace_view(
@@ -58,7 +58,7 @@ def replace_view(
             `replace.drop-dialect.allowed` is not true.
         UnsupportedError: See `new_view`.
     """
-    return _with_version(replace(base, properties={**base.properties, **(properties or {})}), schema, version)
+    return _with_version(_with_properties(base, properties or {}), schema, version)
 
 
 def roll_back_view(base: ViewMetadata, version_id: int, timestamp_ms: int) -> ViewMetadata:
@@ -79,10 +79,9 @@ def set_view_properties(base: ViewMetadata, updates: Mapping[str, str], removals
     Raises:
         ValidationError: A property has an invalid value.
     """
-    refuse_invalid_retries(updates, _place(base))
     removed = set(removals)
     properties = {key: value for key, value in base.properties.items() if key not in removed}
-    return _built(base, replace(base, properties={**properties, **updates}))
+    return _built(base, _with_properties(replace(base, properties=properties), updates))
 
 
 def same_definition(left: ViewVersion, right: ViewVersion) -> bool:
@@ -93,6 +92,11 @@ def same_definition(left: ViewVersion, right: ViewVersion) -> bool:
 def same_columns(left: Schema, right: Schema) -> bool:
     """Return whether two schemas differ in their ids at most."""
     return left.fields == right.fields and set(left.identifier_field_ids) == set(right.identifier_field_ids)
+
+
+def _with_properties(base: ViewMetadata, updates: Mapping[str, str]) -> ViewMetadata:
+    refuse_invalid_retries(updates, _place(base))
+    return replace(base, properties={**base.properties, **updates})
 
 
 def _with_version(base: ViewMetadata, schema: Schema, version: ViewVersion) -> ViewMetadata:

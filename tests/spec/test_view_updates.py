@@ -24,7 +24,7 @@ from sparkmeta.spec.view_metadata import (
 from sparkmeta.spec.view_updates import new_view, replace_view, roll_back_view, set_view_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 REQUIRED = Schema(NestedField(7, "id", LongType(), required=True), identifier_field_ids=[7])
 SCHEMAS = (
@@ -116,6 +116,18 @@ def test_invalid_changes() -> None:
     plan = replace(version(1, spark="a"), representations=(OtherRepresentation("ir", {}),))
     with pytest.raises(UnsupportedError, match="a representation of type 'ir' can't be written"):
         replace_view(view(), SCHEMAS[0], plan)
+
+
+def test_invalid_retries_are_refused_wherever_properties_are_set() -> None:
+    retries = {"commit.retry.num-retries": "many"}
+    changes: list[Callable[[], ViewMetadata]] = [
+        lambda: view(retries),
+        lambda: replace_view(view(), SCHEMAS[0], version(2, spark="select 2"), retries),
+        lambda: set_view_properties(view(), retries),
+    ]
+    for change in changes:
+        with pytest.raises(ValidationError, match=r"property commit.retry.num-retries is 'many'"):
+            change()
 
 
 def test_old_versions_expire() -> None:
