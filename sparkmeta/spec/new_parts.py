@@ -55,19 +55,23 @@ def refuse_unreadable(
         _refuse_unknown(location, order.fields, read.fields, "sort order")
 
 
-def refuse_unfit(location: str, schema: Schema, spec: PartitionSpec, order: SortOrder) -> None:
+def refuse_unfit(
+    location: str, schema: Schema, specs: Iterable[PartitionSpec] = (), sort_orders: Iterable[SortOrder] = ()
+) -> None:
     """Raise ValidationError for a partition or sort field whose transform does not fit its column.
 
     Args:
-        location: the table's location, for error messages.
-        schema: the columns of the fields.
-        spec: the new partition spec.
-        order: the new sort order.
+        location: The table's location, for error messages.
+        schema: The current schema. Fields of columns that it lacks are not checked.
+        specs: New partition specs.
+        sort_orders: New sort orders.
     """
-    for field in spec.fields:
-        _refuse_transform(location, schema, field, f"partition field {shown(field.name)}")
-    for sort_field in order.fields:
-        _refuse_transform(location, schema, sort_field, "sort field")
+    for spec in specs:
+        for field in spec.fields:
+            _refuse_transform(location, schema, field, f"partition field {shown(field.name)}")
+    for order in sort_orders:
+        for sort_field in order.fields:
+            _refuse_transform(location, schema, sort_field, "sort field")
 
 
 def _refuse_names(location: str, spec: PartitionSpec) -> None:
@@ -81,10 +85,10 @@ def _refuse_names(location: str, spec: PartitionSpec) -> None:
 
 
 def _refuse_transform(location: str, schema: Schema, field: PartitionField | SortField, what: str) -> None:
-    column, name = schema.find_field(field.source_id), schema.find_column_name(field.source_id)
-    transform, kind = field.transform, column.field_type
-    if isinstance(transform, VoidTransform | UnknownTransform):
+    transform, name = field.transform, schema.find_column_name(field.source_id)
+    if name is None or isinstance(transform, VoidTransform | UnknownTransform):
         return
+    kind = schema.find_type(field.source_id)
     try:
         schema.accessor_for_field(field.source_id)
     except ValueError as error:

@@ -76,7 +76,7 @@ def new_metadata(
         order = assign_fresh_sort_order_ids(sort_order, schema, columns)
     except ValueError as error:
         raise ValidationError(f"{location}: {error}") from error
-    refuse_unfit(location, columns, fields, order)
+    refuse_unfit(location, columns, [fields], [order])
     stored = {key: value for key, value in properties.items() if key != VERSION_PROPERTY}
     schema_json, spec_json = (
         schema_to_json(columns),

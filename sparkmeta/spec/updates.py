@@ -16,7 +16,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.builders import names_table
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV4
-from sparkmeta.spec.new_parts import refuse_unreadable
+from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_from_json, partition_spec_to_json
 from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.snapshot import (
@@ -32,7 +32,9 @@ from sparkmeta.spec.table_expressions import add_expressions, check_expressions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Transaction
+    from pyiceberg.table.sorting import SortOrder
     from pyiceberg.table.update import TableUpdate
     from pyiceberg.transforms import Transform
 
@@ -83,6 +85,8 @@ def update_table_metadata(
     except (ValueError, KeyError, exceptions.ValidationError) as error:
         raise ValidationError(f"{metadata.location}: {error}") from error
     changed = cast("TableMetadata", updated)
+    for update in updates:
+        refuse_unfit(metadata.location, changed.schema(), *_added_orders(update))
     parts = _converted_parts(metadata, changed) | _lists(metadata, changed, updates)
     restored = changed.model_copy(update=counters | parts | _times(metadata, changed, parts["snapshot_log"]))
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
@@ -188,9 +192,13 @@ def _refuse_later_version(update: TableUpdate, metadata: TableMetadata) -> None:
 
 def _refuse_unreadable(update: TableUpdate, metadata: TableMetadata) -> None:
     """Raise ValidationError if an added schema, spec or sort order can't be written so that it is read again."""
-    refuse_unreadable(
-        metadata.location,
-        [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else [],
+    schemas = [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else []
+    refuse_unreadable(metadata.location, schemas, *_added_orders(update))
+
+
+def _added_orders(update: TableUpdate) -> tuple[list[PartitionSpec], list[SortOrder]]:
+    """Return the partition spec and the sort order that an update adds, one of them at most."""
+    return (
         [update.spec] if isinstance(update, iceberg.AddPartitionSpecUpdate) else [],
         [update.sort_order] if isinstance(update, iceberg.AddSortOrderUpdate) else [],
     )

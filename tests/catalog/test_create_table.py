@@ -44,6 +44,7 @@ from pyiceberg.types import (
 
 import sparkmeta as sm
 from sparkmeta.session import local_frame
+from sparkmeta.spec.schema import VariantType
 from tests.peers.java import Java
 from tests.peers.twins import comparable
 
@@ -110,14 +111,36 @@ def test_the_version_of_a_new_table(
         ),
         (lambda t: t.update_schema().add_column("x", DecimalType(5, 9)), "new schema is 'decimal.5, 9.'"),
         (lambda t: t.update_schema().add_column("x", FixedType(-1)), "new schema is 'fixed.-1.'"),
+        (
+            lambda t: t.update_sort_order().asc("tags.element", IdentityTransform()),
+            "sort field: column tags.element is inside a list or a map",
+        ),
     ],
-    ids=["bucket", "negative", "sort", "decimal", "fixed"],
+    ids=["bucket", "negative", "sort", "decimal", "fixed", "element"],
 )
 def test_changes_that_nobody_could_read(
     spark: SparkSession, catalog: sm.Catalog, version: int, change: Callable[[sm.Table], Any], problem: str
 ) -> None:
-    table = catalog.create_table("ns.t", Schema(NestedField(1, "at", LongType())), format_version=version, spark=spark)
+    schema = Schema(NestedField(1, "at", LongType()), NestedField(2, "tags", ListType(3, LongType())))
+    table = catalog.create_table("ns.t", schema, format_version=version, spark=spark)
     with pytest.raises(sm.ValidationError, match=f"ns/t: .*{problem}"):
+        change(table).commit()
+    assert table.refresh().metadata_location == table.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda t: t.update_spec().add_identity("x"), "partition field 'x'"),
+        (lambda t: t.update_sort_order().asc("x", IdentityTransform()), "sort field"),
+    ],
+    ids=["spec", "sort"],
+)
+def test_variants_have_no_order_and_no_partitions(
+    spark: SparkSession, catalog: sm.Catalog, change: Callable[[sm.Table], Any], what: str
+) -> None:
+    table = catalog.create_table("ns.t", Schema(NestedField(1, "x", VariantType())), format_version=3, spark=spark)
+    with pytest.raises(sm.ValidationError, match=f"{what}: identity does not fit column x of type"):
         change(table).commit()
     assert table.refresh().metadata_location == table.metadata_location
 
