@@ -114,11 +114,15 @@ def _names(state: TableState, rows: pa.Table) -> list[FileName]:
     offsets = rows.column("content_offset").to_pylist() if "content_offset" in rows.column_names else [None] * len(rows)
     names = [FileName(*name) for name in zip(paths, offsets, strict=True)]
     for name, count in Counter(names).items():
-        if name.path is None:
-            raise ValidationError(f"{state.metadata.location}: file_path of a file to remove is None")
-        if count > 1:
-            raise ValidationError(f"{state.metadata.location}: {name.path} is to be removed twice")
+        _refuse_name(state, name.path, count)
     return names
+
+
+def _refuse_name(state: TableState, path: str | None, count: int) -> None:
+    if path is None:
+        raise ValidationError(f"{state.metadata.location}: file_path of a file to remove is None")
+    if count > 1:
+        raise ValidationError(f"{state.metadata.location}: {path} is to be removed twice")
 
 
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
@@ -190,9 +194,9 @@ def _manifests_with(state: TableState, ids: pa.ChunkedArray) -> pa.Table:
 def _find_many(state: TableState, rows: DataFrame, *, only_live_deletes: bool) -> Removal:
     files = materialize(rows)
     keys = files.select(*_key_columns(files))
-    twice = keys.groupBy(_PATH, _OFFSET).count().where("count > 1").limit(1).toArrow().to_pylist()
-    if twice:
-        raise ValidationError(f"{state.metadata.location}: {twice[0][_PATH]} is to be removed twice")
+    counts = keys.groupBy(_PATH, _OFFSET).count()
+    for row in counts.where(f"count > 1 OR {_PATH} IS NULL").limit(1).toArrow().to_pylist():
+        _refuse_name(state, row[_PATH], row["count"])
     everywhere = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
     manifests = _named_manifests(files, everywhere)
     entries = materialize(_entries_of(state, manifests, keys))

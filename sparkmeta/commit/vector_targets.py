@@ -109,10 +109,8 @@ def _replaced_by_few(
     targets = pa.concat_tables([live, _new_data(state, added, missing)])
     places = pc.index_in(paths, whole(targets.column("location")))
     if places.null_count:
-        path = paths.filter(places.is_null())[0]
-        if path.as_py() in current.column("location").to_pylist():
-            raise ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
-        raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is not a live file")
+        path = paths.filter(places.is_null())[0].as_py()
+        raise _no_target(table, path, removed=path in current.column("location").to_pylist())
     _check_pairs(state, dvs, targets.take(places))
     deletes = deletes_of(state, live, searches)
     _check_replaced(state, dvs, deletes)
@@ -122,6 +120,13 @@ def _replaced_by_few(
         refuse_lost_positions(state, new, data, manifests)
     unnamed = without_rows(deletes, removal, state)
     return removal_of_rows(unnamed, state)
+
+
+def _no_target(table: str, path: str, *, removed: bool) -> ValidationError:
+    """Return the error for a deletion vector without a data file: the commit removes it, or it was not live before."""
+    if removed:
+        return ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
+    return CommitConflictError(f"{table}: {path}, of a new deletion vector, is not a live file")
 
 
 def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.Table:
@@ -266,9 +271,8 @@ _TARGET, _TARGET_KEY, _TARGET_ROWS, _VECTOR_KEY = "target", "target_key", "targe
 
 def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, removal: Removal) -> Removal:
     leaves = live_leaves(state, ContentType.DATA_MANIFEST)
-    data = live_entries(state, leaves).where(F.col("content_type") == int(ContentType.DATA))
-    if removal.masks or removal.keys:
-        data = without(data, removal, state)
+    current = live_entries(state, leaves).where(F.col("content_type") == int(ContentType.DATA))
+    data = without(current, removal, state) if removal.masks or removal.keys else current
     new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
     if new.count:
         data = data.unionByName(new.frame(state))
@@ -278,7 +282,7 @@ def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, remova
     )
     narrow = dvs.select("referenced_file", "location", "deletion_vector", "record_count", key.alias(_VECTOR_KEY))
     placed = materialize(narrow.join(targets, F.col("referenced_file") == F.col(_TARGET), "left"))
-    _refuse_many(state, placed)
+    _refuse_many(state, placed, current)
     live_targets = placed.where(F.col(MANIFEST).isNotNull()).select(F.col(_TARGET).alias("location"), MANIFEST)
     deletes = materialize(many_deletes_of(state, live_targets))
     old = deletes.where(F.col("deletion_vector.offset").isNotNull())
@@ -306,12 +310,18 @@ def _pair_columns(age: str) -> list[Column]:
     return [value.alias(f"{age}_{name}") for name, value in values.items()]
 
 
-def _refuse_many(state: TableState, placed: DataFrame) -> None:
-    """Raise the same errors as `_replaced_by_few` for deletion vectors joined to their data files."""
+def _refuse_many(state: TableState, placed: DataFrame, current: DataFrame) -> None:
+    """Raise the same errors as `_replaced_by_few`.
+
+    Args:
+        placed: the deletion vectors, joined to their data files.
+        current: the live data files before the commit.
+    """
     table, path = state.metadata.location, F.col("referenced_file")
-    missing = placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow()
-    if len(missing):
-        raise CommitConflictError(f"{table}: {missing[0][0]}, of a new deletion vector, is not a live file")
+    for row in placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow().to_pylist():
+        missing = row["referenced_file"]
+        removed = len(current.where(F.col("location") == F.lit(missing)).limit(1).toArrow()) > 0
+        raise _no_target(table, missing, removed=removed)
     twice = placed.groupBy(path).count().where("count > 1").limit(1).toArrow()
     if len(twice):
         raise ValidationError(f"{table}: {twice[0][0]} gets two deletion vectors in one commit")

@@ -128,10 +128,11 @@ def test_a_vector_of_no_live_file(table: sm.Table, spark: SparkSession, tmp_path
 
 
 def test_a_vector_of_a_file_that_goes(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
-    vector = vectors(spark, tmp_path, "a.puffin", f1=[1])
+    both = vectors(spark, tmp_path, "a.puffin", f1=[1], f2=[0])
     gone = spark.sql("SELECT '/data/f1' file_path")
-    problem = "/data/f1"
-    refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=vector, removed=gone), problem)
+    problem = "/data/f1 gets a deletion vector and is removed in one commit"
+    error = refused(table, lambda tx: tx.update_snapshot().row_delta(deletes=both, removed=gone), problem)
+    assert not isinstance(error, CommitConflictError)
 
 
 def test_a_vector_of_a_file_that_comes_with_it(table: sm.Table, spark: SparkSession, tmp_path: Path) -> None:
@@ -172,7 +173,9 @@ def test_equality_deletes_of_an_unknown_column(table: sm.Table, spark: SparkSess
 
 def test_a_path_that_is_null(table: sm.Table, spark: SparkSession) -> None:
     gone = spark.sql("SELECT '/data/f1' AS file_path UNION ALL SELECT NULL")
-    refused(table, lambda tx: tx.update_snapshot().delete(gone), "None|null|is not a live file")
+    problem = "file_path of a file to remove is None"
+    refused(table, lambda tx: tx.update_snapshot().delete(gone), problem)
+    refused(table, lambda tx: tx.update_snapshot().row_delta(superseded=gone), problem)
 
 
 def test_a_file_that_is_removed_twice(table: sm.Table, spark: SparkSession) -> None:
