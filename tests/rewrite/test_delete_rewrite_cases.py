@@ -75,6 +75,16 @@ def test_only_what_plans_apply_is_kept(spark: SparkSession, tmp_path: Path, vers
         assert (entry["sequence_number"], entry["file_sequence_number"]) == (3, 6)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_rewritten_deletes_go_where_new_deletes_go(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    objects = f"file://{tmp_path}/objects"
+    table_with_deletes(tmp_path, version).load(spark)
+    with sm.load_table(f"file://{tmp_path}", spark=spark).transaction() as tx:
+        tx.set_properties({"write.object-storage.enabled": "true", "write.object-storage.path": objects})
+    after = tx.commit().maintenance.rewrite_position_delete_files(rewrite_all=True).commit()
+    assert {row["file_path"].rpartition("/")[0] for row in live_deletes(after)} == {objects}
+
+
 def test_a_tree_with_vectors_only(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(spark, tmp_path, write__delete__mode="merge-on-read").append(frame(spark, ordinary(0, 9)))
     table = table.delete("id = 1").delete("id = 2")

@@ -21,12 +21,12 @@ from sparkmeta.rewrite.position_deletes.choose import chosen_entries
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.access import executor_writer
-from sparkmeta.storage.location import join
 from sparkmeta.write.cleanup import named_on_failure
 from sparkmeta.write.delete_options import BY_FILE, VECTORS_SINCE, delete_codec, delete_granularity
 from sparkmeta.write.delete_tasks import WRITTEN_SCHEMA, PositionFileTasks, VectorFileTasks
 from sparkmeta.write.deletes import GROUP
 from sparkmeta.write.files import checkpointed
+from sparkmeta.write.places import Places
 from sparkmeta.write.vector_tasks import MASK_SCHEMA, VectorTasks, read_masks
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
     from sparkmeta.state import TableState
     from sparkmeta.write.delete_tasks import WriteTasks
-
-_FOLDER = "write.data.path"
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class DeleteRewrite:
         """
         state, properties = self.state, self.state.metadata.properties
         target = self.options.sizes(properties).target
-        folder = properties.get(_FOLDER, join(state.metadata.location, "data"))
+        folder = Places.of(state.metadata, ()).folder
         writer = executor_writer(state.files)
         tasks: WriteTasks
         with translated_errors():
