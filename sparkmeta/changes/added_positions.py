@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,17 +13,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.changes.entry_changes import ADDED, CHANGE, FILE_LOCATION, FILE_OFFSET, REMOVED, SNAPSHOT, file_key
-from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.deletion_vectors import arrow_udf
 from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.storage.location import spark_path_key
-from sparkmeta.storage.ranges import FileRange, read_ranges
+from sparkmeta.storage.ranges import read_ranges
 from sparkmeta.storage.reading import binary_files
+from sparkmeta.storage.vectors import stored_vector, vector_of, vector_range
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.spec.bitmap import PositionBitmap
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
 
@@ -70,38 +70,24 @@ class _PositionReader:
         """Return positions, given location, offset, size and cardinality; null without an offset."""
         for batch in batches:
             rows = [*zip(*(column.to_pylist() for column in batch), strict=True)]
-            vectors = {place: _Vector(*row) for place, row in enumerate(rows) if row[1] is not None}
-            places = [*vectors]
-            ranges = [FileRange(vector.location, vector.offset, vector.size or 0) for vector in vectors.values()]
+            places = [place for place, row in enumerate(rows) if row[1] is not None]
+            ranges = [vector_range(*rows[place][:3]) for place in places]
             positions: list[pa.Array | None] = [None] * len(rows)
             for number, blob in read_ranges(self.reader, ranges):
                 place = places[number]
-                positions[place] = vectors[place].positions(blob)
+                positions[place] = _values(vector_of(blob, ranges[number], rows[place][3]))
             yield pa.array(positions, pa.list_(pa.int64()))
 
     def of_row(self, location: str, offset: int | None, size: int | None, count: int) -> list[int] | None:
         """Return the positions of one deletion vector; None without an offset."""
         if offset is None:
             return None
-        blob = self.reader.read_range(location, offset, size or 0)
-        positions: list[int] = _Vector(location, offset, size, count).positions(blob).tolist()
+        positions: list[int] = _values(stored_vector(self.reader, location, offset, size, count)).tolist()
         return positions
 
 
-class _Vector(NamedTuple):
-    """The place of a data file's deletion vector, and its cardinality."""
-
-    location: str
-    offset: int
-    size: int | None
-    cardinality: int
-
-    def positions(self, blob: bytes) -> np.ndarray[Any, Any]:
-        """Return the positions in a blob. Raises CorruptFileError if the blob is not this deletion vector."""
-        if self.offset < 0 or len(blob) != self.size:
-            problem = f"{self.size} bytes there are not all in the file"
-            raise CorruptFileError(self.location, "content_offset", self.offset, problem)
-        return np.concatenate([*read_deletion_vector(blob, self.location, self.cardinality).positions(), _NO_POSITIONS])
+def _values(vector: PositionBitmap) -> np.ndarray[Any, Any]:
+    return np.concatenate([*vector.positions(), _NO_POSITIONS])
 
 
 _NO_POSITIONS = np.empty(0, np.int64)
@@ -128,7 +114,8 @@ def _positions_in_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         for location, vectors, contents in zip(*batch.columns, strict=True):
             path, content = location.as_py(), contents.as_buffer()
             for offset, size, count in (row.values() for row in vectors.as_py()):
-                blob = content[offset : offset + (size or 0)].to_pybytes()
-                positions = pa.array([_Vector(path, offset, size, count).positions(blob)], pa.list_(pa.int64()))
+                place = vector_range(path, offset, size)
+                vector = vector_of(content[offset : offset + size].to_pybytes(), place, count)
+                positions = pa.array([_values(vector)], pa.list_(pa.int64()))
                 columns = [pa.array([path]), pa.array([offset], pa.int64()), positions]
                 yield pa.RecordBatch.from_arrays(columns, [FILE_LOCATION, FILE_OFFSET, _POSITIONS])

@@ -23,8 +23,9 @@ from sparkmeta.plan.deletes.kinds import DV_COLUMNS, only_dvs
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.rows import DELETES
 from sparkmeta.session import map_arrow, materialize
-from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
+from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,11 +90,10 @@ def _lost_positions(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -
         lost = []
         positions = _positions(reader, unit["location"], unit["file_format"])
         for vector in unit["vectors"]:
-            path, location = vector["data_path"], vector["location"]
+            path = vector["data_path"]
             if path not in positions:
                 continue
-            blob = reader.read_range(location, vector["offset"], vector["size"])
-            new = read_deletion_vector(blob, location, vector["record_count"])
+            new = stored_vector(reader, *(vector[name] for name in ("location", "offset", "size", "record_count")))
             first = next(positions[path].difference(new).positions(), np.empty(0, np.int64))
             if len(first):
                 lost.append({"data_path": path, "position": int(first[0]), "delete_path": unit["location"]})

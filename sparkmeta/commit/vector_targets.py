@@ -27,8 +27,9 @@ from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundErro
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.views import partition_key
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
-from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
+from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -260,8 +261,7 @@ def _lost_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatc
 
 
 def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) -> PositionBitmap:
-    location, offset, size, records = (pair[f"{age}_{name}"] for name in ("location", "offset", "size", "records"))
-    return read_deletion_vector(files.read_range(location, offset, size), location, records)
+    return stored_vector(files, *(pair[f"{age}_{name}"] for name in ("location", "offset", "size", "records")))
 
 
 # -- many -----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from sparkmeta.avro.container import inflate, read_blocks, read_header
 from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, parse
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.deleted_row import RowField, field_id, projected
-from sparkmeta.spec.bitmap import read_deletion_vector
+from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.vectors import vector_of, vector_range
 
 BATCH_ROWS = 1 << 16
 
@@ -79,9 +80,7 @@ class DeleteRows:
     def _vectors(self, entries: pa.StructArray, location: str, data: bytes) -> Iterator[pa.RecordBatch]:
         pending = _Pending()
         for index, entry in enumerate(entries.to_pylist()):
-            for positions in read_deletion_vector(
-                _blob(data, entry, location), location, entry["record_count"]
-            ).positions():
+            for positions in _vector(data, entry, location).positions():
                 pending.add(index, positions)
                 if pending.length >= BATCH_ROWS:
                     yield self._positions(pending, entries, location)
@@ -122,15 +121,9 @@ class _Pending:
         self.length += len(positions)
 
 
-def _blob(data: bytes, entry: dict[str, Any], location: str) -> bytes:
-    offset, size = entry["content_offset"], entry["content_size_in_bytes"]
-    if offset is None or size is None:
-        raise CorruptFileError(location, "content_offset", offset, "a deletion vector's entry must say where it is")
-    if offset < 0 or size < 0 or offset + size > len(data):
-        raise CorruptFileError(
-            location, "content_offset", offset, f"{size} bytes there end after the file's {len(data)}"
-        )
-    return data[offset : offset + size]
+def _vector(data: bytes, entry: dict[str, Any], location: str) -> PositionBitmap:
+    place = vector_range(location, entry["content_offset"], entry["content_size_in_bytes"])
+    return vector_of(data[place.offset : place.offset + place.size], place, entry["record_count"])
 
 
 def deleted_positions(data: bytes, file_format: str, location: str) -> Iterator[tuple[pa.DictionaryArray, pa.Array]]:

@@ -19,8 +19,9 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.rows.arrays import Leaf, column_values
 from sparkmeta.rows.data_file import open_data_file, translated
 from sparkmeta.rows.resolve import Column, FromFile, resolve
-from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
+from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
+from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
@@ -173,13 +174,8 @@ class DeleteReader:
         return FileDeletes(reduce(PositionBitmap.union, bitmaps) if bitmaps else None, keys)
 
     def _vector(self, delete: Delete) -> PositionBitmap:
-        location, offset, size = (delete[name] for name in ("file_path", "content_offset", "content_size_in_bytes"))
-        if offset is None or size is None:
-            raise CorruptFileError(location, "content_offset", offset, "a deletion vector's entry must say where it is")
-        blob = self._reader.read_range(location, offset, size)
-        if len(blob) < size:
-            raise CorruptFileError(location, "content_offset", offset, f"{size} bytes there are not all in the file")
-        return read_deletion_vector(blob, location, delete["record_count"])
+        names = ("file_path", "content_offset", "content_size_in_bytes", "record_count")
+        return stored_vector(self._reader, *(delete[name] for name in names))
 
     def _deleted_positions(self, delete: Delete, data_file: str) -> PositionBitmap:
         by_path = self._positions.get(delete["file_path"], lambda: self._read_positions(delete))

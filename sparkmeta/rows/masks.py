@@ -29,11 +29,11 @@ from sparkmeta.rows.delete_sets import Flags, Indices
 from sparkmeta.rows.handover import NUMBER, POSITION
 from sparkmeta.rows.planned import PlannedFiles
 from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.spec.bitmap import read_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.ranges import FileRange, read_ranges, request_count
 from sparkmeta.storage.reading import binary_files
+from sparkmeta.storage.vectors import vector_of, vector_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -333,8 +333,7 @@ def _by_range(units: Iterable[dict[str, Any]]) -> dict[FileRange, list[dict[str,
     """Group units by the range to read for them: a deletion vector, or a whole position delete file."""
     by_range: dict[FileRange, list[dict[str, Any]]] = {}
     for unit in units:
-        offset = _offset(unit) if _is_vector(unit) else 0
-        by_range.setdefault(FileRange(unit["location"], offset, unit["size_in_bytes"]), []).append(unit)
+        by_range.setdefault(_range(unit), []).append(unit)
     return by_range
 
 
@@ -348,18 +347,13 @@ def _row(unit: Mapping[str, Any], data_file: str, masked: _MaskedWords) -> pa.Re
     return pa.RecordBatch.from_arrays(columns, schema=_MASKED_WORDS)
 
 
-def _offset(unit: Mapping[str, Any]) -> int:
-    if unit["offset"] is None or unit["offset"] < 0 or unit["size_in_bytes"] is None:
-        problem = "a deletion vector's entry must say where it is"
-        raise CorruptFileError(unit["location"], "content_offset", unit["offset"], problem)
-    return int(unit["offset"])
+def _range(unit: Mapping[str, Any]) -> FileRange:
+    location, size = unit["location"], unit["size_in_bytes"]
+    return vector_range(location, unit["offset"], size) if _is_vector(unit) else FileRange(location, 0, size)
 
 
 def _vector_words(unit: Mapping[str, Any], blob: bytes) -> _MaskedWords:
-    if len(blob) != unit["size_in_bytes"]:
-        problem = f"{unit['size_in_bytes']} bytes there are not all in the file"
-        raise CorruptFileError(unit["location"], "content_offset", unit["offset"], problem)
-    vector = read_deletion_vector(blob, unit["location"], unit["record_count"])
+    vector = vector_of(blob, _range(unit), unit["record_count"])
     return _merged([_masked_words(positions) for positions in vector.positions()])
 
 

@@ -20,7 +20,8 @@ from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
-from sparkmeta.storage.ranges import FileRange, read_ranges
+from sparkmeta.storage.ranges import read_ranges
+from sparkmeta.storage.vectors import vector_of, vector_range
 from sparkmeta.storage.writing import discard
 
 MASK_SCHEMA = pa.schema(
@@ -82,10 +83,10 @@ _Mask = tuple[str, bytes, int]
 def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deletion vectors of a Puffin file. Only their checksums are verified."""
     vectors = row["vectors"]
-    ranges = [FileRange(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
+    ranges = [vector_range(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
     for place, blob in read_ranges(reader, ranges):
         count = vectors[place]["record_count"]
-        read_deletion_vector(blob, row["location"], count)
+        vector_of(blob, ranges[place], count)
         yield vectors[place]["referenced_file"], blob, count
 
 

@@ -25,6 +25,7 @@ from sparkmeta.rows.file_rows import METADATA_COLUMNS, FileRows
 from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.write.vector_tasks import read_masks
 from tests.rows.files import with_ids, write, write_position_deletes, write_vector
 
 if TYPE_CHECKING:
@@ -593,6 +594,27 @@ def test_damaged_vectors(tmp_path: Path) -> None:
     puffin.write_bytes(puffin.read_bytes()[:-1] + b"\x00")
     with pytest.raises(CorruptFileError, match="CRC-32"):
         read(ROWS, part(path, 5, deletes=[delete]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offset": None}, "content_offset is None: a deletion vector's entry must say where it is"),
+        ({"offset": -4}, "content_offset is -4: a deletion vector's entry must say where it is"),
+        ({"size_in_bytes": None}, "content_size_in_bytes is None: a deletion vector's entry must say where it is"),
+        ({"size_in_bytes": 10_000}, "content_offset is 4: 10000 bytes there are not all in the file"),
+    ],
+)
+def test_writers_of_deletes_check_where_older_vectors_are(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    entry = write_vector(puffin := tmp_path / "dv.puffin", [1])
+    place = {"offset": entry["content_offset"], "size_in_bytes": entry["content_size_in_bytes"]} | change
+    older = {"referenced_file": "/data/f", **place, "record_count": 1}
+    schema = pa.schema([(name, pa.int64() if name != "referenced_file" else pa.string()) for name in older])
+    unit = {"location": str(puffin), "file_format": "PUFFIN", "vectors": [older]}
+    kinds = {"location": pa.string(), "file_format": pa.string(), "vectors": pa.list_(pa.struct([*schema]))}
+    batch = pa.RecordBatch.from_pylist([unit], pa.schema([*kinds.items()]))
+    with pytest.raises(CorruptFileError, match=message):
+        list(read_masks(ExecutorReader({}), [batch]))
 
 
 def test_position_deletes_of_another_file(tmp_path: Path) -> None:
