@@ -166,7 +166,7 @@ class Transaction(Generic[TableT]):
         """Add a step that creates a snapshot when the transaction commits."""
         self._refuse_committed()
         self.table.refuse_lists_of_version_4()
-        refuse_encrypted(self.table.metadata, "and can't be committed to")
+        refuse_encrypted(self.table_metadata, "and can't be committed to")
         self._steps.append(step)
 
     def _set_ref_snapshot(

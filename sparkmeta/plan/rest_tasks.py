@@ -38,6 +38,7 @@ from sparkmeta.plan.rows import DELETES, SharedTexts, partition_value
 from sparkmeta.plan.task_json import CONTENTS, single_value
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import METRICS_MAP_IDS
+from sparkmeta.spec.metadata import is_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values
 
 if TYPE_CHECKING:
@@ -154,8 +155,8 @@ def no_rest_tasks(spark: SparkSession) -> DataFrame:
 
 def refuse_table(state: TableState) -> None:
     """Raise UnsupportedError if no plan of a table can be expressed."""
-    if key := state.metadata.properties.get("encryption.key-id"):
-        raise UnsupportedError(f"{INEXPRESSIBLE} the keys of encrypted tables: encryption.key-id is {key!r}")
+    if is_encrypted(state.metadata):
+        raise UnsupportedError(f"{INEXPRESSIBLE} the keys of encrypted tables")
     for spec_id, spec in state.specs.items():
         for field in spec.fields:
             if has_unknown_values(field.transform):

@@ -43,6 +43,7 @@ __all__ = [
     "TableMetadataV3",
     "TableMetadataV4",
     "has_tree",
+    "is_encrypted",
     "parse_table_metadata",
     "parse_table_uuid",
     "refuse_encrypted",
@@ -141,11 +142,16 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int, name: str = "snapshot
     return snapshot
 
 
+def is_encrypted(metadata: TableMetadata) -> bool:
+    """Return whether a table has a key for its files or those of a snapshot."""
+    keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
+    encrypted = any(snapshot.key_id is not None for snapshot in metadata.snapshots)
+    return bool(keys) or encrypted or _ENCRYPTION_KEY in metadata.properties
+
+
 def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
     """Raise UnsupportedError for an encrypted table, with a message that ends with `why`."""
-    keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
-    encrypted = next((snapshot for snapshot in metadata.snapshots if snapshot.key_id is not None), None)
-    if keys or encrypted is not None or _ENCRYPTION_KEY in metadata.properties:
+    if is_encrypted(metadata):
         raise UnsupportedError(f"{metadata.location}: the table is encrypted, {why}")
 
 

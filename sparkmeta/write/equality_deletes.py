@@ -26,7 +26,6 @@ from sparkmeta.write.files import (
     arranged_rows,
     checkpointed,
     data_file_tasks,
-    refuse_encryption,
     written_files,
 )
 from sparkmeta.write.input import check_some, require_frame, way_to
@@ -79,12 +78,11 @@ class EqualityDeletes:
         Raises:
             ValidationError: a column is missing, unknown or of another type, or can't be compared; or the partition of
                 a key can't be known.
-            UnsupportedError: the table has format version 1, or is encrypted.
+            UnsupportedError: the table has format version 1.
         """
         metadata, table = state.metadata, state.metadata.location
         if metadata.format_version < DELETES_SINCE:
             raise UnsupportedError(f"{table}: the table has format version 1, which has no equality deletes")
-        refuse_encryption(state)
         require_frame(rows, table)
         schema = metadata.schema()
         keys = _key_ids(schema, names, table)

@@ -178,7 +178,6 @@ class _Write:
         return self.state.metadata.sort_order() if self.arrangement is None else self.arrangement.order
 
     def files(self) -> DataFrame:
-        refuse_encryption(self.state)
         refuse_transforms(self.state, self.order)
         check_columns(self.rows, self.schema, self.table)
         tasks = replace(data_file_tasks(self.state, self.schema), sort_order_id=self.order.order_id)
@@ -342,12 +341,6 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
         delete_written(state, files.where("file_path IS NOT NULL"))
         raise ValidationError(problem)
     return files
-
-
-def refuse_encryption(state: TableState) -> None:
-    """Raise UnsupportedError for a table whose files are to be encrypted."""
-    if "encryption.key-id" in state.metadata.properties:
-        raise UnsupportedError(f"{state.metadata.location}: the table is encrypted, and no encrypted files are written")
 
 
 def refuse_transforms(state: TableState, order: SortOrder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,8 +35,6 @@ from tests.handmade import (
 from tests.small_table import write_small_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyiceberg.table import Table as PyIcebergTable
     from pyspark.sql import SparkSession
 
@@ -197,11 +196,13 @@ def test_partitions_that_json_lacks_are_refused(spark: SparkSession, tmp_path: P
 
 
 def test_plans_that_are_refused(spark: SparkSession, tmp_path: Path):
-    encrypted = HandmadeTable(tmp_path / "encrypted", properties={"encryption.key-id": "k"}).add(
-        0, 0, data("file:///t/a")
-    )
-    with pytest.raises(sm.UnsupportedError, match=r"keys of encrypted tables: encryption.key-id is 'k'$"):
-        sm.load_table(encrypted.write(), spark=spark).scan().to_rest_tasks()
+    keys = {"encryption-keys": [{"key-id": "k", "encrypted-key-metadata": "AAAA"}]}
+    for encryption in (keys, {"properties": {"encryption.key-id": "k"}}):
+        location = HandmadeTable(tmp_path / "encrypted").add(0, 0, data("file:///t/a")).write()
+        path = Path(location.removeprefix("file://"))
+        path.write_text(json.dumps(json.loads(path.read_text()) | encryption))
+        with pytest.raises(sm.UnsupportedError, match=r"can't express the keys of encrypted tables$"):
+            sm.load_table(location, spark=spark).scan().to_rest_tasks()
     shuffled = ({"source-id": 1, "field-id": 1002, "name": "s", "transform": "shuffle[3]"},)
     unknown = HandmadeTable(tmp_path / "unknown", specs=((), shuffled)).add(0, 0, data("file:///t/a"))
     with pytest.raises(sm.UnsupportedError, match="unknown transforms: partition field s of spec 1"):

@@ -396,6 +396,15 @@ def test_a_column_that_files_leave_out(spark: SparkSession, tmp_path: Path) -> N
     assert [tuple(row) for row in table.scan().to_df().collect()] == [(1, None)]
 
 
+def test_a_transaction_that_encrypts_a_table_writes_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(spark, tmp_path, Schema(NestedField(1, "n", IntegerType())), PartitionSpec())
+    with table.transaction() as tx:
+        tx.set_properties({"encryption.key-id": "k"})
+        with pytest.raises(sm.UnsupportedError, match="the table is encrypted, and can't be committed to"):
+            tx.append(spark.sql("SELECT 1 n"))
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
 def test_properties_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(spark, tmp_path, Schema(NestedField(1, "n", IntegerType())), PartitionSpec())
     for setting, message in REFUSED.items():

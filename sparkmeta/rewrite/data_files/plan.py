@@ -26,7 +26,7 @@ from sparkmeta.rewrite.data_files.rewrite import Rewrite
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.write.cleanup import deleted_on_failure
-from sparkmeta.write.files import lineage_columns, refuse_encryption
+from sparkmeta.write.files import lineage_columns
 from sparkmeta.write.input import refuse_types
 
 if TYPE_CHECKING:
@@ -289,7 +289,6 @@ def plan_data_rewrite(
     metadata = table.metadata
     refuse_rewrite(metadata)
     head = branch_head(table.state, branch)
-    refuse_encryption(head)
     refuse_types(metadata.schema(), metadata.location)
     executor_writer(head.files)
     options.check_for(metadata)
