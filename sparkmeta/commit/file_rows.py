@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import uuid_bytes, whole
 from sparkmeta.entries.metrics_maps import map_type, stats_of_maps
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import ValidationError, shown
@@ -278,7 +278,10 @@ class FileRows:
         """Cast partition values to the type of bounds in stats."""
         kind = bound_arrow_type(field.type)
         if field.type == "uuid" and pa.types.is_string(value.type):
-            value = _uuid_bytes(value)
+            try:
+                value = uuid_bytes(value)
+            except ValueError as error:
+                raise ValidationError(f"{self.table}: partition.{name} of the files: {error}") from error
         try:
             return value.cast(kind)
         except (pa.ArrowException, ValueError) as error:
@@ -315,8 +318,3 @@ def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
 
 def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
     return pc.is_in(values, pa.array(sorted(allowed), values.type))
-
-
-def _uuid_bytes(values: pa.Array) -> pa.Array:
-    texts = pc.replace_substring(values, "-", "").to_pylist()
-    return pa.array([None if text is None else bytes.fromhex(text) for text in texts], pa.binary())

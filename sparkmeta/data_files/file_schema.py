@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import compact_lists, default_scalar
+from sparkmeta.entries.arrays import UUID_BYTES, compact_lists, default_scalar, uuid_bytes
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.rows.file_schema import PARQUET_ID
 from sparkmeta.rows.resolve import Column
@@ -23,10 +22,6 @@ from sparkmeta.spec.avro_name import avro_name
 UNWRITTEN: Final = "unknown"
 """The type of columns that are in no file."""
 
-_UUID_BYTES: Final = 16
-_UUID_TEXT: Final = 36
-_HYPHENS: Final = (8, 13, 18, 23)
-_DIGITS: Final = [place for place in range(_UUID_TEXT) if place not in _HYPHENS]
 _DAY_MICROS: Final = 86_400_000_000
 _TEMPORAL: Final = {
     "time": pa.time64("us"),
@@ -206,9 +201,9 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
         return array
     if type_name == "uuid":
         data = array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
-        values = uuid_bytes(data) if pa.types.is_string(data.type) else _of_length(data, _UUID_BYTES)
+        values = uuid_bytes(data) if pa.types.is_string(data.type) else _of_length(data, UUID_BYTES)
         if isinstance(kind, pa.UuidType):
-            return pa.ExtensionArray.from_storage(kind, values.cast(pa.binary(_UUID_BYTES)))
+            return pa.ExtensionArray.from_storage(kind, values.cast(pa.binary(UUID_BYTES)))
         return values.cast(kind)
     if type_name.startswith("fixed"):
         return _of_length(array, int(type_name[len("fixed[") : -1])).cast(kind)
@@ -234,30 +229,3 @@ def _of_length(array: pa.Array, length: int) -> pa.Array:
     for value in values.filter(wrong).slice(0, 1).to_pylist():
         raise ValueError(f"{shown(value)} has {len(value)} bytes, not {length}")
     return values
-
-
-def uuid_bytes(texts: pa.StringArray) -> pa.Array:
-    """Convert textual UUIDs to 16 bytes, vectorized.
-
-    Raises:
-        ValueError: a text is not a UUID with hyphens.
-    """
-    wrong = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _UUID_PATTERN)), False)
-    for value in texts.filter(wrong).slice(0, 1).to_pylist():
-        raise ValueError(f"{shown(value)} is not a UUID")
-    blank = pa.scalar("00000000-0000-0000-0000-000000000000")
-    filled = pc.fill_null(texts, blank)
-    _, offsets, content = filled.buffers()
-    start = int(np.frombuffer(offsets, np.int32)[filled.offset]) if len(filled) else 0
-    data = np.frombuffer(content or b"", np.uint8)[start : start + len(filled) * _UUID_TEXT]
-    digits = data.reshape(len(filled), _UUID_TEXT)[:, _DIGITS]
-    # '0'-'9' are 0x30-0x39, 'A'-'F' and 'a'-'f' 0x41-0x46 and 0x61-0x66.
-    halves = (digits & 15) + np.where(digits > ord("9"), 9, 0).astype(np.uint8)
-    packed = (halves[:, 0::2] << 4) | halves[:, 1::2]
-    fixed = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(_UUID_BYTES), len(filled), [None, pa.py_buffer(packed.tobytes())]
-    )
-    return pc.if_else(texts.is_valid(), fixed, pa.scalar(None, fixed.type))
-
-
-_UUID_PATTERN: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"

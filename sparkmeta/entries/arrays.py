@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.literals import bound_value
+from sparkmeta.errors import shown
+
+UUID_BYTES: Final = 16
+
+_UUID_TEXT: Final = 36
+_HYPHENS: Final = (8, 13, 18, 23)
+_DIGITS: Final = [place for place in range(_UUID_TEXT) if place not in _HYPHENS]
+_UUID_PATTERN: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
 def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -97,3 +105,27 @@ def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.array(offsets), pc.list_flatten(array)
+
+
+def uuid_bytes(texts: pa.StringArray) -> pa.Array:
+    """Convert textual UUIDs to 16 bytes, vectorized.
+
+    Raises:
+        ValueError: a text is not a UUID with hyphens.
+    """
+    wrong = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _UUID_PATTERN)), False)
+    for value in texts.filter(wrong).slice(0, 1).to_pylist():
+        raise ValueError(f"{shown(value)} is not a UUID")
+    blank = pa.scalar("00000000-0000-0000-0000-000000000000")
+    filled = pc.fill_null(texts, blank)
+    _, offsets, content = filled.buffers()
+    start = int(np.frombuffer(offsets, np.int32)[filled.offset]) if len(filled) else 0
+    data = np.frombuffer(content or b"", np.uint8)[start : start + len(filled) * _UUID_TEXT]
+    digits = data.reshape(len(filled), _UUID_TEXT)[:, _DIGITS]
+    # '0'-'9' are 0x30-0x39, 'A'-'F' and 'a'-'f' 0x41-0x46 and 0x61-0x66.
+    halves = (digits & 15) + np.where(digits > ord("9"), 9, 0).astype(np.uint8)
+    packed = (halves[:, 0::2] << 4) | halves[:, 1::2]
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(UUID_BYTES), len(filled), [None, pa.py_buffer(packed.tobytes())]
+    )
+    return pc.if_else(texts.is_valid(), fixed, pa.scalar(None, fixed.type))

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.data_files.avro_file import AvroOutput
-from sparkmeta.data_files.file_schema import FileColumns, file_schema, uuid_bytes
+from sparkmeta.data_files.file_schema import FileColumns, file_schema
 from sparkmeta.data_files.metrics import Leaf
 from sparkmeta.data_files.orc_file import OrcOutput
 from sparkmeta.data_files.parquet_file import ParquetOutput
 from sparkmeta.data_files.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
+from sparkmeta.entries.arrays import uuid_bytes
 from sparkmeta.entries.metrics_maps import map_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import ContentType

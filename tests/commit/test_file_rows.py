@@ -178,6 +178,12 @@ def test_uuids_are_given_as_text_or_bytes() -> None:
         assert row["content_stats"]["4"]["lower_bound"] == bytes.fromhex(text.replace("-", ""))
 
 
+@pytest.mark.parametrize("text", ["no uuid", "0011", "00112233-4455-6677-8899-aabbccddeeff00"])
+def test_texts_that_are_no_uuids(text: str) -> None:
+    with pytest.raises(ValidationError, match=f"partition.id of the files: '{text}' is not a UUID"):
+        entries(file(spec_id=3, partition={"id": text}))
+
+
 def test_files_of_several_specs() -> None:
     partition = {"part": "x", "ts_day": date(2024, 1, 5), "ratio": 2.5}
     rows = entries(*(file(spec_id=spec_id, partition=partition) for spec_id in (0, 1, 2)))
