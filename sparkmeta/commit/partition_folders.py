@@ -5,9 +5,11 @@ Writers may use other names, so these partitions are only search hints.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
+from itertools import product
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 import pyarrow as pa
 from pyiceberg.transforms import HourTransform, MonthTransform, Transform, YearTransform
@@ -16,7 +18,7 @@ from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.projection import PARTITION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyiceberg.partitioning import PartitionSpec
 
@@ -37,13 +39,13 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
     """
     types = {field_id: bound_arrow_type(name) for field_id, name in state.types.partition_fields.items() if name != ANY}
     folders = {path.rpartition("/")[0] for path in paths}
-    named = [dict(_named(part) for part in folder.split("/") if "=" in part) for folder in folders]
+    named = [named_folders(folder) for folder in folders]
     rows = {
         (spec_id, values)
         for spec_id, spec in state.specs.items()
         if spec.fields and all(field.field_id in types for field in spec.fields)
         for texts in named
-        if (values := _values(spec, texts, types)) is not None
+        for values in _partitions(spec, texts, types)
     }
     kind = pa.struct([(str(field_id), value_type) for field_id, value_type in types.items()])
     partition = pa.array([{str(field_id): value for field_id, value in values} for _, values in rows], kind)
@@ -51,22 +53,29 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
     return pa.table({"partition_spec_id": specs, PARTITION: partition})
 
 
-def _named(folder: str) -> tuple[str, str]:
-    name, _, text = folder.partition("=")
-    return unquote_plus(name), unquote_plus(text)
+def named_folders(folder: str) -> dict[str, str]:
+    """Return the escaped values of the folders `name=value` in a path, by each name that they may have."""
+    parts = (part.partition("=") for part in folder.split("/") if "=" in part)
+    return {name: text for escaped, _, text in parts for name in readings(escaped)}
 
 
-def _values(
+def readings(escaped: str) -> Sequence[str]:
+    """Return what a name or value in a folder name may be. Iceberg escapes a space as `+`; Spark and Hive do not."""
+    return [*dict.fromkeys((unquote(escaped), unquote_plus(escaped)))]
+
+
+def _partitions(
     spec: PartitionSpec, texts: Mapping[str, str], types: Mapping[int, pa.DataType]
-) -> tuple[tuple[int, Any], ...] | None:
-    """Return the values of a spec's fields by id; None if a folder is missing or its value can't be parsed."""
-    try:
-        return tuple(
-            (field.field_id, folder_value(texts[field.name], field.transform, types[field.field_id]))
-            for field in spec.fields
-        )
-    except (KeyError, ValueError, pa.ArrowException):
-        return None
+) -> Iterable[tuple[tuple[int, Any], ...]]:
+    """Return the partitions that folders may name; none if a folder is missing or its value can't be parsed."""
+    choices = []
+    for field in spec.fields:
+        values = set()
+        for text in readings(texts[field.name]) if field.name in texts else ():
+            with suppress(ValueError, pa.ArrowException):
+                values.add(folder_value(text, field.transform, types[field.field_id]))
+        choices.append([(field.field_id, value) for value in values])
+    return product(*choices)
 
 
 def folder_value(text: str, transform: Transform[Any, Any], kind: pa.DataType) -> Any:

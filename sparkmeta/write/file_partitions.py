@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, unquote_plus
 from uuid import UUID
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.literals import bound_value
-from sparkmeta.commit.partition_folders import NULL_FOLDERS, folder_value
+from sparkmeta.commit.partition_folders import NULL_FOLDERS, folder_value, named_folders, readings
 from sparkmeta.errors import ValidationError, shown
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class FilePartitions:
 
     def in_folders(self, location: str) -> frozenset[int]:
         """Return the ids of the columns whose values the folders of a file give."""
-        folders = _folders(location)
+        folders = named_folders(location.rpartition("/")[0])
         return frozenset(field.source for field in self.fields if field.is_identity and field.name in folders)
 
     def values(self, location: str, facts: Mapping[int, Facts], present: frozenset[int]) -> tuple[Any, ...]:
@@ -68,7 +67,7 @@ class FilePartitions:
         Raises:
             ValidationError: a value can't be determined, rows differ in it, or a folder contradicts the rows.
         """
-        folders = _folders(location)
+        folders = named_folders(location.rpartition("/")[0])
         return tuple(self._value(field, location, folders, facts, present) for field in self.fields)
 
     def _value(
@@ -201,20 +200,14 @@ def _shown(value: Any) -> str:
     return "null" if value is None else shown(value)
 
 
-def _folders(location: str) -> dict[str, str]:
-    """Return the names and the escaped values of folders `name=value`."""
-    parts = (part.partition("=") for part in location.split("/")[:-1] if "=" in part)
-    return {unquote(name): text for name, _, text in parts}
-
-
 def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
     """Return the values that a folder name may stand for, the most likely first.
 
-    Iceberg escapes a space as `+` and writes null as `null`; Spark and Hive do neither.
+    Iceberg writes null as `null`; Spark and Hive do not.
     """
     kind = bound_arrow_type(field.type)
     values: list[Any] = []
-    for text in dict.fromkeys((unquote(escaped), unquote_plus(escaped))):
+    for text in readings(escaped):
         if field.type == "string" and text == NULL_FOLDERS[0]:
             values.append(text)
         with suppress(ValueError, ArithmeticError, pa.ArrowException):

@@ -40,6 +40,7 @@ FEW = {"write.tree.direct-files": "0", "write.tree.inline-vector-bytes": "0"}
 # Partition field, its value in one leaf and in another, the folders of these.
 CASES: dict[str, tuple[PartitionField, tuple[Any, Any], tuple[str, str], str]] = {
     "text": (PartitionField(1, 1000, IdentityTransform(), "p q"), ("a/b=c", "d"), ("p+q=a%2Fb%3Dc", "p+q=d"), "string"),
+    "plus": (PartitionField(1, 1000, IdentityTransform(), "p+q"), ("a+b", "d"), ("p+q=a+b", "p+q=d"), "string"),
     "null": (PartitionField(1, 1000, IdentityTransform(), "p"), (None, "d"), ("p=null", "p=d"), "string"),
     "hive null": (PartitionField(5, 1000, IdentityTransform(), "p"), (None, 7), (
         "p=__HIVE_DEFAULT_PARTITION__", "p=7"), "int"),

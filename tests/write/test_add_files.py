@@ -178,6 +178,13 @@ def test_partitions_by_folders_and_by_bounds(spark: SparkSession, tmp_path: Path
     assert [entry["names"] for entry in mapping] == [["id"], ["name"], ["day"], ["price"]]
 
 
+@pytest.mark.parametrize("folder", ["first+name=Ann", "first%20name=Ann", "first name=Ann"])
+def test_a_folder_of_a_field_with_a_space(spark: SparkSession, tmp_path: Path, folder: str) -> None:
+    table = new_table(spark, tmp_path, PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "first name")))
+    table = table.add_files([write(tmp_path / folder / "1.parquet", id=pa.array([1], pa.int64()))])
+    assert [tuple(row.partition) for row in table.inspect.data_files().collect()] == [("Ann",)]
+
+
 def test_files_with_field_ids_need_no_name_mapping(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(spark, tmp_path, PartitionSpec()).append(spark.sql("SELECT 1L id, 'a' name"))
     (path,) = [row.file_path for row in table.inspect.data_files().collect()]
