@@ -43,7 +43,7 @@ class Settings:
         "but Parquet manifests by Spark if it can open them.",
         choices=("auto", "direct", "spark"),
     )
-    split_manifest_bytes: int = _knob(32 * _MIB, "Larger manifests are decoded by several tasks.")
+    split_manifest_bytes: int = _knob(32 * _MIB, "Larger manifests are decoded by several tasks. 0: none are.")
     driver_manifest_bytes: int = _knob(
         64 * _MIB,
         "The driver decodes manifests of up to this size in total when a plan is made, if they have few entries and "

@@ -62,12 +62,17 @@ def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes
     """
     ordered = manifests.sort_by([("file_size_in_bytes", "descending")])
     sizes = ordered.column("file_size_in_bytes").to_numpy()
-    counts = np.maximum(1, -(-sizes // (split_bytes or sys.maxsize)))
+    counts = np.maximum(1, -(-sizes // part_bytes(split_bytes)))
     splits = pc.equal(ordered.column("file_format"), "AVRO")
     if "first_row_id" in projection.columns:
         splits = pc.and_(splits, ordered.column("first_row_id").is_null())
     parts = _parts(ordered, np.where(splits.to_numpy(), counts, 1))
     return parts.take(pa.array(_scattered(len(parts)), pa.int64()))
+
+
+def part_bytes(split_bytes: int | None) -> int:
+    """Return the most bytes of a part; 0 and None mean that manifests are not split."""
+    return split_bytes or sys.maxsize
 
 
 def _parts(manifests: pa.Table, counts: np.ndarray[Any, Any]) -> pa.Table:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
-from sparkmeta.entries.parts import PART_SCHEMA
+from sparkmeta.entries.parts import PART_SCHEMA, part_bytes
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.files import entries_of, entries_selection, files_of, files_selection
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
@@ -83,7 +83,7 @@ def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection)
     """Return the parts of manifests for tasks, as `PART_SCHEMA`, distributed among tasks."""
     counted = F.lit("first_row_id" in projection.columns) & F.col("first_row_id").isNotNull()
     is_parquet = F.lower("manifest_path").endswith(".parquet")
-    needed = F.ceil(F.col("manifest_length") / state.settings.split_manifest_bytes)
+    needed = F.ceil(F.col("manifest_length") / part_bytes(state.settings.split_manifest_bytes))
     columns = {
         "manifest": F.lit(0),
         "location": F.col("manifest_path"),

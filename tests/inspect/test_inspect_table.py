@@ -106,6 +106,15 @@ def test_history_is_counted_once(table: sm.Table) -> None:
     assert files.groupBy().sum("record_count").first()[0] == ROWS * LOADS
 
 
+def test_history_is_read_without_splits(
+    spark: SparkSession, table: sm.Table, location: str, request: pytest.FixtureRequest
+) -> None:
+    spark.conf.set("spark.sparkmeta.split-manifest-bytes", "0")
+    request.addfinalizer(lambda: spark.conf.unset("spark.sparkmeta.split-manifest-bytes"))
+    unsplit = sm.load_table(location, spark=spark).inspect
+    assert unsplit.all_files().count() == table.inspect.all_files().count() == 2 * LOADS
+
+
 def test_nothing_is_read_before_it_is_used(spark: SparkSession, location: str, tmp_path: Path) -> None:
     """The lists and manifests of old snapshots are gone, which a listing of tables does not notice."""
     metadata = json.loads(Path(location.removeprefix("file://")).read_text())
