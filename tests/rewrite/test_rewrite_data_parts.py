@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
-from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringType, StructType
 
 from sparkmeta.errors import ValidationError
@@ -115,6 +115,34 @@ def test_a_wrong_sort_order(text: str) -> None:
     with pytest.raises(ValidationError, match=r"sort_order is ") as caught:
         row_order(metadata(), text)
     assert WRONG_ORDERS[text] in str(caught.value)
+
+
+WRONG_FIELDS = {
+    "no column with the id 99": SortField(99, IdentityTransform()),
+    "column many of type list<long> can't be sorted by": SortField(4, IdentityTransform()),
+    "column in of type struct<5: x: optional double> can't be sorted by": SortField(3, IdentityTransform()),
+    "column many.element of type long can't be sorted by": SortField(6, IdentityTransform()),
+    "values of type long have no transform day": SortField(1, DayTransform()),
+}
+
+
+@pytest.mark.parametrize("problem", WRONG_FIELDS)
+def test_a_sort_order_that_does_not_fit_the_table(problem: str) -> None:
+    wrong = SortOrder(SortField(1, IdentityTransform()), WRONG_FIELDS[problem])
+    with pytest.raises(ValidationError, match=r"sort_order is ") as caught:
+        row_order(metadata(), wrong)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [5, ["id"], b"id", SortField(1, IdentityTransform())])
+def test_a_sort_order_of_another_type(wrong: Any) -> None:
+    with pytest.raises(ValidationError, match="expected text, or a SortOrder of pyiceberg"):
+        row_order(metadata(), wrong)
+
+
+def test_a_sort_order_without_fields() -> None:
+    with pytest.raises(ValidationError, match="sort_order is unsorted: it has no fields"):
+        row_order(metadata(), SortOrder())
 
 
 def test_the_order_of_the_table_and_a_z_order() -> None:

@@ -1,4 +1,7 @@
-"""Sort orders as text: `id DESC NULLS LAST, bucket(16, name)`, or `zorder(x, y)`, as Iceberg's procedure takes them."""
+"""Sort orders that a rewrite is given: as objects, or as text that Iceberg's procedure takes.
+
+The text is `id DESC NULLS LAST, bucket(16, name)`, or `zorder(x, y)`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
     """Return the order that an option of a rewrite names; None is the table's sort order.
 
     Raises:
-        ValidationError: the table has no sort order, or the text is invalid, or names no column of the table.
+        ValidationError: the table has no sort order, or the order is of another type or not one of the table's columns.
     """
     if wanted is None:
         order = metadata.sort_order()
@@ -66,7 +69,9 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
             raise ValidationError(f"{metadata.location}: {problem}")
         return RowOrder(order)
     if isinstance(wanted, SortOrder):
-        return RowOrder(_known(metadata, tuple(wanted.fields)))
+        return RowOrder(_checked(metadata, wanted))
+    if not isinstance(wanted, str):
+        raise ValidationError(f"sort_order is {shown(wanted)}: expected text, or a SortOrder of pyiceberg")
     schema, terms = metadata.schema(), list(_terms(wanted))
     calls = [_CALL.fullmatch(term) for term in terms]
     curves = [call for call in calls if call is not None and call["name"].lower() == _ZORDER]
@@ -83,6 +88,21 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
         problem = f"expected 1 to {MOST_COLUMNS} columns that are not the source of an identity partition field"
         raise ValidationError(f"sort_order is {shown(wanted)}: {problem}")
     return RowOrder(SortOrder(order_id=0), chosen)
+
+
+def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
+    """Return an order whose fields the table's rows have values of."""
+    whole, schema = ", ".join(map(str, wanted.fields)), metadata.schema()
+    if not wanted.fields:
+        raise ValidationError("sort_order is unsorted: it has no fields")
+    for field in wanted.fields:
+        try:
+            column = schema.find_field(field.source_id)
+        except ValueError:
+            problem = f"the table has no column with the id {field.source_id}"
+            raise ValidationError(f"sort_order is {shown(whole)}: {problem}") from None
+        _check(schema, column, field.transform, whole)
+    return _known(metadata, tuple(wanted.fields))
 
 
 def _known(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
@@ -132,9 +152,7 @@ def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Tr
     else:
         raise ValidationError(f"sort_order is {shown(whole)}: {term} is not a transform of a column")
     column = _column(schema, columns[0], whole)
-    if not transform.can_transform(column.field_type):
-        problem = f"values of type {column.field_type} have no transform {transform}"
-        raise ValidationError(f"sort_order is {shown(whole)}: {problem}")
+    _check(schema, column, transform, whole)
     return column, transform
 
 
@@ -145,8 +163,18 @@ def _column(schema: Schema, name: str, whole: str) -> NestedField:
         field = schema.find_field(plain)
     except ValueError:
         raise ValidationError(f"sort_order is {shown(whole)}: the table has no column {shown(plain)}") from None
-    structs = all(parent.field_type.is_struct for parent in way_to(schema, field.field_id)[:-1])
-    if not isinstance(field.field_type, PrimitiveType) or not structs:
-        problem = f"column {plain} of type {field.field_type} can't be sorted by"
-        raise ValidationError(f"sort_order is {shown(whole)}: {problem}")
+    _check(schema, field, transforms.IdentityTransform(), whole)
     return field
+
+
+def _check(schema: Schema, column: NestedField, transform: Transform[Any, Any], whole: str) -> None:
+    """Raise ValidationError for a column that can't be sorted by, or one without this transform."""
+    structs = all(parent.field_type.is_struct for parent in way_to(schema, column.field_id)[:-1])
+    problem = None
+    if not isinstance(column.field_type, PrimitiveType) or not structs:
+        name = schema.find_column_name(column.field_id)
+        problem = f"column {name} of type {column.field_type} can't be sorted by"
+    elif not transform.can_transform(column.field_type):
+        problem = f"values of type {column.field_type} have no transform {transform}"
+    if problem:
+        raise ValidationError(f"sort_order is {shown(whole)}: {problem}")
