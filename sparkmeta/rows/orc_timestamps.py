@@ -1,8 +1,7 @@
 """Read ORC timestamps that are out of the range of Arrow's ORC reader, which uses 64-bit nanoseconds.
 
 ORC stores the seconds of a timestamp in one stream of its column and the nanoseconds in another. Arrow reads the
-seconds, also of nested columns, if the file's footer declares them as longs. The nanoseconds are decoded here (ORC
-Specification v1: File Tail, Stripes, Run Length Encoding version 2).
+seconds, also of nested columns, if the file's footer declares them as longs. The nanoseconds are decoded here.
 
 Spark tasks import this module, so it imports little.
 """
@@ -10,43 +9,35 @@ Spark tasks import this module, so it imports little.
 from __future__ import annotations
 
 import io
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import orc
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.rows.orc_format import (
+    SECONDARY,
+    TIMESTAMPS,
+    Field,
+    Numbers,
+    OrcParts,
+    decoded_runs,
+    number_in,
+    parsed,
+    with_numbers,
+)
 
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class _Field(NamedTuple):
-    """A field of a protobuf message: a number if the wire type is 0, else bytes."""
-
-    number: int
-    wire_type: int
-    value: Any
-
-
-_VARINT, _BYTES = 0, 2
-_FIXED_SIZES: Final = {1: 8, 5: 4}
-
-# Kinds of types, streams and column encodings in ORC.
+# A kind of types and one of column encodings in ORC.
 _LONG: Final = 4
-_TIMESTAMP, _INSTANT = 9, 18
-_SECONDARY: Final = 5
 _DIRECT_V2: Final = 2
-_NO_CODEC, _ZLIB, _SNAPPY, _ZSTD = 0, 1, 2, 5
 
 _UTC: Final = ("", "UTC", "GMT", "Etc/UTC")
 # ORC timestamps count seconds from the beginning of 2015.
 _EPOCH: Final = 1_420_070_400
 # The last second whose microseconds fit into 64 bits.
 _LAST_SECOND: Final = 9_223_372_036_853
-_WIDTHS: Final = (*range(1, 25), 26, 28, 30, 32, 40, 48, 56, 64)
 
 
 class OrcSeconds:
@@ -59,18 +50,9 @@ class OrcSeconds:
             source: The open file.
             location: The file, for error messages.
         """
-        self._source, self._location = source, location
-        size = source.size()
-        script_size = self._bytes(size - 1, 1)[0]
-        script = _fields(self._bytes(size - 1 - script_size, script_size))
-        values = {field.number: field.value for field in script}
-        self._codec = values.get(2, _NO_CODEC)
-        footer_start = size - 1 - script_size - values[1]
-        self._footer = _fields(self._plain(self._bytes(footer_start, values[1])))
-        footer = self._stored(_encoded(map(_with_longs, self._footer)), values.get(3, 1 << 18))
-        script = [field._replace(value=len(footer)) if field.number == 1 else field for field in script]
-        tail = footer + _encoded(script) + bytes([len(_encoded(script))])
-        self._file = orc.ORCFile(pa.PythonFile(_Patched(source, footer_start, tail), mode="r"))
+        self._parts, self._location = OrcParts(source, location), location
+        tail = self._parts.tail([*map(_with_longs, self._parts.footer)])
+        self._file = orc.ORCFile(pa.PythonFile(_Patched(source, self._parts.footer_start, tail), mode="r"))
 
     def read_stripe(self, number: int, names: list[str], schema: pa.Schema) -> pa.RecordBatch:
         """Read columns of a stripe.
@@ -85,7 +67,9 @@ class OrcSeconds:
             UnsupportedError: Timestamps have an encoding that current writers don't use.
         """
         batch = self._file.read_stripe(number, names)
-        nanos = _Nanos(self, [field.value for field in self._footer if field.number == 3][number], self._location)
+        nanos = _Nanos(
+            self._parts, [field.value for field in self._parts.footer if field.number == 3][number], self._location
+        )
         first_ids = dict(zip(schema.names, _first_ids(schema, 1), strict=True))
         fields = [schema.field(name) for name in batch.schema.names]
         columns = [
@@ -93,50 +77,6 @@ class OrcSeconds:
             for column, field in zip(batch.columns, fields, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-    def stripe_part(self, start: int, size: int) -> bytes:
-        """Return decompressed bytes of a stripe."""
-        return self._plain(self._bytes(start, size))
-
-    def _bytes(self, start: int, size: int) -> bytes:
-        self._source.seek(start)
-        data: bytes = self._source.read(size)
-        if len(data) < size:
-            raise CorruptFileError(self._location, "length", start + len(data), f"{size} bytes begin at {start}")
-        return data
-
-    def _plain(self, data: bytes) -> bytes:
-        """Decode chunks, each of which may be compressed, to plain bytes."""
-        if self._codec == _NO_CODEC:
-            return data
-        parts, place = [], 0
-        while place < len(data):
-            header = int.from_bytes(data[place : place + 3], "little")
-            chunk = data[place + 3 : place + 3 + (header >> 1)]
-            parts.append(chunk if header & 1 else self._inflated(chunk))
-            place += 3 + len(chunk)
-        return b"".join(parts)
-
-    def _inflated(self, chunk: bytes) -> bytes:
-        if self._codec == _ZLIB:
-            return zlib.decompress(chunk, -15)
-        if self._codec == _ZSTD:
-            with pa.CompressedInputStream(pa.BufferReader(chunk), "zstd") as stream:
-                inflated: bytes = stream.read()
-            return inflated
-        if self._codec == _SNAPPY:
-            size, _ = _varint(chunk, 0)
-            return bytes(pa.decompress(chunk, size, codec="snappy", asbytes=True))
-        raise UnsupportedError(
-            f"{self._location}: timestamps out of Arrow's range, compressed by ORC's codec {self._codec}"
-        )
-
-    def _stored(self, data: bytes, most: int) -> bytes:
-        """Encode the footer as uncompressed chunks."""
-        if self._codec == _NO_CODEC:
-            return data
-        chunks = [data[start : start + most] for start in range(0, len(data), most)]
-        return b"".join((len(chunk) << 1 | 1).to_bytes(3, "little") + chunk for chunk in chunks)
 
 
 class _Patched(io.RawIOBase):
@@ -172,19 +112,19 @@ class _Patched(io.RawIOBase):
 class _Nanos:
     """The nanoseconds in a stripe."""
 
-    def __init__(self, file: OrcSeconds, stripe: bytes, location: str) -> None:
-        self._file, self._location = file, location
-        values = {field.number: field.value for field in _fields(stripe)}
+    def __init__(self, parts: OrcParts, stripe: bytes, location: str) -> None:
+        self._parts, self._location = parts, location
+        values = {field.number: field.value for field in parsed(stripe)}
         start, index, data, footer = (values.get(number, 0) for number in (1, 2, 3, 4))
-        fields = _fields(file.stripe_part(start + index + data, footer))
-        self._encodings = [_value(field.value, 1) for field in fields if field.number == 2]
+        fields = parsed(parts.plain(parts.read(start + index + data, footer)))
+        self._encodings = [number_in(field.value, 1) for field in fields if field.number == 2]
         self._zone = next((field.value.decode() for field in fields if field.number == 3), "")
         self._places: dict[int, tuple[int, int]] = {}
         for field in fields:
             if field.number == 1:
-                size = _value(field.value, 3)
-                if _value(field.value, 1) == _SECONDARY:
-                    self._places[_value(field.value, 2)] = (start, size)
+                size = number_in(field.value, 3)
+                if number_in(field.value, 1) == SECONDARY:
+                    self._places[number_in(field.value, 2)] = (start, size)
                 start += size
 
     def restored(self, array: pa.Array, kind: pa.DataType, type_id: int) -> pa.Array:
@@ -219,7 +159,8 @@ class _Nanos:
             raise UnsupportedError(f"{self._location}: timestamps out of Arrow's range, of {how}")
         valid = np.asarray(array.is_valid())
         seconds = np.asarray(array.drop_null(), np.int64) + _EPOCH
-        nanos = _nanoseconds(self._file.stripe_part(*self._places.get(type_id, (0, 0))), len(seconds))
+        stream = self._parts.plain(self._parts.read(*self._places.get(type_id, (0, 0))))
+        nanos = _nanoseconds(stream, len(seconds))
         if len(nanos) != len(seconds):
             problem = f"there are {len(seconds)} values"
             raise CorruptFileError(self._location, f"nanoseconds of type {type_id}", len(nanos), problem)
@@ -266,132 +207,16 @@ def _type_count(kind: pa.DataType) -> int:
     return 1 + sum(_type_count(field.type) for field in _children(kind))
 
 
-# -- protobuf ---------------------------------------------------------------------------------------------------------
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Decode a varint at `place`. Return the number and the end of its bytes."""
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
-
-
-def _fields(data: bytes) -> list[_Field]:
-    fields, place = [], 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        number, wire_type = key >> 3, key & 7
-        if wire_type == _VARINT:
-            value, place = _varint(data, place)
-            fields.append(_Field(number, wire_type, value))
-            continue
-        size = _FIXED_SIZES.get(wire_type)
-        if size is None:
-            size, place = _varint(data, place)
-        fields.append(_Field(number, wire_type, data[place : place + size]))
-        place += size
-    return fields
-
-
-def _value(message: bytes, number: int) -> int:
-    return next((int(field.value) for field in _fields(message) if field.number == number), 0)
-
-
-def _encoded(fields: Iterable[_Field]) -> bytes:
-    parts = []
-    for number, wire_type, value in fields:
-        parts.append(_encoded_varint(number << 3 | wire_type))
-        if wire_type == _VARINT:
-            parts.append(_encoded_varint(value))
-        else:
-            parts += [_encoded_varint(len(value))] * (wire_type == _BYTES) + [value]
-    return b"".join(parts)
-
-
-def _encoded_varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def _with_longs(field: _Field) -> _Field:
+def _with_longs(field: Field) -> Field:
     """Return a field of the footer, with timestamp types changed to longs."""
-    if field.number != 4 or _value(field.value, 1) not in (_TIMESTAMP, _INSTANT):
+    if field.number != 4 or number_in(field.value, 1) not in TIMESTAMPS:
         return field
-    kinds = [part._replace(value=_LONG) if part.number == 1 else part for part in _fields(field.value)]
-    return field._replace(value=_encoded(kinds))
-
-
-# -- run length encoding ----------------------------------------------------------------------------------------------
+    return field._replace(value=with_numbers(field.value, {1: _LONG}))
 
 
 def _nanoseconds(stream: bytes, count: int) -> Numbers:
     """Decode a stream of nanoseconds, which stores numbers without trailing decimal zeros and the counts of these."""
-    runs = list(_runs(stream))
+    runs = list(decoded_runs(stream))
     stored = np.concatenate(runs)[:count] if runs else np.zeros(0, np.int64)
     zeros = stored & 7
     return (stored >> 3) * np.where(zeros, 10 ** (zeros + 1), 1)
-
-
-def _runs(data: bytes) -> Iterator[Numbers]:
-    """Yield the runs of unsigned numbers."""
-    place = 0
-    while place < len(data):
-        first = data[place]
-        if first >> 6 == 0:
-            size = (first >> 3 & 7) + 1
-            value = int.from_bytes(data[place + 1 : place + 1 + size], "big")
-            yield np.full((first & 7) + 3, value, np.uint64).astype(np.int64)
-            place += 1 + size
-            continue
-        code, count = first >> 1 & 31, ((first & 1) << 8 | data[place + 1]) + 1
-        run, place = _LONG_RUNS[first >> 6](data, place + 2, code, count)
-        yield run
-
-
-def _direct(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, int]:
-    return _unpacked(data, place, _WIDTHS[code], count)
-
-
-def _patched(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, int]:
-    width, patch_width = _WIDTHS[code], _WIDTHS[data[place] & 31]
-    base_size, gap_width, patches = (data[place] >> 5) + 1, (data[place + 1] >> 5) + 1, data[place + 1] & 31
-    place += 2
-    base = int.from_bytes(data[place : place + base_size], "big")
-    values, place = _unpacked(data, place + base_size, width, count)
-    entry_width = next(fixed for fixed in _WIDTHS if fixed >= gap_width + patch_width)
-    entries, place = _unpacked(data, place, entry_width, patches)
-    position = 0
-    for entry in entries.tolist():
-        position += entry >> patch_width
-        values[position] |= (entry & ((1 << patch_width) - 1)) << width
-    return values + base, place
-
-
-def _deltas(data: bytes, place: int, code: int, count: int) -> tuple[Numbers, int]:
-    base, place = _varint(data, place)
-    zigzag, place = _varint(data, place)
-    delta = (zigzag >> 1) ^ -(zigzag & 1)
-    steps = np.full(count, delta, np.int64)
-    steps[0] = np.uint64(base).astype(np.int64)
-    if code:
-        sizes, place = _unpacked(data, place, _WIDTHS[code], count - 2)
-        steps[2:] = -sizes if delta < 0 else sizes
-    return np.cumsum(steps), place
-
-
-_LONG_RUNS: Final = {1: _direct, 2: _patched, 3: _deltas}
-
-
-def _unpacked(data: bytes, place: int, width: int, count: int) -> tuple[Numbers, int]:
-    """Decode numbers of `width` bits, highest bit first. Return them and the end of their bytes."""
-    end = place + -(-width * count // 8)
-    bits = np.unpackbits(np.frombuffer(data[place:end], np.uint8))[: width * count].reshape(count, width)
-    powers = np.left_shift(np.uint64(1), np.arange(width - 1, -1, -1, dtype=np.uint64))
-    return (bits @ powers).astype(np.int64), end

@@ -156,7 +156,7 @@ class DataFileTasks:
         """Open a new file."""
         sink = self.writer.open_new(location)
         if self.options.file_format == "orc":
-            return OrcOutput(sink, self.options)
+            return OrcOutput(sink, self.schema, self.options, self.columns.table)
         if self.options.file_format == "avro":
             return AvroOutput(sink, self.columns.columns, self.options, self._notes)
         return ParquetOutput(sink, self.schema, self.options, self.sized, self._notes)

@@ -100,3 +100,28 @@ def test_zeros_of_both_signs_as_partitions(spark: SparkSession, kind: str) -> No
         answer = shop.sql(f"SELECT id FROM {{t}} WHERE f = CAST('{zero}' AS {kind})").collect()
         assert sorted(row.id for row in answer) == ids
     assert {row.id for row in table.refresh().scan("f = 0.0").to_df().collect()} == {1, 2, 3}
+
+
+def test_times_before_1970_in_orc(spark: SparkSession) -> None:
+    """Java reads them as they are, also where it filters by the statistics of stripes."""
+    shop = Workshop(Java(spark), "early_orc", catalog_name="java")
+    shop.create(
+        "id INT, ts TIMESTAMP, ntz TIMESTAMP_NTZ, l ARRAY<TIMESTAMP>, m MAP<INT, TIMESTAMP_NTZ>, s STRUCT<t:TIMESTAMP>",
+        properties={"write.format.default": "orc"},
+    )
+    micros = [
+        -14_000_000_000_000_001, -618_148_799_999_999, -618_148_799_750_000, -618_148_799_000_001, -618_148_799_000_000,
+        -1_999_999, -1_999_000, -1_500_000, -1_001_000, -1_000_001, -1_000_000, -999_999, -999_001, 0, 1, 500_000,
+    ]  # fmt: skip
+    rows = spark.createDataFrame([*enumerate(micros)], "id INT, micros BIGINT").selectExpr(
+        "id", "timestamp_micros(micros) ts", "CAST(timestamp_micros(micros) AS TIMESTAMP_NTZ) ntz",
+        "array(null, ts) l", "map(1, ntz) m", "named_struct('t', ts) s",
+    )  # fmt: skip
+    sm.load_table(str(shop.folder), spark=spark).append(rows.coalesce(1))
+    shop.sql("REFRESH TABLE {t}")
+    assert row_texts(shop.sql("SELECT * FROM {t}")) == row_texts(rows)
+    assert row_texts(sm.load_table(str(shop.folder), spark=spark).scan().to_df()) == row_texts(rows)
+    for place, value in enumerate(micros):
+        for operator, ids in (("<", [*range(place)]), ("=", [place]), (">", [*range(place + 1, len(micros))])):
+            answer = shop.sql(f"SELECT id FROM {{t}} WHERE ts {operator} timestamp_micros({value})").collect()
+            assert sorted(row.id for row in answer) == ids

@@ -717,7 +717,7 @@ def test_orc_timestamps(tmp_path_factory: pytest.TempPathFactory, micros: list[i
     assert_orc_stamps(micros, tmp_path_factory.getbasetemp() / "f.orc")
 
 
-@pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "zstd"])
+@pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
 def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of equal, rising, falling and random fractions, and of small ones with a few large ones in between."""
     year_9999 = 253_370_764_800_000_000
@@ -733,13 +733,13 @@ def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatc
         [0] * 100,
     ]
     used: list[int] = []
-    runs = orc_timestamps._runs
+    runs = orc_timestamps.decoded_runs
 
     def noted(data: bytes) -> Iterator[Any]:
         used.append(data[0] >> 6)
         return runs(data)
 
-    monkeypatch.setattr(orc_timestamps, "_runs", noted)
+    monkeypatch.setattr(orc_timestamps, "decoded_runs", noted)
     for places in fractions:
         assert_orc_stamps([year_9999 + place for place in places], tmp_path / "f.orc", codec)
     assert set(used) == {0, 1, 2, 3}
