@@ -248,9 +248,10 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
     """
     row_type = spark_schema(schema) if isinstance(schema, pa.Schema) else schema
     names = None
-    if any("." in name or "`" in name for name in frame.columns):
-        # PySpark looks up the columns by their names as if these were expressions.
-        names = frame.columns
+    columns = frame.columns
+    if any("." in name or "`" in name for name in columns) or len({name.lower() for name in columns}) < len(columns):
+        # PySpark looks up the columns by their names as if these were expressions, whose case may not matter.
+        names = columns
         frame = frame.toDF(*map(str, range(len(names))))
     return frame.mapInArrow(_Task(function, names), row_type)
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.write.input import check_type, nested_value
+from sparkmeta.write.input import check_type, nested_value, place_names
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -120,17 +120,23 @@ def with_values(
         rows: the rows, with the columns of `lineage`.
         values: what `assigned_values` returned.
         lineage: the metadata columns that rows keep.
-        where: which rows change; None for all.
+        where: which rows change, of rows with columns named by `place_names`; None for all.
     """
     values = dict(values)
     if lineage:
         values[lineage[1]] = F.lit(None).cast("bigint")
-    condition = None if where is None else where.column()
-    columns = []
-    for name in rows.columns:
-        old = F.col(sql.quoted(name))
-        new = values.get(name, old)
-        if name in values and condition is not None:
-            new = F.when(condition, new).otherwise(old)
-        columns.append(new.alias(name))
-    return rows.select(*columns)
+    names, places = rows.columns, place_names(rows.columns)
+    # No column has this name.
+    changes = max(names, key=len) + "_"
+    flag = F.lit(True) if where is None else where.column()
+    # The values refer to columns by their names, the rest to places.
+    flagged = rows.toDF(*places).select("*", flag).toDF(*names, changes)
+    assigned = [F.when(F.col(sql.quoted(changes)), value) for value in values.values()]
+    computed = flagged.select("*", *assigned).toDF(*place_names([*names, changes, *values]))
+    changed, *news = place_names(computed.columns)[len(names) :]
+    by_name = dict(zip(values, news, strict=True))
+    columns = [
+        F.when(F.col(changed), F.col(by_name[name])).otherwise(F.col(place)) if name in by_name else F.col(place)
+        for name, place in zip(names, places, strict=True)
+    ]
+    return computed.select(*columns).toDF(*names)

@@ -34,7 +34,7 @@ from sparkmeta.session import advised_shuffles, map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.write.cleanup import delete_written, named_on_failure
-from sparkmeta.write.input import check_columns, field_value, written_columns
+from sparkmeta.write.input import check_columns, field_value, place_names, written_columns
 from sparkmeta.write.places import PartitionField, Places
 from sparkmeta.write.task_values import TaskValue, TaskValues
 from sparkmeta.write.tasks import PARTITION_COLUMN, PROBLEM, DataFileTasks
@@ -71,7 +71,8 @@ class Arrangement:
         order: the order of rows within partitions.
         tasks: the number of tasks; None to let Spark's adaptive execution choose it.
         by_range: whether each task gets a range of partitions and the sort order, instead of whole partitions.
-        curve: adds the column `CURVE_COLUMN` to batches of rows, which are then sorted by it within partitions.
+        curve: adds the column `CURVE_COLUMN` to batches of rows, which are then sorted by it within partitions. It
+            finds the other columns by their place.
     """
 
     order: SortOrder
@@ -170,6 +171,11 @@ class _Write:
         return self.rows.schema
 
     @cached_property
+    def columns(self) -> list[str]:
+        """The names of the rows' columns while these are arranged."""
+        return place_names(self.row_type.names)
+
+    @cached_property
     def fields(self) -> Sequence[SpecField]:
         return self.state.metadata.spec().fields
 
@@ -225,12 +231,16 @@ class _Write:
         return self._selected(frame, partitions)
 
     def _selected(self, frame: DataFrame, partitions: Sequence[str]) -> DataFrame:
-        """Return the columns that tasks take, or a constant if there are none: batches without columns lose rows."""
-        names = [*map(sql.quoted, self.row_type.names), *partitions]
-        return frame.select(*names) if names else frame.select(F.lit(0).alias(_CONSTANT))
+        """Return the columns that tasks take, with the rows' names.
+
+        If there are none, a constant takes their place: batches without columns lose rows.
+        """
+        if not self.columns and not partitions:
+            return frame.select(F.lit(0).alias(_CONSTANT))
+        return frame.select(*self.columns, *partitions).toDF(*self.row_type.names, *partitions)
 
     def _with_values(self) -> DataFrame:
-        """Append the values of partition fields and sort fields to the rows' columns."""
+        """Return the rows as `columns`, followed by the values of partition fields and sort fields."""
         values: list[tuple[str, SpecField | SortField]] = [
             *((PARTITION_COLUMN.format(place), field) for place, field in enumerate(self.fields)),
             *((_SORT_COLUMN.format(place), field) for place, field in enumerate(self.order.fields)),
@@ -244,9 +254,10 @@ class _Write:
                 by_tasks.append(TaskValue(name, field.transform, source.type))
                 value = source.value
             added.append(value.alias(name))
+        frame = self.rows.toDF(*self.columns)
         if not added:
-            return self.rows
-        frame = self.rows.select("*", *(value.column() for value in added))
+            return frame
+        frame = frame.select("*", *(value.column() for value in added))
         if by_tasks:
             frame = self._transformed(frame, values, by_tasks)
         fitting = {name: self._fitting(name, field).column() for name, field in values if self._may_not_fit(field)}
@@ -257,7 +268,9 @@ class _Write:
     ) -> DataFrame:
         """Replace values with their transforms where Spark SQL has no exact form of these."""
         results = {each.name: spark_type(each.transform.result_type(each.source)) for each in by_tasks}
-        row_type = StructType([*self.row_type.fields])
+        row_type = StructType()
+        for name, each in zip(self.columns, self.row_type.fields, strict=True):
+            row_type.add(name, each.dataType)
         for name, field in values:
             source = self._source(field)
             row_type.add(name, results.get(name, spark_type(field.transform.result_type(source.type))))
@@ -282,7 +295,7 @@ class _Write:
             # The schema may lack the column.
             return _Source(self.state.types.partition_types[field.field_id], sql.lit(None))
         kind = self.schema.find_type(field.source_id)
-        return _Source(kind, field_value(self.row_type, self.schema, field.source_id))
+        return _Source(kind, field_value(self.row_type, self.schema, field.source_id, self.columns))
 
 
 @dataclass(frozen=True)

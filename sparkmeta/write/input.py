@@ -254,7 +254,7 @@ def _taken(wanted: IcebergType) -> str:
     return spark_type(wanted).simpleString()
 
 
-def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
+def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Sequence[str] | None = None) -> Sql:
     """Return the value of a field in rows, in the field's `spark_type`.
 
     A field that the rows lack has its write default, except in null structs.
@@ -263,6 +263,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
         rows: the type of the rows, which `check_columns` has accepted.
         schema: the table's.
         field_id: the id of a primitive field that is not inside a list or map.
+        names: what the columns of the rows are called instead, in their order.
     """
     way = way_to(schema, field_id)
     wanted = way[-1].field_type
@@ -272,11 +273,20 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int) -> Sql:
         if not isinstance(kind, spark.StructType) or field.name not in kind.names:
             default = _default_value(field, wanted)
             return sql.when(value.isNotNull(), default) if depth else default
-        value = value[field.name] if depth else sql.col(sql.quoted(field.name))
+        if depth:
+            value = value[field.name]
+        else:
+            name = field.name if names is None else names[kind.names.index(field.name)]
+            value = sql.col(sql.quoted(name))
         kind = kind[field.name].dataType
     if isinstance(wanted, UUIDType):
         return public_value(value, wanted) if isinstance(kind, spark.BinaryType) else sql.call("lower", value)
     return value if kind == spark_type(wanted) else value.cast(spark_type(wanted))
+
+
+def place_names(columns: Sequence[object]) -> list[str]:
+    """Return names of columns by their place: those of a table may differ only in case, and Spark confuses them."""
+    return [f"_column_{place}" for place in range(len(columns))]
 
 
 def nested_value(value: SparkColumn, kind: spark.DataType, wanted: IcebergType) -> SparkColumn:

@@ -32,7 +32,7 @@ from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.write.input import field_value
+from sparkmeta.write.input import field_value, place_names
 from sparkmeta.write.position_tasks import PositionTasks
 from sparkmeta.write.vector_tasks import MASK_SCHEMA, position_masks
 
@@ -208,23 +208,28 @@ class Matching:
         named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
         return self._partial.join(named, "file_path", "left_semi")
 
-    def rows(self, files: PlannedFiles, lineage: tuple[str, ...]) -> DataFrame:
-        """Return all live rows of some of the partly matching files.
+    def rows(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool | None = None) -> DataFrame:
+        """Return live rows of some of the partly matching files.
 
         Args:
             files: the files.
             lineage: metadata columns to read.
+            matches: whether only rows that match are returned, or only those that don't; None for both.
         """
         everything = ScanFilter.of(self.state, AlwaysTrue())
-        return rows_of(RowScan(everything, self.scan.schema, lineage), files)
+        rows = rows_of(RowScan(everything, self.scan.schema, lineage), files)
+        if matches is None:
+            return rows
+        wanted = self.is_matching_row if matches else ~self.is_matching_row
+        return rows.toDF(*place_names(rows.columns)).where(wanted.text).toDF(*rows.columns)
 
     @property
     def is_matching_row(self) -> Sql:
-        """Whether a row of `rows` matches; never null."""
+        """Whether a row of `rows`, with columns named by `place_names`, matches; never null."""
         return row_predicate(self.scan.row_filter, self._bound_value)
 
     def _bound_value(self, field_id: int) -> Sql:
-        value = field_value(self.row_type, self.scan.schema, field_id)
+        value = field_value(self.row_type, self.scan.schema, field_id, place_names(self.row_type.names))
         is_uuid = isinstance(self.scan.schema.find_type(field_id), UUIDType)
         return sql.call("unhex", sql.call("replace", value, "-", "")) if is_uuid else value
 

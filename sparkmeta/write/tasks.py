@@ -206,13 +206,12 @@ class _Task:
 
     def _divide(self, batch: pa.RecordBatch) -> None:
         """Pass rows to the files of their partitions."""
-        names = batch.schema.names
+        fields = self.tasks.places.fields
+        count = batch.num_columns - len(fields)
         # First, since it names the column of a value that is not valid.
-        table = self.tasks.columns.table_of(batch, self.tasks.schema)
-        values = [
-            _bound(batch.column(names.index(PARTITION_COLUMN.format(place))), field.type)
-            for place, field in enumerate(self.tasks.places.fields)
-        ]
+        table = self.tasks.columns.table_of(batch.select([*range(count)]), self.tasks.schema)
+        # By position: the table may have columns of the same names.
+        values = [_bound(batch.column(count + place), field.type) for place, field in enumerate(fields)]
         identities = [*map(_identity, values)]
         for first, rows in _by_partition(identities, table):
             identity = tuple(array[first] for array in identities)

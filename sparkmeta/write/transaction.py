@@ -289,9 +289,10 @@ class RowTransaction(Transaction[TableT]):
         self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
     ) -> None:
         """Rewrite files without their matching rows, or with these updated."""
-        lineage, matches = self._lineage, matching.is_matching_row
-        rows = matching.rows(matching.planned(paths), lineage)
-        rows = rows.where((~matches).text) if assigned is None else with_values(rows, assigned, lineage, matches)
+        lineage = self._lineage
+        rows = matching.rows(matching.planned(paths), lineage, matches=False if assigned is None else None)
+        if assigned is not None:
+            rows = with_values(rows, assigned, lineage, matching.is_matching_row)
         change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
 
     def _mask(
@@ -302,7 +303,7 @@ class RowTransaction(Transaction[TableT]):
         added = None
         if assigned is not None:
             lineage = self._lineage
-            rows = matching.rows(files, lineage).where(matching.is_matching_row.text)
+            rows = matching.rows(files, lineage, matches=True)
             added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
         # Updated rows must still exist; deleted rows may already be gone.
         self._delete_rows(change, matching.masks, files, added, with_deletes=assigned is not None)

@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import NestedField, StringType
 
 import sparkmeta as sm
 from sparkmeta.cli import main
@@ -203,6 +206,29 @@ def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
     # The filter leaves the other partition alone.
     assert of_d < paths(table)
     assert not {path for path in paths(table) if "part=d" in path} - of_d
+
+
+@pytest.mark.parametrize("order", [None, "A DESC", "bucket(4, A), _sort_value_0 DESC", "zorder(A, _curve_value)"])
+def test_columns_whose_names_spark_confuses(spark: SparkSession, tmp_path: Path, order: str | None) -> None:
+    """Names that differ only in case, and those of columns that are added to the rows."""
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    names = ("a", "A", "_partition_value_0", "_sort_value_0", "_curve_value", "_column_0")
+    schema = Schema(*(NestedField(place, name, StringType()) for place, name in enumerate(names, 1)))
+    table = catalog.create_table("db.t", schema, format_version=3, spark=spark)
+    rows = [tuple(f"{name} {place * 7 % 5}" for name in names) for place in range(5)]
+    table = table.append(spark.createDataFrame(rows, list(names)).coalesce(1))
+    with table.update_spec() as update:
+        update.add_field("_partition_value_0", BucketTransform(2), "bucket")
+    table = table.refresh()
+    strategy = {"strategy": "sort", "sort_order": order} if order else {}
+    table = table.maintenance.rewrite_data_files(rewrite_all=True, output_spec_id=1, **strategy).commit()
+    assert sorted(map(tuple, table.scan().to_df().collect())) == sorted(rows)
+    assert {row.spec_id for row in table.inspect.data_files().collect()} == {1}
+    if order == "A DESC":
+        for path in paths(table):
+            values = pq.read_table(local_path(path)).column("A").to_pylist()
+            assert values == sorted(values, reverse=True)
 
 
 def upgraded(spark: SparkSession, folder: Path) -> sm.Table:

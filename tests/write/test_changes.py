@@ -443,3 +443,22 @@ def test_a_missing_data_file(spark: SparkSession, tmp_path: Path, mode: str) -> 
     for change in changes:
         with pytest.raises(sm.NotFoundError, match=Path(path).name):
             change()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_that_differ_only_in_case(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    """Spark takes them for the same, unless `spark.sql.caseSensitive` is set."""
+    catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
+    catalog.create_namespace("db")
+    names = ("id", "a", "A", "n", "changes")
+    schema = Schema(*(NestedField(place, name, LongType()) for place, name in enumerate(names, 1)))
+    spec = PartitionSpec(PartitionField(3, 1000, BucketTransform(4), "A_bucket"))
+    modes = {"write.update.mode": mode, "write.delete.mode": mode}
+    table = catalog.create_table("db.t", schema, spec, format_version=3, properties=modes, spark=spark)
+    rows = [(place, 10 + place, 20 + place, 30 + place, 40 + place) for place in range(4)]
+    table = table.append(spark.createDataFrame(rows, list(names)).coalesce(1))
+    table = table.update({"A": F.col("n") + 70, "n": 7}, "A = 22").update({"a": F.col("changes")}, "a = 11")
+    changed = [rows[0], (1, 41, 21, 31, 41), (2, 12, 102, 7, 42), rows[3]]
+    assert sorted(map(tuple, table.scan().to_df().collect())) == changed
+    table = table.delete("A = 21").update({"changes": 5})
+    assert sorted(map(tuple, table.scan().to_df().collect())) == [(*row[:4], 5) for row in changed if row[2] != 21]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,24 +21,28 @@ _MOST_BITS: Final = 10
 _ALL_BITS: Final = 63
 
 
+Path: TypeAlias = tuple[int | str, *tuple[str, ...]]
+"""A column by its name, or by its place, and the names of the fields inside."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """Adds the place of each row on the curve as a column. Picklable.
 
     Attributes:
         name: of the new column.
-        paths: the columns, each by the names from the top.
+        paths: the columns.
         bounds: for each column the values between ranks, ascending.
         bits: of a rank.
     """
 
     name: str
-    paths: tuple[tuple[str, ...], ...]
+    paths: tuple[Path, ...]
     bounds: tuple[pa.Array, ...]
     bits: int
 
     @staticmethod
-    def of(name: str, paths: Sequence[tuple[str, ...]], sample: pa.Table) -> Curve:
+    def of(name: str, paths: Sequence[Path], sample: pa.Table) -> Curve:
         """Return the curve through the values of a sample.
 
         Args:
@@ -60,7 +64,7 @@ class Curve:
             yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(_interleaved(ranks, self.bits))], names=names)
 
 
-def values_of(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array:
+def values_of(batch: pa.RecordBatch, path: Path) -> pa.Array:
     """Return the values of a column; null where a struct around it is null."""
     values = batch.column(path[0])
     for name in path[1:]:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.edit.range_sort import most_tasks
 from sparkmeta.plan.filter import ScanFilter
-from sparkmeta.rewrite.data_files.curve import Curve
+from sparkmeta.rewrite.data_files.curve import Curve, Path
 from sparkmeta.rewrite.data_files.groups import NUMBER, PLACE, FileGroups
 from sparkmeta.rewrite.data_files.pack_tasks import PARTS, PackTasks
 from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
@@ -173,9 +173,11 @@ class Rewrite:
         """Return the z-order of files' rows, of which some are read."""
         assert self.order is not None
         schema, columns = self.state.metadata.schema(), self.order.curve
-        paths = [tuple(field.name for field in way_to(schema, column.field_id)) for column in columns]
+        ways = [way_to(schema, column.field_id) for column in columns]
+        paths: list[Path] = [(way[0].name, *(field.name for field in way[1:])) for way in ways]
         read = prune_columns(schema, {column.field_id for column in columns})
         count = sum(files.numbers("record_count").tolist())
         rows = rows_of(self._scan(read), files)
         sample = rows.sample(min(1.0, _SAMPLED / max(count, 1)), seed=7).limit(2 * _SAMPLED).toArrow()
-        return Curve.of(CURVE_COLUMN, paths, sample)
+        of_rows: list[Path] = [(schema.fields.index(way[0]), *path[1:]) for way, path in zip(ways, paths, strict=True)]
+        return replace(Curve.of(CURVE_COLUMN, paths, sample), paths=tuple(of_rows))
