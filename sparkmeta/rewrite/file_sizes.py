@@ -32,7 +32,7 @@ class FileSizes:
             ValidationError: they do not increase.
         """
         least = int(target * _LEAST) if least is None else least
-        most = int(target * _MOST) if most is None else most
+        most = max(int(target * _MOST), target + 1) if most is None else most
         if not least < target < most:
             raise ValidationError(
                 f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
