@@ -147,27 +147,27 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["b.t"], {"b.t"}),
-        (["b.*"], {"b.t"}),
-        (["b.?", "?.x"], {"a.*", "b.t"}),
-        (["b.t", "a*"], {"a.*", "b.t"}),
-        (["b*t"], {"b.t"}),
-        (["a."], {"a."}),
-        (["?."], {"?."}),
-        (["?.?.?"], {"a.*"}),
-        (["b.x*"], {"b.x*"}),
+        (["b.t"], ["b.t"]),
+        (["b.*"], ["b.t"]),
+        (["b.?", "?.x"], ["a.*", "b.t"]),
+        (["b.t", "a*"], ["a.*", "b.t"]),
+        (["b*t"], ["b.t"]),
+        (["a."], ["a."]),
+        (["?."], ["?."]),
+        (["?.?.?"], ["a.*"]),
+        (["b.x*"], ["b.x*"]),
     ],
     ids=str,
 )
 def test_a_namespace_that_cannot_be_listed_fails_groups_with_a_pattern_for_it(
-    names: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    names: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group before it has a pattern, so that the catalog is listed."""
     monkeypatch.setattr("sparkmeta.schedule.tables.load_catalog", lambda *_, **__: Listed())
     groups = [f"[[tables]]\ncatalog = 'c'\nnames = {texts!r}\n" for texts in (["*.none"], names)]
     tables = choose_tables(read_config(written(tmp_path / "c.toml", "".join(groups))))
     assert [table.name for table in tables if table.place == 0] == ["a.*"]
-    assert {table.name for table in tables if table.place == 1} == expected
+    assert sorted({table.name for table in tables if table.place == 1}) == expected
 
 
 def test_a_table_that_cannot_be_loaded_after_a_commit(
