@@ -26,6 +26,12 @@ from sparkmeta.session import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _active(spark: SparkSession) -> None:
+    """Make the session active: `createDataFrame` does so for any session, such as those of earlier tests."""
+    spark.createDataFrame([(1,)], "number INT")
+
+
 @pytest.mark.connect
 def test_local_session_is_the_one_that_runs(spark: SparkSession) -> None:
     assert local_session(config={"spark.sparkmeta.split-manifest-bytes": "4m"}) is spark
