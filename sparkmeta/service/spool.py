@@ -80,8 +80,9 @@ class Spool:
         """
         # Nobody knows the names of pages before they are complete, but that of the record.
         write = self._files.write_new if page == RECORD else self.writer.write_temporary
+        folder = self.prepare(result)
         try:
-            write(f"{self.prepare(result)}/{page}{SUFFIX}", data)
+            write(f"{folder}/{page}{SUFFIX}", data)
         except OSError as error:
             raise spool_error(error) from error
 

@@ -25,6 +25,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 import sparkmeta as sm
+from sparkmeta.errors import FileAccessError
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import app, plans
 from sparkmeta.service.access import ANYBODY, Principal, Principals, one_token, principals_from_json
@@ -208,6 +209,13 @@ def test_the_spool_deletes_what_is_old(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     assert spool.read(result, "plan") is None
     assert spool.read("../other", "plan") is spool.read(result, "../plan") is None
+
+
+def test_a_page_that_can_not_be_written_says_why(tmp_path: Path):
+    (tmp_path / "spool").write_text("no folder")
+    spool = Spool(str(tmp_path / "spool"), {})
+    with pytest.raises(FileAccessError, match=r"^a page can't be written to the spool: Not a directory$"):
+        spool.write(spool.new_result(), "plan", b"{}")
 
 
 def test_a_full_spool_is_a_clear_refusal(tables: Mapping[str, str], spark: SparkSession, tmp_path: Path):
