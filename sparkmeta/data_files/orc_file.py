@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import orc
 
-from sparkmeta.data_files.orc_times import TimesBefore1970, copy_negated, has_times
+from sparkmeta.data_files.orc_times_before_1970 import TimesBefore1970, copy_negated, has_times
 from sparkmeta.data_files.parquet_file import Written
 
 if TYPE_CHECKING:
