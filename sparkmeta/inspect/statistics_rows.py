@@ -12,6 +12,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.delete_rows import BATCH_ROWS, avro_batches
 from sparkmeta.inspect.deleted_row import RowField, projected
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.read_errors import translated_read_errors
 
 # Columns without which a file holds no statistics.
 _REQUIRED = ("partition", "spec_id", "data_record_count", "data_file_count")
@@ -49,7 +50,7 @@ class StatisticsRows:
 
     def _rows(self, batches: Iterable[pa.RecordBatch], location: str) -> Iterator[pa.RecordBatch]:
         kind = pa.struct(list(self.schema))
-        try:
+        with translated_read_errors(location, "partition statistics"):
             for batch in batches:
                 stored = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
                 columns = projected(stored, self.row, kind).flatten()
@@ -58,11 +59,6 @@ class StatisticsRows:
                     if rows.column(name).null_count:
                         raise CorruptFileError(location, name, None, "a partition statistics file must have it")
                 yield rows
-        except (pa.ArrowException, OSError, ValueError) as error:
-            if isinstance(error, CorruptFileError):
-                raise
-            problem = f"not readable: {' '.join(str(error).split())}"[:300]
-            raise CorruptFileError(location, "partition statistics", type(error).__name__, problem) from error
 
 
 def _is_avro(location: str) -> bool:

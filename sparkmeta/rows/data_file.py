@@ -8,7 +8,6 @@ Spark tasks import this module, so it imports little.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
@@ -19,11 +18,12 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from sparkmeta.avro.container import Windows
-from sparkmeta.errors import CorruptFileError, FileAccessError, SparkmetaError, UnsupportedError, is_access_problem
+from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.rows.avro_file import AvroFile
 from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.orc_timestamps import OrcSeconds
 from sparkmeta.rows.resolve import Column, FromFile, Source
+from sparkmeta.storage.read_errors import translated_read_errors
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
@@ -69,7 +69,7 @@ def open_data_file(reader: ExecutorReader, location: str, file_format: str) -> D
         CorruptFileError: The file is not of the format, or is truncated.
         UnsupportedError: The format is not Parquet, ORC or Avro.
     """
-    with translated(location):
+    with translated_read_errors(location):
         match file_format.upper():
             case "PARQUET":
                 return _ParquetFile(reader, location)
@@ -88,27 +88,6 @@ def refuse_other_count(location: str, record_count: int, rows: int) -> None:
     """
     if rows != record_count >= 0:
         raise CorruptFileError(location, "record_count", record_count, f"the file has {rows} rows")
-
-
-# Errors that Arrow and byte decoders raise for damaged content.
-_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
-
-
-class translated:  # noqa: N801  used like a function
-    """Translate errors of readers in the block to CorruptFileError, and those of the store to FileAccessError."""
-
-    def __init__(self, location: str) -> None:
-        self._location = location
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, _DAMAGE) and not isinstance(error, SparkmetaError):
-            message = " ".join(str(error).split())[:300]
-            if isinstance(error, PermissionError) or (isinstance(error, OSError) and is_access_problem(message)):
-                raise FileAccessError(f"{self._location}: {message}") from error
-            raise CorruptFileError(self._location, "content", type(error).__name__, message) from error
 
 
 class _ParquetFile:

@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.rows.arrays import Leaf, column_values
-from sparkmeta.rows.data_file import open_data_file, translated
+from sparkmeta.rows.data_file import open_data_file
 from sparkmeta.rows.resolve import Column, FromFile, resolve
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
+from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class DeleteReader:
         for leaf, source in zip(leaves, sources, strict=True):
             if not isinstance(source, FromFile):
                 raise CorruptFileError(location, f"column {leaf.column.name}", None, "a delete file must have it")
-        with translated(location):
+        with translated_read_errors(location):
             for _, batch in file.batches(sources, 0, None):
                 yield [
                     leaf.values(column_values(batch, source, leaf.kind, {}))

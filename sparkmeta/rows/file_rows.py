@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.rows.arrays import Leaf, Partition, column_values
-from sparkmeta.rows.data_file import DataFile, open_data_file, refuse_other_count, translated
+from sparkmeta.rows.data_file import DataFile, open_data_file, refuse_other_count
 from sparkmeta.rows.file_deletes import DeleteReader, FileDeletes
 from sparkmeta.rows.resolve import Column, MappedName, Source, resolve
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.read_errors import translated_read_errors
 
 METADATA_COLUMNS = {
     column.name: column
@@ -103,7 +104,7 @@ class FileRows:
         for batch in batches:
             for index in range(len(batch)):
                 part = _Part(batch.slice(index, 1))
-                with translated(part.location):
+                with translated_read_errors(part.location):
                     yield from self._rows(part, deletes)
 
     def _rows(self, part: _Part, deletes: DeleteReader) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from pyspark.sql import types as spark
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import default_literal
-from sparkmeta.errors import CorruptFileError, translated_errors
+from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.rows.columns import ReadColumns, read_type, spark_reads, widened_value
 from sparkmeta.rows.data_file import refuse_other_count
@@ -29,6 +29,7 @@ from sparkmeta.rows.planned import PARTITION, PlannedFiles
 from sparkmeta.rows.projected import identity_sources, name_mapping, projected_column
 from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, Null, Source, resolve
 from sparkmeta.session import local_frame, map_arrow, map_on_driver
+from sparkmeta.storage.read_errors import translated_read_errors
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField, PrimitiveType
@@ -99,14 +100,9 @@ def _footers(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Itera
 
 def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
     """Return the fields of a file's schema with their ids, without anything else that differs between files."""
-    try:
-        with reader.open(location) as file:
-            footer = pq.ParquetFile(file)
-            schema, rows = footer.schema_arrow, footer.metadata.num_rows
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise CorruptFileError(location, "footer", None, f"not readable: {error}"[:300]) from error
+    with translated_read_errors(location, "footer"), reader.open(location) as file:
+        footer = pq.ParquetFile(file)
+        schema, rows = footer.schema_arrow, footer.metadata.num_rows
     refuse_other_count(location, record_count, rows)
     return bytes(schema.remove_metadata().serialize())
 

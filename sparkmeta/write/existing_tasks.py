@@ -20,11 +20,12 @@ from sparkmeta.data_files.file_schema import FileColumns, file_schema
 from sparkmeta.data_files.footer_facts import Facts, Layout, TableColumns, metrics_of, split_offsets
 from sparkmeta.data_files.metrics import FileMetrics, bound_of, metric_leaves
 from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError
-from sparkmeta.rows.data_file import open_data_file, translated
+from sparkmeta.rows.data_file import open_data_file
 from sparkmeta.rows.file_rows import START, STOP, FileRows
 from sparkmeta.rows.resolve import Column, FromFile, has_ids
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.write.file_partitions import FilePartitions
 from sparkmeta.write.tasks import METRICS_MAPS, PROBLEM, files_schema
 
@@ -81,7 +82,7 @@ class ExistingFiles:
 
     def _described(self, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]]) -> _Described:
         try:
-            with translated(location):
+            with translated_read_errors(location):
                 file_format = self._format(location)
                 if file_format == "PARQUET":
                     return self._of_footer(location, layouts)

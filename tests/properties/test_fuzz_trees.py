@@ -145,7 +145,7 @@ def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool)
         files[location].write_bytes(flipped(whole[location], rng, start, end or len(whole[location])))
         try:
             counts["same" if planned(table) == expected else "other"] += 1
-        except (Py4JJavaError, PySparkException) as error:
+        except (SparkmetaError, Py4JJavaError, PySparkException) as error:
             assert files[location].name in str(from_spark(error) or error)  # noqa: PT017
             counts["refused"] += 1
         files[location].write_bytes(whole[location])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from sparkmeta.columns.bounds import bound_arrow_type, promoted_days
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import CONTENT_STATS
-from sparkmeta.errors import CorruptFileError, NotFoundError
+from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
@@ -32,6 +32,7 @@ from sparkmeta.spec.entry import (
     Status,
 )
 from sparkmeta.spec.stats import BOUNDS, CONTENT_STATS_ID, full_stats_struct, stats_children, stats_struct_id
+from sparkmeta.storage.read_errors import translated_read_errors
 
 ROOT = "root"
 DATA = "data"
@@ -161,15 +162,7 @@ def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iter
         yield OpenManifest(file, location, texts)
 
 
-@contextmanager
-def _parquet_errors(location: str) -> Iterator[None]:
-    """Turn pyarrow's errors for invalid Parquet files into CorruptFileError."""
-    try:
-        yield
-    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-        if isinstance(error, NotFoundError):
-            raise
-        raise CorruptFileError(location, "file", "Parquet", f"not a Parquet file: {error}"[:300]) from error
+_parquet_errors = partial(translated_read_errors, field="file", problem="not a Parquet file")
 
 
 @dataclass(frozen=True)
