@@ -25,6 +25,7 @@ from sparkmeta.entries.arrays import extremes
 from sparkmeta.entries.projection import PARTITION, EntryProjection, PartitionIds
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.spec.entry import Status
+from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _FILE_FIELDS = {
 }
 _ENTRY_FIELDS = {1: (0, 1), 2: (0, 1, 3, 4), 3: (0, 1, 3, 4)}
 
+_CODEC = "write.manifest.compression-codec"
 _CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
 
 
@@ -154,11 +156,8 @@ def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
     Raises:
         ValidationError: an unknown codec, or an invalid level.
     """
-    name, key = properties.get("write.manifest.compression-codec", "gzip"), "write.manifest.compression-level"
-    codec, text = name.lower(), properties.get(key)
-    if codec not in _CODECS:
-        problem = f"is {shown(name)}: expected one of {', '.join(_CODECS)}"
-        raise ValidationError(f"the table property write.manifest.compression-codec {problem}")
+    codec, key = choice_property(properties, _CODEC, tuple(_CODECS)), "write.manifest.compression-level"
+    text = properties.get(key)
     if text is None:
         return codec, None
     levels = {"gzip": range(-1, 10), "zstd": range(-7, 23)}.get(codec, range(-100, 100))

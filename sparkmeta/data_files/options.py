@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.spec.table_properties import choice_property, number_property
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
@@ -108,20 +109,10 @@ class _Properties:
         return self.metadata.properties
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        text = self.values.get(name, default).lower()
-        if text not in allowed:
-            raise self._error(name, f"it is one of {', '.join(allowed)}")
-        return text
+        return choice_property(self.values, name, allowed, default=default, location=self.metadata.location)
 
     def number(self, name: str, default: int) -> int:
-        text = self.values.get(name, str(default))
-        if not text.isdecimal() or not int(text):
-            raise self._error(name, "expected a whole number above 0")
-        return int(text)
-
-    def _error(self, name: str, problem: str) -> ValidationError:
-        value = shown(self.values[name])
-        return ValidationError(f"{self.metadata.location}: the table property {name} is {value}: {problem}")
+        return number_property(self.values, name, default, least=1, location=self.metadata.location)
 
 
 _CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib"), "avro": (_AVRO_CODECS, "gzip")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.table_properties import flag_property, number_property
 
 TARGET = "commit.manifest.target-size-bytes"
 MOST_BYTES = 64 << 20
@@ -13,8 +13,6 @@ MOST_BYTES = 64 << 20
 
 _MIN_COUNT = "commit.manifest.min-count-to-merge"
 _MERGE = "commit.manifest-merge.enabled"
-# Maximum number of digits that always fit an int64. int() raises its own error for thousands of digits.
-_LONGEST = 18
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,9 @@ class ListOptions:
     @staticmethod
     def of(properties: Mapping[str, str]) -> ListOptions:
         """Return the options of a table. Raises ValidationError for an invalid value."""
-        merges = properties.get(_MERGE, "true").lower()
-        if merges not in ("true", "false"):
-            raise ValidationError(f"the table property {_MERGE} is {shown(properties[_MERGE])}: it is true or false")
-        target = min(_number(properties, TARGET, ListOptions.target_bytes, "a number of bytes"), MOST_BYTES)
-        return ListOptions(target, _number(properties, _MIN_COUNT, ListOptions.min_count), merges == "true")
-
-
-def _number(properties: Mapping[str, str], name: str, default: int, what: str = "a whole number from 1") -> int:
-    text = properties.get(name, str(default))
-    if not text.isdecimal() or len(text) > _LONGEST or not int(text):
-        raise ValidationError(f"the table property {name} is {shown(text)}: expected {what}")
-    return int(text)
+        target = number_property(properties, TARGET, ListOptions.target_bytes, least=1)
+        return ListOptions(
+            target_bytes=min(target, MOST_BYTES),
+            min_count=number_property(properties, _MIN_COUNT, ListOptions.min_count, least=1),
+            merges=flag_property(properties, _MERGE, default=True),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.table_properties import number_property
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,11 @@ class TreeOptions:
     @staticmethod
     def of(properties: Mapping[str, str]) -> TreeOptions:
         """Return the options of a table. Raises ValidationError for a value that is not a whole number."""
-        values = {}
-        for field in fields(TreeOptions):
-            name = property_name(field.name)
-            if name in properties:
-                values[field.name] = _natural(name, properties[name])
+        names = [field.name for field in fields(TreeOptions)]
+        values = {name: number_property(properties, property_name(name), getattr(TreeOptions, name)) for name in names}
         return TreeOptions(**values)
 
 
 def property_name(field: str) -> str:
     """Return the name of the table property of a field of TreeOptions."""
     return "write.tree." + field.replace("_", "-")
-
-
-# Maximum number of digits that always fit an int64. int() raises its own error for thousands of digits.
-_LONGEST = 18
-
-
-def _natural(name: str, text: str) -> int:
-    if not text.isdecimal() or len(text) > _LONGEST:
-        raise ValidationError(f"the table property {name} is {shown(text)}: expected a whole number")
-    return int(text)

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError
 from sparkmeta.health.entries import Limits, measure_entries
 from sparkmeta.health.findings import Examination
 from sparkmeta.health.history import measure_history
@@ -15,6 +15,7 @@ from sparkmeta.health.layout import measure_layout
 from sparkmeta.health.report import HealthReport
 from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.spec.table_properties import number_property
 
 if TYPE_CHECKING:
     from sparkmeta.health.options import HealthOptions
@@ -63,10 +64,7 @@ def _source(table: BaseTable) -> str:
 
 
 def _limits(state: TableState, options: HealthOptions) -> Limits:
-    text = state.metadata.properties.get(_TARGET, str(_TARGET_BYTES))
-    if not text.isdecimal() or not int(text):
-        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: expected a number of bytes")
-    target = int(text)
+    target = number_property(state.metadata.properties, _TARGET, _TARGET_BYTES, least=1)
     # The size below which a rewrite takes files is less than the target.
     small = min(int(target * options.small_file_ratio), target - 1)
     puffin = DeleteRewriteOptions().sizes(state.metadata.properties)

@@ -15,7 +15,8 @@ from sparkmeta.compact.groups import Reason
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import compaction_of
 from sparkmeta.compact.ranges import LeafRanges
-from sparkmeta.errors import UnsupportedError, ValidationError, shown
+from sparkmeta.edit.list_options import ListOptions
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.health.layout import ClusteredManifests
 from sparkmeta.health.stats_rules import ExcessStats
 from sparkmeta.inspect.units import byte_size, counted
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from sparkmeta.operations.base_table import BaseTable
     from sparkmeta.rewrite.manifests.groups import ManifestGroup
 
-_MERGE_COUNT = "commit.manifest.min-count-to-merge"
 _FIRST_WITH_VECTORS = 3
 
 FINDINGS = pa.schema(
@@ -162,10 +162,7 @@ class Examination:
 
     @property
     def _merge_count(self) -> int:
-        text = self.table.metadata.properties.get(_MERGE_COUNT, "100")
-        if not text.isdecimal():
-            raise ValidationError(f"the table property {_MERGE_COUNT} is {shown(text)}: expected a whole number")
-        return int(text)
+        return ListOptions.of(self.table.metadata.properties).min_count
 
     def _ranges(self, group: ManifestGroup) -> LeafRanges:
         keyed = ClusteredManifests.of(self.table.state, group.manifests, {})

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from sparkmeta.checks import at_least
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import ValidationError
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.partitioning import partition_sources
+from sparkmeta.spec.table_properties import number_property
 from sparkmeta.spec.updates import log_after_gap
 
 if TYPE_CHECKING:
@@ -225,9 +226,4 @@ def _of_others(files: Iterable[Any], removed: Collection[int]) -> list[Any]:
 
 
 def _property(metadata: TableMetadata, name: str, default: int) -> int:
-    text = metadata.properties.get(name, str(default))
-    if not text.isdecimal():
-        raise ValidationError(
-            f"{metadata.location}: the table property {name} is {shown(text)}: expected a whole number"
-        )
-    return int(text)
+    return number_property(metadata.properties, name, default, location=metadata.location)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.table_properties import choice_property, number_property
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,10 +28,7 @@ def delete_granularity(properties: Mapping[str, str]) -> str:
     Raises:
         ValidationError: the table property has an invalid value.
     """
-    text = properties.get(_GRANULARITY, BY_FILE)
-    if text.lower() not in GRANULARITIES:
-        raise ValidationError(f"the table property {_GRANULARITY} is {shown(text)}: expected file or partition")
-    return text.lower()
+    return choice_property(properties, _GRANULARITY, GRANULARITIES)
 
 
 def delete_codec(properties: Mapping[str, str]) -> str:
@@ -41,10 +38,8 @@ def delete_codec(properties: Mapping[str, str]) -> str:
         ValidationError: the table property has an invalid value.
     """
     name = _CODEC if _CODEC in properties else _FALLBACK
-    text = properties.get(name, _CODECS[0])
-    if text.lower() not in _CODECS:
-        raise ValidationError(f"the table property {name} is {shown(text)}: expected one of {', '.join(_CODECS)}")
-    return "none" if text.lower() == "uncompressed" else text.lower()
+    codec = choice_property(properties, name, _CODECS)
+    return "none" if codec == "uncompressed" else codec
 
 
 def delete_target_bytes(properties: Mapping[str, str]) -> int:
@@ -53,7 +48,4 @@ def delete_target_bytes(properties: Mapping[str, str]) -> int:
     Raises:
         ValidationError: the table property has an invalid value.
     """
-    text = properties.get(_TARGET, str(_TARGET_BYTES))
-    if not text.isdecimal() or not int(text):
-        raise ValidationError(f"the table property {_TARGET} is {shown(text)}: expected a number of bytes")
-    return int(text)
+    return number_property(properties, _TARGET, _TARGET_BYTES, least=1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
 import pyarrow as pa
 
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.human import NULL, human_strings
+from sparkmeta.spec.table_properties import flag_property
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -126,7 +126,4 @@ def _hash_folders(name: str) -> str:
 
 
 def _flag(metadata: TableMetadata, name: str, *, default: bool) -> bool:
-    value: Any = metadata.properties.get(name, str(default)).lower()
-    if value not in ("true", "false"):
-        raise ValidationError(f"{metadata.location}: the table property {name} is {shown(value)}: true or false")
-    return bool(value == "true")
+    return flag_property(metadata.properties, name, default=default, location=metadata.location)

@@ -16,6 +16,7 @@ from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
 from sparkmeta.write.assignments import assigned_values, with_values
 from sparkmeta.write.cleanup import delete_written, deleted_on_failure
@@ -349,11 +350,7 @@ class RowTransaction(Transaction[TableT]):
 
     def _property(self, name: str, allowed: tuple[str, ...]) -> str:
         """Return a table property; the first of the allowed values is the default."""
-        text = self.table_metadata.properties.get(name, allowed[0]).lower()
-        if text not in allowed:
-            problem = f"it is one of {', '.join(allowed)}"
-            raise ValidationError(f"{self.table.full_name}: the table property {name} is {shown(text)}: {problem}")
-        return text
+        return choice_property(self.table_metadata.properties, name, allowed, location=self.table.full_name)
 
     # -- steps and their end ----------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def test_codecs_and_what_is_known_of_files(spark: SparkSession, tmp_path: Path) 
     assert not any(of_java[name] for name in ("value_counts", "lower_bounds", "column_sizes"))
     with table.transaction() as tx:
         tx.set_properties({"write.avro.compression-codec": "lzma"})
-    with pytest.raises(sm.ValidationError, match="compression-codec is 'lzma': it is one of uncompressed, snappy"):
+    with pytest.raises(sm.ValidationError, match="compression-codec is 'lzma': expected uncompressed, snappy"):
         table.refresh().append(spark.sql("SELECT 1L id"))
 
 

@@ -154,8 +154,12 @@ REFUSED: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "all": ({}, {"rewrite_all": "false"}, "rewrite_all is 'false': expected true or false"),
     "none": ({}, {"min_input_files": None}, "min_input_files is None: expected a whole number of 1 or more"),
     "granularity": ({"write.delete.granularity": "row"}, {}, "granularity is 'row': expected file or partition"),
-    "codec": ({"write.parquet.compression-codec": "zip"}, {}, "compression-codec is 'zip': expected one of zstd"),
-    "target": ({"write.delete.target-file-size-bytes": "1k"}, {}, "size-bytes is '1k': expected a number of bytes"),
+    "codec": ({"write.parquet.compression-codec": "zip"}, {}, "compression-codec is 'zip': expected zstd, gzip"),
+    "target": (
+        {"write.delete.target-file-size-bytes": "1k"},
+        {},
+        "size-bytes is '1k': expected a whole number of 1 or more",
+    ),
 }
 
 

@@ -284,7 +284,10 @@ def test_wrong_options(spark: SparkSession, tmp_path: Path, asked: dict[str, Any
     ("properties", "problem"),
     [
         ({"commit.manifest.target-size-bytes": "8m"}, "commit.manifest.target-size-bytes is '8m'"),
-        ({"write.manifest.compression-codec": "lzma"}, "compression-codec is 'lzma': expected one of gzip"),
+        (
+            {"write.manifest.compression-codec": "lzma"},
+            "compression-codec is 'lzma': expected gzip, uncompressed, snappy or zstd",
+        ),
         ({"write.manifest.compression-level": "99"}, "compression-level is '99': it is not a level of gzip"),
         ({"write.manifest.compression-level": "x"}, "compression-level is 'x'"),
     ],

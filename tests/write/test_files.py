@@ -363,10 +363,10 @@ def test_files_per_partition(spark: SparkSession, tmp_path: Path, case: str) -> 
 
 
 REFUSED = {
-    "write.format.default=csv": "write.format.default is 'csv': it is one of parquet, orc, avro",
-    "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': expected a whole number above 0",
-    "write.distribution-mode=some": "write.distribution-mode is 'some': it is one of none, hash, range",
-    "write.spark.advisory-partition-size-bytes=0": "expected a whole number above 0",
+    "write.format.default=csv": "write.format.default is 'csv': expected parquet, orc or avro",
+    "write.target-file-size-bytes=big": "write.target-file-size-bytes is 'big': expected a whole number of 1 or more",
+    "write.distribution-mode=some": "write.distribution-mode is 'some': expected none, hash or range",
+    "write.spark.advisory-partition-size-bytes=0": "expected a whole number of 1 or more",
     "encryption.key-id=k": "the table is encrypted",
 }
 
