@@ -23,6 +23,7 @@ from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.spec.summary import summary_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.access import files_for
 from sparkmeta.storage.location import absolute
@@ -323,7 +324,7 @@ class Table(RowTable):
     def _repr_html_(self) -> str:
         """Describe the table in a notebook by its metadata file, without a job."""
         snapshot = self.current_snapshot()
-        summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+        summary = summary_of(snapshot)
         facts = {
             "location": self.location(),
             "format version": self.format_version,

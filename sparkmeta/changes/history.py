@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sparkmeta.checks import WHOLE
-from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
-from sparkmeta.spec.metadata import Snapshot, TableMetadata, snapshot_of
+from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, ValidationError
+from sparkmeta.spec.metadata import Snapshot, TableMetadata, ancestors_of, snapshot_of
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
-
-
-def lineage(metadata: TableMetadata, snapshot_id: int) -> Iterator[Snapshot]:
-    """Yield a snapshot and its ancestors that the table still has, newest first.
-
-    Raises:
-        CorruptFileError: a snapshot is its own ancestor.
-    """
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    known = frozenset(by_id)
-    current: int | None = snapshot_id
-    while current is not None and current in by_id:
-        snapshot = by_id.pop(current)
-        yield snapshot
-        current = snapshot.parent_snapshot_id
-        if current in known and current not in by_id:
-            raise CorruptFileError(metadata.location, "parent-snapshot-id", current, "the snapshot is its own ancestor")
 
 
 def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
@@ -39,7 +21,7 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
     snapshots: list[Snapshot] = []
     if head.snapshot is None:
         return snapshots
-    for snapshot in lineage(head.metadata, head.snapshot.snapshot_id):
+    for snapshot in ancestors_of(head.metadata, head.snapshot.snapshot_id):
         if snapshot.snapshot_id == start:
             return snapshots
         snapshots.append(snapshot)
@@ -74,7 +56,7 @@ def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_in
             return []
         raise NoSuchSnapshotError(f"{metadata.location} has no snapshot {from_exclusive}")
     snapshots: list[Snapshot] = []
-    for snapshot in lineage(metadata, last.snapshot_id):
+    for snapshot in ancestors_of(metadata, last.snapshot_id):
         if snapshot.snapshot_id == from_exclusive:
             return snapshots[::-1]
         snapshots.append(snapshot)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkmeta.cli.output import timestamp
 from sparkmeta.inspect.units import byte_size
+from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,12 +123,7 @@ def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
 
 
 def _totals(snapshot: Snapshot | None) -> dict[str, int | None]:
-    summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
-    return {name: _number(summary.get(key)) for name, key in _TOTALS.items()}
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return {name: summary_number(snapshot, key) for name, key in _TOTALS.items()}
 
 
 def _snapshot_line(snapshot: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, REMOVED
 from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
-from sparkmeta.changes.history import lineage
 from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.named import NotLiveError
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
@@ -19,12 +18,11 @@ from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.spec.builders import names_table
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.spec.metadata import ancestors_of, snapshot_of
+from sparkmeta.spec.summary import summary_of
 from sparkmeta.spec.updates import update_table_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import DataFrame
 
     from sparkmeta.edit.attempts import Step
@@ -252,7 +250,7 @@ class FastForward:
             raise ValidationError(f"{metadata.location} has no branch or tag {self.to!r}")
         if ref is not None and ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
             raise ValidationError(f"{metadata.location}: {self.branch!r} is a tag: only branches are fast-forwarded")
-        ancestors = {snapshot.snapshot_id for snapshot in lineage(metadata, target.snapshot_id)}
+        ancestors = {snapshot.snapshot_id for snapshot in ancestors_of(metadata, target.snapshot_id)}
         if ref is not None and ref.snapshot_id not in ancestors:
             raise ValidationError(
                 f"{metadata.location}: can't fast-forward {self.branch!r} to {self.to!r}: its head {ref.snapshot_id} "
@@ -279,7 +277,7 @@ class CherryPick:
         """Return the table's metadata with the changes on main. Attempts share the files that a copy has written."""
         picked = snapshot_of(state.metadata, self.snapshot_id)
         head = branch_head(state, MAIN_BRANCH)
-        history = [] if head.snapshot is None else [*lineage(state.metadata, head.snapshot.snapshot_id)]
+        history = [] if head.snapshot is None else [*ancestors_of(state.metadata, head.snapshot.snapshot_id)]
         copied = _is_append(picked) or _is_dynamic_overwrite(picked)
         if copied:
             _refuse_published(head, history, picked)
@@ -315,7 +313,7 @@ class _Copy:
         data = changes.where(F.col("content") == int(ContentType.DATA))
         added = data.where(F.col(CHANGE_TYPE) == ADDED)
         properties = {SOURCE_SNAPSHOT: str(picked.snapshot_id)}
-        if wap_id := _summary(picked).get(WAP_ID):
+        if wap_id := summary_of(picked).get(WAP_ID):
             properties[PUBLISHED_WAP_ID] = wap_id
         update = SnapshotUpdate(state, MAIN_BRANCH, properties)
         if _is_append(picked):
@@ -341,9 +339,9 @@ class _Copy:
 
 
 def _refuse_published(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:
-    wap_id = _summary(picked).get(WAP_ID)
+    wap_id = summary_of(picked).get(WAP_ID)
     for snapshot in history if wap_id else ():
-        if wap_id in (_summary(snapshot).get(WAP_ID), _summary(snapshot).get(PUBLISHED_WAP_ID)):
+        if wap_id in (summary_of(snapshot).get(WAP_ID), summary_of(snapshot).get(PUBLISHED_WAP_ID)):
             raise ValidationError(f"{_name(head, picked)} has the wap.id {wap_id!r}: it is published already")
 
 
@@ -351,7 +349,7 @@ def _refuse_ancestor(head: TableState, history: list[Snapshot], picked: Snapshot
     for snapshot in history:
         if snapshot.snapshot_id == picked.snapshot_id:
             raise ValidationError(f"{_name(head, picked)} is an ancestor of main already")
-        if _summary(snapshot).get(SOURCE_SNAPSHOT) == str(picked.snapshot_id):
+        if summary_of(snapshot).get(SOURCE_SNAPSHOT) == str(picked.snapshot_id):
             raise ValidationError(f"{_name(head, picked)} is on main already, as snapshot {snapshot.snapshot_id}")
 
 
@@ -360,11 +358,7 @@ def _is_append(snapshot: Snapshot) -> bool:
 
 
 def _is_dynamic_overwrite(snapshot: Snapshot) -> bool:
-    return snapshot.operation == "overwrite" and _summary(snapshot).get(_REPLACE_PARTITIONS) == "true"
-
-
-def _summary(snapshot: Snapshot) -> Mapping[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return snapshot.operation == "overwrite" and summary_of(snapshot).get(_REPLACE_PARTITIONS) == "true"
 
 
 def _name(state: TableState, snapshot: Snapshot) -> str:

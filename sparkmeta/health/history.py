@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired, without_expired
+from sparkmeta.spec.metadata import ancestors_of
+from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
     from sparkmeta.operations.base_table import BaseTable
@@ -109,15 +111,12 @@ def _old_refs(metadata: TableMetadata, expired: Expired, oldest_ms: int) -> tupl
 
 def _pinned_bytes(metadata: TableMetadata, expired: set[int]) -> int:
     """Return the bytes that snapshots of main removed up to the oldest that stays, whose parents expire."""
-    pinned, snapshot = 0, metadata.current_snapshot()
-    seen: set[int] = set()
-    while snapshot is not None and snapshot.snapshot_id not in seen:
-        seen.add(snapshot.snapshot_id)
-        if snapshot.parent_snapshot_id in expired:
-            pinned += total(snapshot, "removed-files-size") or 0
-        parent = snapshot.parent_snapshot_id
-        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
-    return pinned
+    history = ancestors_of(metadata, metadata.current_snapshot_id)
+    return sum(
+        summary_number(snapshot, "removed-files-size") or 0
+        for snapshot in history
+        if snapshot.parent_snapshot_id in expired
+    )
 
 
 def _points(snapshots: Sequence[Snapshot], expired: set[int]) -> list[SnapshotPoint]:
@@ -127,16 +126,9 @@ def _points(snapshots: Sequence[Snapshot], expired: set[int]) -> list[SnapshotPo
     return [
         SnapshotPoint(
             snapshot.timestamp_ms,
-            total(snapshot, "total-data-files"),
-            total(snapshot, "total-files-size"),
+            summary_number(snapshot, "total-data-files"),
+            summary_number(snapshot, "total-files-size"),
             snapshot.snapshot_id in expired,
         )
         for snapshot in ordered[::-1][::step][::-1]
     ]
-
-
-def total(snapshot: Snapshot, key: str) -> int | None:
-    """Return a number of a snapshot's summary; None if it has none."""
-    properties: Mapping[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
-    text = properties.get(key, "")
-    return int(text) if text.isdecimal() else None

@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from sparkmeta.errors import NoSuchSnapshotError
 from sparkmeta.session import local_frame
+from sparkmeta.spec.metadata import ancestors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
 TIMESTAMPTZ = pa.timestamp("us", "UTC")
@@ -81,7 +81,7 @@ def snapshots(state: TableState) -> DataFrame:
 
 def history(state: TableState) -> DataFrame:
     """Return a row for each change of the current snapshot. parent_id is null for expired snapshots."""
-    ancestors = set(ancestor_ids(state.metadata, state.metadata.current_snapshot_id))
+    ancestors = {snapshot.snapshot_id for snapshot in ancestors_of(state.metadata, state.metadata.current_snapshot_id)}
     rows = []
     for entry in state.metadata.snapshot_log:
         snapshot = state.metadata.snapshot_by_id(entry.snapshot_id)
@@ -129,18 +129,6 @@ def metadata_log_entries(state: TableState, metadata_location: str) -> DataFrame
             }
         )
     return _frame(state, rows, _METADATA_LOG_ENTRIES)
-
-
-def ancestor_ids(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[int]:
-    """Yield the ids of a snapshot and its ancestors, as far as these have not expired."""
-    seen: set[int] = set()
-    while snapshot_id is not None and snapshot_id not in seen:
-        snapshot = metadata.snapshot_by_id(snapshot_id)
-        if snapshot is None:
-            return
-        seen.add(snapshot_id)
-        yield snapshot_id
-        snapshot_id = snapshot.parent_snapshot_id
 
 
 def _snapshot_id_at(state: TableState, timestamp_ms: int) -> int | None:

@@ -10,7 +10,7 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from sparkmeta.checks import at_least
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 from sparkmeta.spec.partitioning import partition_sources
 from sparkmeta.spec.table_properties import number_property
 from sparkmeta.spec.updates import log_after_gap
@@ -93,7 +93,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
     for ref in refs.values():
         if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
             oldest = cutoff if ref.max_snapshot_age_ms is None else rules.now_ms - ref.max_snapshot_age_ms
-            ancestors = _ancestors(by_id, ref.snapshot_id)
+            ancestors = [*ancestors_of(metadata, ref.snapshot_id)]
             retained |= _last(ancestors, oldest, ref.min_snapshots_to_keep or least)
             referenced |= {snapshot.snapshot_id for snapshot in ancestors}
         else:
@@ -199,17 +199,6 @@ def _check_named(metadata: TableMetadata, snapshot_ids: Iterable[int], refs: dic
             raise ValidationError(
                 f"{metadata.location}: snapshot {snapshot_id} can't expire: it is the head of {', '.join(names)}"
             )
-
-
-def _ancestors(by_id: dict[int, Snapshot], snapshot_id: int | None) -> list[Snapshot]:
-    """Return a snapshot and its ancestors that the table still has."""
-    lineage: list[Snapshot] = []
-    seen: set[int] = set()
-    while snapshot_id is not None and snapshot_id not in seen and (snapshot := by_id.get(snapshot_id)) is not None:
-        seen.add(snapshot_id)
-        lineage.append(snapshot)
-        snapshot_id = snapshot.parent_snapshot_id
-    return lineage
 
 
 def _last(lineage: list[Snapshot], oldest_ms: int, least: int) -> set[int]:

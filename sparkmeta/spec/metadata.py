@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError as PydanticError
@@ -121,6 +122,22 @@ def parse_table_uuid(data: bytes, location: str) -> uuid.UUID | None:
 def has_tree(metadata: TableMetadata) -> bool:
     """Return whether a table has a metadata tree, not manifest lists."""
     return isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None
+
+
+def ancestors_of(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:
+    """Yield a snapshot and its ancestors that the table still has, newest first.
+
+    Raises:
+        CorruptFileError: a snapshot is its own ancestor.
+    """
+    seen: set[int] = set()
+    while snapshot_id is not None and (snapshot := metadata.snapshot_by_id(snapshot_id)) is not None:
+        if snapshot_id in seen:
+            problem = "the snapshot is its own ancestor"
+            raise CorruptFileError(metadata.location, "parent-snapshot-id", snapshot_id, problem)
+        seen.add(snapshot_id)
+        yield snapshot
+        snapshot_id = snapshot.parent_snapshot_id
 
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int, name: str = "snapshot_id") -> Snapshot:

@@ -56,6 +56,18 @@ _COMPUTED = {
 }
 
 
+def summary_of(snapshot: Snapshot | None) -> Mapping[str, str]:
+    """Return a snapshot's summary without its operation; empty if there is none."""
+    return {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def summary_number(snapshot: Snapshot | None, key: str) -> int | None:
+    """Return a natural number of a snapshot's summary, or None if it has no such number."""
+    text = summary_of(snapshot).get(key, "")
+    number = int(text) if _LONG.fullmatch(text) else -1
+    return number if 0 <= number <= _LONG_MAX else None
+
+
 def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return a copy of properties for snapshot summaries.
 
@@ -182,20 +194,9 @@ def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str
         summary: The summary of the change.
         parent: The head of the branch before the commit.
     """
-    if parent is None:
-        previous = dict.fromkeys((total for total, _, _ in _TOTALS), "0")
-    else:
-        previous = {} if parent.summary is None else parent.summary.additional_properties
     after = {}
     for total, added, removed in _TOTALS:
-        before = _parse_long(previous.get(total))
-        if before is not None and before >= 0:
+        before = 0 if parent is None else summary_number(parent, total)
+        if before is not None:
             after[total] = before + int(summary.get(added, 0)) - int(summary.get(removed, 0))
     return {total: str(number) for total, number in after.items() if number >= 0}
-
-
-def _parse_long(text: str | None) -> int | None:
-    """Return the 64-bit integer in a string as Iceberg's Java library parses it, or None if it is not one."""
-    if text is None or not _LONG.fullmatch(text) or abs(int(text)) > _LONG_MAX:
-        return None
-    return int(text)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.changes.history import lineage
 from sparkmeta.errors import CommitConflictError, NoSuchSnapshotError, UnsupportedError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.spec.metadata import ancestors_of
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults
 from tests.handmade import BY_ID, BY_PART, BY_RATIO, HandmadeTable
@@ -234,7 +234,7 @@ def test_random_histories(spark: SparkSession, version: int, seed: int) -> None:
     table = plan.commit()
     assert comparable(file_rows(plan.result()["committed"]["statistics_path"])) == comparable(file_rows(str(expected)))
     assert shown(table) == without_vectors(in_full(table, head), table)
-    ancestors = [each.snapshot_id for each in lineage(table.metadata, head)][1:]
+    ancestors = [each.snapshot_id for each in ancestors_of(table.metadata, head)][1:]
     base = rng.choice(ancestors)
     shop.set(write__format__default=rng.choice(["parquet", "avro"]))
     by_java = rng.random() < 0.5

@@ -16,7 +16,8 @@ from pyiceberg.table.update import (
 from pyiceberg.types import NestedField, StringType
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.expiry import ExpiryRules, choose_expired
+from sparkmeta.spec.metadata import TableMetadata, ancestors_of, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.schema import TableSchema, VariantType
 from tests.spec.table_metadata import LOCATION, VERSIONS, changed, encoded, v1, v2, v3, v4, without
 
@@ -335,3 +336,27 @@ def test_100_000_snapshots_take_seconds() -> None:
     metadata = parse_table_metadata(data, LOCATION)
     assert all(metadata.snapshot_by_id(i) is not None for i in range(1, 100_001))
     assert time.perf_counter() - start < 30  # 4 s on an idle core
+
+
+def with_parents(parents: dict[int, int]) -> TableMetadata:
+    """Metadata of three snapshots with these parents instead of those before them."""
+    metadata = many_snapshots(3)
+    for snapshot in metadata["snapshots"]:
+        snapshot["parent-snapshot-id"] = parents.get(snapshot["snapshot-id"], snapshot["parent-snapshot-id"])
+    return parse_table_metadata(encoded(metadata), LOCATION)
+
+
+def test_ancestors_end_with_the_oldest_snapshot_that_the_table_has() -> None:
+    assert [snapshot.snapshot_id for snapshot in ancestors_of(with_parents({}), 3)] == [3, 2, 1]
+    assert [snapshot.snapshot_id for snapshot in ancestors_of(with_parents({2: 77}), 3)] == [3, 2]
+    assert [*ancestors_of(with_parents({}), None)] == [*ancestors_of(with_parents({}), 77)] == []
+
+
+@pytest.mark.parametrize(("parents", "again"), [({3: 3}, 3), ({1: 3}, 3), ({1: 2}, 2)])
+def test_a_snapshot_that_is_its_own_ancestor(parents: dict[int, int], again: int) -> None:
+    metadata = with_parents(parents)
+    says = f"parent-snapshot-id is {again}: the snapshot is its own ancestor"
+    with pytest.raises(CorruptFileError, match=says):
+        list(ancestors_of(metadata, 3))
+    with pytest.raises(CorruptFileError, match=says):
+        choose_expired(metadata, ExpiryRules(now_ms=0))

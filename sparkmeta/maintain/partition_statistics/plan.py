@@ -12,7 +12,6 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
-from sparkmeta.changes.history import lineage
 from sparkmeta.checks import FLAG
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError, translated_errors
@@ -32,7 +31,7 @@ from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.rewrite.manifests.groups import CONTENTS
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.avro_name import avro_name
-from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.spec.metadata import ancestors_of, refuse_encrypted
 from sparkmeta.spec.snapshot import PartitionStatisticsFile
 from sparkmeta.storage.access import executor_writer
 
@@ -259,7 +258,7 @@ def _newest_base(state: TableState) -> Base | None:
     """Return the statistics of the snapshot or of its nearest ancestor that has any; None if none has."""
     assert state.snapshot is not None
     since: list[Snapshot] = []
-    for snapshot in lineage(state.metadata, state.snapshot.snapshot_id):
+    for snapshot in ancestors_of(state.metadata, state.snapshot.snapshot_id):
         file = statistics_file(state.metadata, snapshot.snapshot_id)
         if file is not None:
             return Base(file, tuple(reversed(since)))

@@ -18,6 +18,7 @@ from sparkmeta.plan.deletes.rules import NOT_A_DV
 from sparkmeta.plan.deletes.views import arrow_entry_view, entry_view
 from sparkmeta.plan.filter import ScanFilter, entry_filter, is_live
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
+from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
@@ -90,10 +91,9 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
     """
     state = scan_filter.state
     projection = state.projection(("version_info", "equality_ids"))
-    summary = state.snapshot.summary if state.snapshot else None
     if (decoded := state.reader.driver_table(manifests, projection, costs.COSTS.driver_deletes)) is not None:
         ids = pc.list_flatten(decoded.column("equality_ids").filter(live_rows(decoded))).unique().to_pylist()
-    elif summary is not None and summary.additional_properties.get("total-equality-deletes") == "0":
+    elif summary_number(state.snapshot, "total-equality-deletes") == 0:
         return frozenset()
     else:
         entries = state.entries(manifests, projection).where(is_live().text)

@@ -24,6 +24,7 @@ from sparkmeta.rewrite.data_files.options import SORT
 from sparkmeta.rewrite.data_files.order import row_order
 from sparkmeta.rewrite.data_files.rewrite import Rewrite
 from sparkmeta.rows.planned import PARTITION
+from sparkmeta.spec.summary import summary_number
 from sparkmeta.storage.access import executor_writer
 from sparkmeta.write.cleanup import deleted_on_failure
 from sparkmeta.write.files import lineage_columns
@@ -255,11 +256,8 @@ class DataRewritePlan(RewritePlan[TableT]):
         if snapshot is None:
             return
         self._done.snapshot_id = snapshot.snapshot_id
-        if snapshot.summary is None:
-            return
-        properties = snapshot.summary.additional_properties
         for name, key in _COUNTED.items():
-            self._done.counts[name] += int(properties.get(key, 0))
+            self._done.counts[name] += summary_number(snapshot, key) or 0
 
     def result(self) -> dict[str, Any]:
         """Return the summary and the counts of the commits, null before them, as for JSON."""

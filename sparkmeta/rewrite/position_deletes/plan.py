@@ -23,6 +23,7 @@ from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
 from sparkmeta.rewrite.position_deletes.rewrite import DeleteRewrite
 from sparkmeta.rewrite.position_deletes.step import DeleteRewriteStep
 from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.summary import summary_number
 from sparkmeta.write.cleanup import deleted_on_failure
 from sparkmeta.write.delete_options import delete_codec, delete_granularity
 
@@ -140,11 +141,8 @@ class DeleteRewritePlan(RewritePlan[TableT]):
         result = super().result()
         if result["committed"] is not None:
             after = self._committed[0].metadata.snapshot_by_name(self.branch)
-            assert after is not None
-            assert after.summary is not None
-            properties = after.summary.additional_properties
             names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
-            result["committed"] |= {name: int(properties.get(key, 0)) for name, key in names.items()}
+            result["committed"] |= {name: summary_number(after, key) or 0 for name, key in names.items()}
         return result
 
     def _commit(self) -> TableT:
