@@ -57,11 +57,11 @@ class JavaStart:
     def _append(self) -> None:
         draft = self._draft()
         draft.add(self.maker.data(_SPEC) for _ in range(self.maker.rng.randrange(3, 9)))
-        table = self.shop.table
-        update = table.newAppend() if self.maker.rng.random() < 0.5 else table.newFastAppend()
+        table, is_fast = self.shop.table, self.maker.rng.random() >= 0.5
+        update = table.newFastAppend() if is_fast else table.newAppend()
         for file in draft.added.values():
             update.appendFile(self._file(file))
-        self._commit(update, draft, "append")
+        self._commit(update, draft, "append", drops_old_deletes=not is_fast)
 
     def _delete(self) -> None:
         draft = self._draft()
@@ -91,10 +91,14 @@ class JavaStart:
         # Of a row delta that adds nothing Java says that it overwrites.
         self._commit(update, draft, "delete" if deletes else "overwrite")
 
-    def _commit(self, update: Any, draft: Draft, operation: str) -> None:
+    def _commit(self, update: Any, draft: Draft, operation: str, *, drops_old_deletes: bool = True) -> None:
+        """All commits but fast appends drop the deletes that are older than each data file."""
         update.commit()
         head = self._head()
         sequence = 1 + (0 if head is None else head.sequence)
+        if drops_old_deletes and head is not None:
+            oldest = min([head.sequence, *(file.sequence for file in draft.data())])
+            draft.remove([file for file in draft.live.values() if file.content != DATA and file.sequence < oldest])
         added, files = draft.finished(sequence)
         snapshot_id = self.shop.snapshot_id()
         self.snapshots[snapshot_id] = Snapshot(snapshot_id, head, sequence, operation, added, draft.removed, files)
