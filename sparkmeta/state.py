@@ -25,7 +25,7 @@ from sparkmeta.avro.manifest_list import manifests_of_list
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
 from sparkmeta.manifests.reader import ManifestReader
-from sparkmeta.manifests.snapshot_manifests import read_manifest_list, tree_location
+from sparkmeta.manifests.snapshot_manifests import read_manifest_list, root_location
 from sparkmeta.manifests.types import TableTypes
 from sparkmeta.manifests.v4.root import Root, read_root
 from sparkmeta.manifests.v4.tree_manifests import Tree, tree_manifest_files, tree_manifests
@@ -117,7 +117,7 @@ class TableState:
         """The snapshot's metadata tree; None if it has a manifest list, or the table is empty."""
         if self.root is not None:
             return Tree(self.root, self.types.tuple_sources)
-        location = tree_location(self.files, self.metadata, self.snapshot)
+        location = root_location(self.metadata, self.snapshot)
         if location is None or self.snapshot is None:
             return None
         stamp, sources = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0), self.types.tuple_sources
@@ -127,7 +127,7 @@ class TableState:
     @cached_property
     def has_trees(self) -> bool:
         """Whether some snapshot of the table has a metadata tree."""
-        return self.tree is not None or any(snapshot.root_manifest for snapshot in self.metadata.snapshots)
+        return self.tree is not None or any(snapshot.has_root for snapshot in self.metadata.snapshots)
 
     @cached_property
     def manifest_files(self) -> pa.Table:

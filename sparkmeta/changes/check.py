@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from sparkmeta.changes.checked_tree import COUNTED, ENTRY_COLUMNS, IS_MASKED, UNBOUND, CheckedTree, union
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import UnsupportedError, shown
-from sparkmeta.manifests.snapshot_manifests import tree_location
+from sparkmeta.manifests.snapshot_manifests import root_location
 from sparkmeta.manifests.v4.root import FILES, LEAVES, entry_problems, is_live, one_of, read_unchecked_root, version
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.types import stats_of_fields
@@ -53,7 +53,7 @@ def check(state: TableState) -> DataFrame:
     """
     if state.snapshot is None:
         return local_frame(state.spark, VIOLATIONS.empty_table())
-    location = tree_location(state.files, state.metadata, state.snapshot)
+    location = root_location(state.metadata, state.snapshot)
     if location is None:
         raise UnsupportedError(
             f"{state.metadata.location}: snapshot {state.snapshot.snapshot_id} has a manifest list: "

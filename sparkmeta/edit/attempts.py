@@ -156,5 +156,5 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
     """Delete the roots and manifest lists of an attempt that is known to have failed."""
     known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
     new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
-    locations = (snapshot.root_manifest or snapshot.manifest_list for snapshot in new)
+    locations = (snapshot.manifests_location for snapshot in new)
     discard(table.state.files, [location for location in locations if location])

@@ -87,5 +87,5 @@ def _columns(state: TableState, options: HealthOptions) -> dict[int, str]:
 def _list_bytes(state: TableState) -> int:
     """Return the size of the manifest list or root; 0 for a table without one."""
     snapshot = state.snapshot
-    location = None if snapshot is None else snapshot.root_manifest or snapshot.manifest_list
+    location = None if snapshot is None else snapshot.manifests_location
     return 0 if location is None else state.files.length(location)

@@ -36,7 +36,7 @@ def manifests(state: TableState) -> DataFrame:
 
     Counts, which Iceberg requires, are null if an old list lacks them.
     """
-    location = (state.snapshot.manifest_list or state.snapshot.root_manifest or "") if state.snapshot else ""
+    location = (state.snapshot.manifests_location or "") if state.snapshot else ""
     rows = (manifest_rows(batch, spec_transforms(state), location) for batch in state.manifest_files.to_batches())
     table = pa.Table.from_batches(rows, MANIFESTS)
     fields = [field.with_nullable(field.nullable or table[field.name].null_count > 0) for field in table.schema]
@@ -61,11 +61,11 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
         [
             {
                 "reference_snapshot_id": snapshot.snapshot_id,
-                "location": snapshot.root_manifest or snapshot.manifest_list,
-                "root_sequence_number": (snapshot.sequence_number or 0) if snapshot.root_manifest else None,
+                "location": snapshot.manifests_location,
+                "root_sequence_number": (snapshot.sequence_number or 0) if snapshot.has_root else None,
             }
             for snapshot in state.metadata.snapshots
-            if snapshot.root_manifest or snapshot.manifest_list
+            if snapshot.manifests_location
         ],
         schema=LIST_SCHEMA,
     )

@@ -71,7 +71,7 @@ def snapshots(state: TableState) -> DataFrame:
             "snapshot_id": snapshot.snapshot_id,
             "parent_id": snapshot.parent_snapshot_id,
             "operation": snapshot.operation,
-            "manifest_list": snapshot.manifest_list or snapshot.root_manifest,
+            "manifest_list": snapshot.manifests_location,
             "summary": list(snapshot.summary.additional_properties.items()) if snapshot.summary else None,
         }
         for snapshot in state.metadata.snapshots

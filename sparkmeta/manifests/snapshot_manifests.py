@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.storage.files import Files
 
-_PARQUET_MAGIC = b"PAR1"
-
 
 def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
     """Read a snapshot's manifest list as `MANIFEST_FILE_SCHEMA`; no rows for a table without snapshots.
@@ -43,20 +41,12 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
     return table
 
 
-def tree_location(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> str | None:
-    """Return the location of a snapshot's V4 root; None if it has a manifest list.
-
-    Snapshots name a root as `root-manifest`. In tables of format version 4, `manifest-list` is accepted as well.
-    """
+def root_location(metadata: TableMetadata, snapshot: Snapshot | None) -> str | None:
+    """Return the location of a snapshot's root manifest; None if it has a manifest list."""
     if snapshot is None:
         return None
     refuse_unreadable(metadata, snapshot)
-    if snapshot.root_manifest is not None:
-        return snapshot.root_manifest
-    listed = snapshot.manifest_list
-    if metadata.format_version < 4 or listed is None or not listed.lower().endswith(".parquet"):
-        return None
-    return listed if files.read(listed)[:4] == _PARQUET_MAGIC else None
+    return snapshot.manifests_location if snapshot.has_root else None
 
 
 def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:

@@ -10,7 +10,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.spec.expiry import Expired, without_expired
 from sparkmeta.spec.metadata_model import TableMetadataV4
 from sparkmeta.spec.snapshot import Snapshot
-from sparkmeta.spec.upgrade import has_root, undo_upgrade
+from sparkmeta.spec.upgrade import undo_upgrade
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
@@ -42,7 +42,10 @@ class TreeSnapshots:
 def tree_snapshots(metadata: TableMetadata) -> TreeSnapshots:
     """Return the snapshots of a table that have a root."""
     referenced = {ref.snapshot_id for ref in metadata.refs.values()}
-    with_roots = sorted(filter(has_root, metadata.snapshots), key=lambda snapshot: snapshot.sequence_number or 0)
+    with_roots = sorted(
+        (snapshot for snapshot in metadata.snapshots if snapshot.has_root),
+        key=lambda snapshot: snapshot.sequence_number or 0,
+    )
     return TreeSnapshots(
         tuple(snapshot for snapshot in with_roots if snapshot.snapshot_id in referenced),
         tuple(snapshot for snapshot in with_roots if snapshot.snapshot_id not in referenced),
@@ -85,7 +88,7 @@ def downgraded_metadata(
     gone = tree_snapshots(metadata).others
     remaining = without_expired(metadata, Expired(gone, ()), None, now_ms)
     snapshots = [
-        _with_list(snapshot, lists[snapshot.snapshot_id]) if has_root(snapshot) else snapshot
+        _with_list(snapshot, lists[snapshot.snapshot_id]) if snapshot.has_root else snapshot
         for snapshot in remaining.snapshots
     ]
     properties = {key: text for key, text in metadata.properties.items() if not key.startswith(TREE_PROPERTIES)}

@@ -79,6 +79,16 @@ class Snapshot(snapshots.Snapshot):
         return self
 
     @property
+    def manifests_location(self) -> str | None:
+        """The location of the root manifest or manifest list; None if the snapshot lists its manifests itself."""
+        return self.root_manifest or self.manifest_list
+
+    @property
+    def has_root(self) -> bool:
+        """Whether the manifests are in a root manifest, which `manifest-list` may name as well (semantics C41)."""
+        return self.root_manifest is not None or (self.manifest_list or "").lower().endswith(".parquet")
+
+    @property
     def operation(self) -> str | None:
         """The operation as Iceberg's Java library shows it: ``overwrite`` if a non-empty summary has none."""
         if not self.summary:

@@ -21,7 +21,6 @@ from sparkmeta.spec.table_expressions import add_expressions
 if TYPE_CHECKING:
     import uuid
 
-    from sparkmeta.spec.snapshot import Snapshot
 
 # Keys that repeat the current schema and spec for readers that don't know the lists.
 _ONLY_V1 = {"schema", "partition-spec"}
@@ -100,7 +99,7 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
             column or a partition field of the table.
     """
     for snapshot in metadata.snapshots:
-        if has_root(snapshot):
+        if snapshot.has_root:
             raise ValidationError(f"{metadata.location}: snapshot {snapshot.snapshot_id} has a root manifest")
         if snapshot.first_row_id is not None and version < 3:
             problem = f"snapshot {snapshot.snapshot_id} has first-row-id, which format version {version} lacks"
@@ -119,11 +118,6 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         document["partition-spec"] = partition_spec_to_json(metadata.spec())["fields"]
     remaining = {key: value for key, value in document.items() if key not in dropped}
     return table_metadata_from_json(JsonNode(remaining, f"{metadata.location}/metadata/undone.metadata.json"))
-
-
-def has_root(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot of a table with a tree has a root manifest, not a manifest list."""
-    return snapshot.root_manifest is not None or (snapshot.manifest_list or "").lower().endswith(".parquet")
 
 
 _SINCE_VERSION_3 = ("next-row-id", "encryption-keys")

@@ -196,11 +196,11 @@ def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
         {
             "snapshot_id": snapshot.snapshot_id,
             "sequence_number": snapshot.sequence_number,
-            "location": snapshot.root_manifest or snapshot.manifest_list,
+            "location": snapshot.manifests_location,
             "retained": snapshot.snapshot_id not in expired,
         }
         for snapshot in metadata.snapshots
-        if snapshot.root_manifest or snapshot.manifest_list
+        if snapshot.manifests_location
     ]
     return pa.Table.from_pylist(rows, SNAPSHOTS)
 
@@ -214,7 +214,7 @@ def _inline_lists(metadata: TableMetadata, expired: Collection[int]) -> Iterator
 
 
 def _inline(snapshot: Snapshot) -> list[str]:
-    return [] if snapshot.root_manifest or snapshot.manifest_list else list(snapshot.inline_manifests or ())
+    return [] if snapshot.manifests_location else list(snapshot.inline_manifests or ())
 
 
 def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
