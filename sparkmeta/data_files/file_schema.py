@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.arrays import UUID_BYTES, compact_lists, default_scalar, uuid_bytes
+from sparkmeta.entries.field_ids import with_field_id
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.rows.file_schema import PARQUET_ID
 from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.avro_name import avro_name
 
@@ -56,8 +56,7 @@ def _field(column: Column, file_format: str) -> pa.Field:
             length = column.type.removeprefix("fixed[").removesuffix("]")
             attributes |= {"iceberg.binary-type": "FIXED", "iceberg.length": length}
         return pa.field(column.name, kind, not column.required, attributes)
-    metadata = {PARQUET_ID: str(column.id).encode()}
-    return pa.field(avro_name(column.name), kind, not column.required, metadata)
+    return with_field_id(pa.field(avro_name(column.name), kind, not column.required), column.id)
 
 
 def file_type(column: Column, file_format: str) -> pa.DataType:

@@ -8,21 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkmeta.entries.field_ids import with_field_id
 from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 
-_SCHEMA = pa.schema(
-    [
-        pa.field(
-            "file_path",
-            pa.dictionary(pa.int32(), pa.string()),
-            nullable=False,
-            metadata={"PARQUET:field_id": str(DELETE_FILE_PATH_ID)},
-        ),
-        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(DELETE_FILE_POS_ID)}),
-    ]
-)
+_PATH = pa.field("file_path", pa.dictionary(pa.int32(), pa.string()), nullable=False)
+_POS = pa.field("pos", pa.int64(), nullable=False)
+_SCHEMA = pa.schema([with_field_id(_PATH, DELETE_FILE_PATH_ID), with_field_id(_POS, DELETE_FILE_POS_ID)])
 # Rows per row group.
 _GROUP_ROWS = 1 << 20
 _POSITION_BYTES = 8

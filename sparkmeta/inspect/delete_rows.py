@@ -5,21 +5,19 @@ Light: Spark tasks import this.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkmeta.avro.container import inflate, read_blocks, read_header
-from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, parse
+from sparkmeta.avro.data_file import AvroFile
+from sparkmeta.entries.field_ids import field_id
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.inspect.deleted_row import RowField, field_id, projected
+from sparkmeta.inspect.deleted_row import RowField, projected
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.vectors import vector_of, vector_range
@@ -205,37 +203,10 @@ def _orc(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
         yield file.read_stripe(stripe)
 
 
-def avro_batches(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
-    """Yield the records of an Avro file, whose fields are named by their ids (`f1`). Logical types are not applied."""
-    header = read_header(data, location)
-    renamed = by_field_ids(header.schema, location)
-    schema, kind = parse(renamed, location), pa.schema(list(_arrow_type(renamed)))
-    for block in read_blocks(data, header, location):
-        stream = io.BytesIO(inflate(data, block, header, location))
-        try:
-            records = [fastavro.schemaless_reader(stream, schema, None) for _ in range(block.count)]
-        except Exception as error:
-            problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
-            raise CorruptFileError(location, "block", block.offset, problem) from error
-        yield pa.RecordBatch.from_pylist(records, kind)
-
-
-def _arrow_type(avro: Any) -> pa.DataType:
-    """Return the Arrow type of values that fastavro reads by a schema of `by_field_ids`, which keeps int and long."""
-    match avro:
-        case list():
-            return next((_arrow_type(branch) for branch in avro if branch != "null"), pa.null())
-        case {"type": "record", "fields": fields}:
-            return pa.struct([pa.field(field["name"], _arrow_type(field["type"])) for field in fields])
-        case {"type": "array", "items": items}:
-            return pa.list_(_arrow_type(items))
-        case {"type": "map", "values": values}:
-            return pa.map_(pa.string(), _arrow_type(values))
-        case str():
-            return ARROW_PRIMITIVES.get(avro, pa.binary())  # or the name of a fixed type
-    return pa.binary()
+def _avro(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
+    yield from AvroFile(data, location).batches()
 
 
 _Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]
-_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": avro_batches}
+_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": _avro}
 _POSITION_READERS = _READERS | {"PARQUET": _parquet_positions}

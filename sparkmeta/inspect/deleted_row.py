@@ -11,11 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.entries.arrays import default_scalar
-
-# Metadata keys with a field's id, in Parquet files and in ORC files of Iceberg.
-_ID_KEYS = (b"PARQUET:field_id", b"iceberg.id", b"ICEBERG:iceberg.id")
+from sparkmeta.entries.field_ids import field_id
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,6 @@ def projected(array: pa.Array, target: RowField, kind: pa.DataType) -> pa.Array:
     return _primitive(array, target.type, kind) if shape is None else shape(array, target, kind)
 
 
-def field_id(field: pa.Field) -> int | None:
-    """Return the field id in a file's schema, if it has one. Records of Avro files have ids as names."""
-    metadata = field.metadata or {}
-    stored = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
-    if stored is not None:
-        return int(stored)
-    return int(field.name[1:]) if field.name[:1] == "f" and field.name[1:].isdecimal() else None
-
-
 def _struct(array: pa.StructArray, target: RowField, kind: pa.StructType) -> pa.StructArray:
     by_id = {field_id(field): child for field, child in zip(array.type, array.flatten(), strict=True)}
     children = [
@@ -69,11 +57,9 @@ def _list(array: pa.ListArray, target: RowField, kind: pa.ListType) -> pa.ListAr
     return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
 
 
-def _map(array: pa.Array, target: RowField, kind: pa.MapType) -> pa.MapArray:
-    """Convert a map, which Avro files may have as a list of pairs."""
-    keys, items = array.values.flatten() if pa.types.is_list(array.type) else (array.keys, array.items)
+def _map(array: pa.MapArray, target: RowField, kind: pa.MapType) -> pa.MapArray:
     of_keys, of_items = target.children
-    pairs = projected(keys, of_keys, kind.key_type), projected(items, of_items, kind.item_type)
+    pairs = projected(array.keys, of_keys, kind.key_type), projected(array.items, of_items, kind.item_type)
     return pa.MapArray.from_arrays(array.offsets, *pairs, type=kind, mask=array.is_null())
 
 
@@ -82,21 +68,11 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
         raise ValueError("deleted rows with variants can't be shown")
     if type_name == "uuid":
         return _uuid_texts(array.cast(pa.binary()))
-    if pa.types.is_decimal(kind) and pa.types.is_binary(array.type):
-        return decode_bounds(array, type_name)  # Avro stores these like bounds
-    if type_name.startswith("timestamp"):
-        array = _timestamps(array, "ns" if type_name.endswith("_ns") else "us")
-    if pa.types.is_date(kind) and pa.types.is_integer(array.type):
-        return array.cast(pa.int32()).cast(kind)
+    if type_name.startswith("timestamp") and pa.types.is_date(array.type):  # from before a promotion
+        array = array.cast(pa.timestamp("ns" if type_name.endswith("_ns") else "us"))
     if pa.types.is_integer(kind) and not pa.types.is_integer(array.type):
         return array.cast(pa.int64())  # times and nanoseconds
     return array.cast(kind)
-
-
-def _timestamps(array: pa.Array, unit: str) -> pa.Array:
-    """Return an array as it is, or if it has dates from before a promotion, days in Avro, the timestamps of these."""
-    dates = array.cast(pa.date32()) if pa.types.is_int32(array.type) else array
-    return dates.cast(pa.timestamp(unit)) if pa.types.is_date(dates.type) else array
 
 
 def _uuid_texts(array: pa.BinaryArray) -> pa.StringArray:

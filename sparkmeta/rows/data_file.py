@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from sparkmeta.avro.container import Windows
+from sparkmeta.avro.data_file import AvroFile
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.rows.avro_file import AvroFile
 from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.orc_timestamps import OrcSeconds
 from sparkmeta.rows.resolve import Column, FromFile, Source

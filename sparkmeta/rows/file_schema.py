@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkmeta.entries.field_ids import field_id
 from sparkmeta.rows.resolve import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-# Metadata keys of field ids in Arrow's readers: for Parquet, and for the column attributes that Iceberg writes in ORC.
-PARQUET_ID = b"PARQUET:field_id"
-_ID_KEYS = (PARQUET_ID, b"iceberg.id", b"ICEBERG:iceberg.id")
 
 _TYPES = {
     pa.null(): "unknown",
@@ -51,7 +48,7 @@ def file_columns(fields: Iterable[pa.Field]) -> tuple[Column, ...]:
 
 def _column(name: str, field: pa.Field) -> Column:
     type_name, children = _type(_storage(field.type))
-    return Column(name, _field_id(field), type_name, children)
+    return Column(name, field_id(field), type_name, children)
 
 
 def _type(kind: pa.DataType) -> tuple[str, tuple[Column, ...]]:
@@ -76,9 +73,3 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return _storage(kind.value_type)
     return _storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
-
-
-def _field_id(field: pa.Field) -> int | None:
-    metadata = field.metadata or {}
-    stored = next((metadata[key] for key in _ID_KEYS if key in metadata), None)
-    return None if stored is None else int(stored)

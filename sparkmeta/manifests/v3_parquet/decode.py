@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.entries.field_ids import field_id
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import EntryBuilder, projected_fields
@@ -23,8 +24,6 @@ from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
 
 MAGIC = b"PAR1"
 BATCH_RECORDS = 8192
-
-_FIELD_ID = b"PARQUET:field_id"
 
 
 def decode_parquet_manifest(
@@ -95,16 +94,13 @@ class ParquetRecords:
 def _projected_columns(schema: pa.Schema, projection: EntryProjection, location: str) -> list[str]:
     """Return the paths of the projected columns, and of the whole partition tuple, since its names may have dots."""
     ids = {*projected_fields(projection), *([PARTITION_FIELD_ID] if projection.partition else [])}
-    file = next((field for field in schema if _id(field) == DATA_FILE_FIELD_ID), None)
+    file = next((field for field in schema if field_id(field) == DATA_FILE_FIELD_ID), None)
     if file is None or not pa.types.is_struct(file.type):
         raise CorruptFileError(location, "schema", "data_file", "field 2 (data_file) is not a struct")
-    of_entry = [field.name for field in schema if _id(field) in ids]
-    return [*of_entry, *(f"{file.name}.{field.name}" for field in file.type if _id(field) in ids)]
+    of_entry = [field.name for field in schema if field_id(field) in ids]
+    return [*of_entry, *(f"{file.name}.{field.name}" for field in file.type if field_id(field) in ids)]
 
 
 def _by_id(fields: Any, columns: list[pa.Array]) -> dict[int, pa.Array]:
-    return {_id(field): column for field, column in zip(fields, columns, strict=True)}
-
-
-def _id(field: pa.Field) -> int:
-    return int((field.metadata or {}).get(_FIELD_ID, -1))
+    ids = map(field_id, fields)
+    return {number: column for number, column in zip(ids, columns, strict=True) if number is not None}

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type, promoted_days
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.field_ids import field_id, with_field_id
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.parquet_file import parquet_bytes
@@ -93,7 +94,7 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
     stats = _file_stats(whole(table.column(CONTENT_STATS)))
     if stats is not None:
         columns.append(stats)
-        fields.append(_with_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
+        fields.append(with_field_id(pa.field(CONTENT_STATS, stats.type), CONTENT_STATS_ID))
     metadata = {FORMAT_VERSION_KEY: "4", CONTENT_KEY: content, **(properties or {})}
     return parquet_bytes(pa.Table.from_arrays(columns, schema=pa.schema(fields)), metadata, whole=content == ROOT)
 
@@ -218,9 +219,9 @@ class OpenManifest:
 def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int]) -> list[str]:
     """Return the paths in the file of the given fields of the content entry and stats, resolved by field id."""
     ids = {spec.id for spec in CONTENT_ENTRY if spec.name in columns}
-    paths = [field.name for field in schema if _field_id(field) in ids]
+    paths = [field.name for field in schema if field_id(field) in ids]
     for field in schema:
-        if _field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
+        if field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
             structs = _stats_places(field.type, stats)
             paths += [f"{field.name}.{field.type[place].name}" for place in structs.values()]
             lacking = {
@@ -233,7 +234,7 @@ def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, field
 
 def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
     """Return the index in `content_stats` of stats by their id, resolved by field id or else by name."""
-    by_id = {_field_id(child): place for place, child in enumerate(kind)}
+    by_id = {field_id(child): place for place, child in enumerate(kind)}
     by_name = {child.name: place for place, child in enumerate(kind)}
     places = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
     return {stats_id: place for stats_id, place in places.items() if place is not None}
@@ -266,7 +267,7 @@ def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
 
 
 def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mapping[int, int]) -> pa.Table:
-    present = {_field_id(field): index for index, field in enumerate(table.schema) if _field_id(field) is not None}
+    present = {field_id(field): index for index, field in enumerate(table.schema) if field_id(field) is not None}
     columns = []
     for spec in CONTENT_ENTRY:
         values = whole(table.column(present[spec.id])) if spec.id in present else None
@@ -301,7 +302,7 @@ def _read_struct(
     """
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is not a struct")
-    places = {_field_id(field): index for index, field in enumerate(values.type)}
+    places = {field_id(field): index for index, field in enumerate(values.type)}
     names = (
         {_SEEDS_NAMES.get(field.name, field.name): index for index, field in enumerate(values.type)} if named else {}
     )
@@ -335,20 +336,20 @@ def _read_stats(
     in_sources = _values_in_sources(values.type, {field: of for field, of in fields.items() if of not in places})
     flat = values.flatten()
     structs = []
-    for field_id in sorted(stats):
-        struct_type = kind.field(str(field_id)).type
-        index = places.get(field_id)
+    for stats_id in sorted(stats):
+        struct_type = kind.field(str(stats_id)).type
+        index = places.get(stats_id)
         if index is None:
-            paths = in_sources.get(field_id)
+            paths = in_sources.get(stats_id)
             structs.append(
                 pa.nulls(rows, struct_type)
                 if paths is None
-                else _of_source(values, paths, struct_type, location, stats[field_id])
+                else _of_source(values, paths, struct_type, location, stats[stats_id])
             )
             continue
-        children = stats_children(field_id, bound_arrow_type(stats[field_id]))
-        prefix = f"{CONTENT_STATS}.{field_id}."
-        kind_name = stats[field_id]
+        children = stats_children(stats_id, bound_arrow_type(stats[stats_id]))
+        prefix = f"{CONTENT_STATS}.{stats_id}."
+        kind_name = stats[stats_id]
         structs.append(
             _read_struct(flat[index], struct_type, children, prefix, location, named=True, type_name=kind_name)
         )
@@ -386,22 +387,13 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str, type_na
         raise CorruptFileError(location, name, values.type, f"not {kind}: {error}"[:200]) from error
 
 
-def _field_id(field: pa.Field) -> int | None:
-    text = (field.metadata or {}).get(b"PARQUET:field_id")
-    return None if text is None else int(text)
-
-
-def _with_id(field: pa.Field, field_id: int) -> pa.Field:
-    return field.with_metadata({b"PARQUET:field_id": str(field_id).encode()})
-
-
 def _file_field(spec: FieldSpec) -> pa.Field:
     kind = spec.type
     if spec.name in _STRUCTS:
-        kind = pa.struct([_with_id(child.arrow, child.id) for child in _STRUCTS[spec.name]])
+        kind = pa.struct([with_field_id(child.arrow, child.id) for child in _STRUCTS[spec.name]])
     elif spec.name in _ELEMENT_IDS:
-        kind = pa.list_(_with_id(kind.value_field, _ELEMENT_IDS[spec.name]))
-    return _with_id(pa.field(spec.name, kind, nullable=not spec.required), spec.id)
+        kind = pa.list_(with_field_id(kind.value_field, _ELEMENT_IDS[spec.name]))
+    return with_field_id(pa.field(spec.name, kind, nullable=not spec.required), spec.id)
 
 
 def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
@@ -414,10 +406,10 @@ def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
         flat = dict(zip((child.name for child in field.type), values.flatten(), strict=True))
         specs = stats_children(field_id, field.type.field("lower_bound").type)
         written = [spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN]
-        kind = pa.struct([_with_id(spec.arrow, spec.id) for spec in written])
+        kind = pa.struct([with_field_id(spec.arrow, spec.id) for spec in written])
         arrays = [flat[spec.name] for spec in written]
         structs.append(pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null()))
-        fields.append(_with_id(pa.field(field.name, kind), stats_struct_id(field_id)))
+        fields.append(with_field_id(pa.field(field.name, kind), stats_struct_id(field_id)))
     return pa.StructArray.from_arrays(structs, fields=fields, mask=stats.is_null()) if structs else None
 
 

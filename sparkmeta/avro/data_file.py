@@ -1,4 +1,4 @@
-"""Read Avro data files as Arrow batches, one per block.
+"""Read Avro files of rows as Arrow batches, one per block: data files, delete files and partition statistics.
 
 Spark tasks import this module, so it imports little.
 """
@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from sparkmeta.avro.container import Data, inflate, read_blocks, read_header
 from sparkmeta.avro.schema import ARROW_PRIMITIVES
+from sparkmeta.entries.field_ids import with_field_id
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.rows.file_schema import PARQUET_ID
 
 # Logical types whose values are read as numbers, since Python's dates end in the year 9999.
 _LOGICAL = {
@@ -33,7 +33,7 @@ _DEEPEST = 64
 
 
 class AvroFile:
-    """An Avro data file.
+    """An Avro file of rows.
 
     Attributes:
         schema: The Arrow schema, with field ids where Arrow's Parquet reader puts them.
@@ -58,13 +58,13 @@ class AvroFile:
         except (KeyError, TypeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
             raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
 
-    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the named columns, block by block.
+    def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the named columns, by default all, block by block.
 
         Raises:
             CorruptFileError: A block is damaged.
         """
-        schema = pa.schema([self.schema.field(name) for name in names])
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         for block in read_blocks(self._data, self._header, self._location):
             stream = io.BytesIO(inflate(self._data, block, self._header, self._location))
             try:
@@ -109,9 +109,9 @@ class _Types:
             case "array":
                 return self._array(schema, depth)
             case "map":
-                key = _with_id(pa.field("key", pa.string(), nullable=False), schema.get("key-id"))
+                key = with_field_id(pa.field("key", pa.string(), nullable=False), schema.get("key-id"))
                 value = self.of(schema["values"], depth + 1)
-                return pa.map_(key, _with_id(pa.field("value", value), schema.get("value-id")))
+                return pa.map_(key, with_field_id(pa.field("value", value), schema.get("value-id")))
             case "enum":
                 return pa.string()
         if schema.get("logicalType") == "decimal":
@@ -134,14 +134,10 @@ class _Types:
         items = self.of(schema["items"], depth + 1)
         if schema.get("logicalType") == "map":
             return pa.map_(items.field("key").with_nullable(False), items.field("value"))
-        return pa.list_(_with_id(pa.field("element", items), schema.get("element-id")))
+        return pa.list_(with_field_id(pa.field("element", items), schema.get("element-id")))
 
     def _field(self, field: dict[str, Any], depth: int) -> pa.Field:
-        return _with_id(pa.field(field["name"], self.of(field["type"], depth + 1)), field.get("field-id"))
-
-
-def _with_id(field: pa.Field, field_id: int | None) -> pa.Field:
-    return field if field_id is None else field.with_metadata({PARQUET_ID: str(field_id)})
+        return with_field_id(pa.field(field["name"], self.of(field["type"], depth + 1)), field.get("field-id"))
 
 
 def _raw(schema: Any) -> Any:
