@@ -21,10 +21,9 @@ from sparkmeta.avro.container_writer import container_blocks, container_header, 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse, with_partition_ids
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import extremes
+from sparkmeta.entries.arrays import extremes, manifest_counts
 from sparkmeta.entries.projection import PARTITION, EntryProjection, PartitionIds
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.spec.entry import Status
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.storage.location import join
 
@@ -181,14 +180,12 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
     header = container_header(form.written_schema, _CODECS[form.codec], form.properties, sync)
     data = b"".join([header, *container_blocks(whole.column(ENTRY).combine_chunks(), _packer(form), sync)])
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
-    live = whole.filter(pc.not_equal(pc.struct_field(whole.column("version_info"), "status"), int(Status.DELETED)))
     known = {
         "manifest_path": location,
         "manifest_length": len(data),
         "partition_spec_id": form.spec_id,
         "content": form.content,
-        "min_sequence_number": pc.min(pc.struct_field(live.column("version_info"), "sequence_number")).as_py(),
-        **_counts(whole),
+        **manifest_counts(whole),
         "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
@@ -196,17 +193,6 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
 
 def _packer(form: ManifestFormat) -> Callable[[Any], bytes]:
     return deflater(_CODECS[form.codec], form.level)
-
-
-def _counts(entries: pa.Table) -> dict[str, int]:
-    """Return the numbers of files and of their rows by status."""
-    status, records = pc.struct_field(entries.column("version_info"), "status"), entries.column("record_count")
-    counts = {}
-    for value in Status:
-        mask = pc.equal(status, int(value))
-        counts[f"{value.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
-        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
-    return counts
 
 
 def with_version_info(entries: pa.RecordBatch, **changed: pa.Array) -> pa.RecordBatch:

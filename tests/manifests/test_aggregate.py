@@ -203,7 +203,7 @@ def test_the_row_of_a_leaf() -> None:
     assert row["manifest_stats"] == {
         "added_files_count": 1, "existing_files_count": 2, "deleted_files_count": 1,
         "added_rows_count": 3, "existing_rows_count": 16, "deleted_rows_count": 7,
-        "min_sequence_number": None,
+        "min_sequence_number": 4,
     }  # fmt: skip
     assert (row["content_type"], row["location"], row["file_size_in_bytes"]) == (DM, "/t/leaf", 99)
     assert (row["record_count"], row["partition_spec_id"], row["file_format"]) == (4, 0, "parquet")

@@ -9,13 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import extremes, kept_rows, whole
+from sparkmeta.entries.arrays import extremes, kept_rows, manifest_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS
-from sparkmeta.manifests.v4.root import is_live, version
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.stats import COUNTS
-
-_STATUS_NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
 
 
 def leaf_row(
@@ -42,7 +40,7 @@ def leaf_row(
         "partition_spec_id": entries.column("partition_spec_id")[0].as_py(),
         "record_count": len(entries),
         "file_size_in_bytes": size,
-        "manifest_stats": _manifest_stats(entries, live),
+        "manifest_stats": manifest_counts(entries),
     }
     without_stats = pa.Table.from_pylist([row], schema=entries.schema.remove(len(entries.schema) - 1))
     stats = whole(live.column(CONTENT_STATS))
@@ -53,19 +51,6 @@ def leaf_row(
     ]
     aggregate = pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}], kind)
     return without_stats.append_column(entries.schema.field(CONTENT_STATS), aggregate)
-
-
-def _manifest_stats(entries: pa.Table, live: pa.Table) -> dict[str, int | None]:
-    status, records = version(entries, "status"), entries.column("record_count")
-    stats: dict[str, int | None] = {}
-    for value, name in _STATUS_NAMES.items():
-        of_status = pc.equal(status, int(value))
-        stats[f"{name}_files_count"] = pc.sum(of_status).as_py() or 0
-        stats[f"{name}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
-    known = pc.min(version(live, "sequence_number")).as_py()
-    inherits = version(live, "sequence_number").null_count > 0
-    stats["min_sequence_number"] = None if inherits else known
-    return stats
 
 
 def _aggregate(stats: pa.StructArray, kind: pa.StructType, is_source: bool, unordered: bool) -> pa.StructArray:

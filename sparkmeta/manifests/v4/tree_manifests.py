@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.arrays import manifest_counts, narrowed, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
 from sparkmeta.manifests.v4.root import Root, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_fields
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType, Status
+from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType
 
 IN_ROOT = "ROOT"
 """The file format of manifests that represent the root's own files."""
@@ -155,19 +155,9 @@ def _root_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "record_count": len(files),
         "file_size_in_bytes": 0,
-        "manifest_stats": _root_counts(files),
+        "manifest_stats": manifest_counts(files),
         MASKED: 0,
     }
-
-
-def _root_counts(files: pa.Table) -> dict[str, int]:
-    status, records = version(files, "status"), files.column("record_count")
-    stats: dict[str, int] = {"min_sequence_number": pc.min(version(files, "sequence_number")).as_py()}
-    for value in Status:
-        mask = pc.equal(status, int(value))
-        stats[f"{value.name.lower()}_files_count"] = pc.sum(mask).as_py() or 0
-        stats[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(mask)).as_py() or 0
-    return stats
 
 
 # -- as a manifest list ---------------------------------------------------------------------------------------------
@@ -228,7 +218,7 @@ def _root_file(root: Root, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "content": int(content) - int(ContentType.DATA_MANIFEST),
         "sequence_number": pc.max(version(files, "sequence_number")).as_py(),
-        **_root_counts(files),
+        **manifest_counts(files),
     }
 
 
