@@ -8,7 +8,9 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
@@ -256,6 +258,60 @@ def test_deleted_rows_of_avro_with_maps() -> None:
     fastavro.writer(target, schema, records)
     deleted = read(target.getvalue(), "AVRO", [entry()])
     assert [row["row"]["m"] for row in deleted] == [[("k", 1.5), ("0", 2.5)], [("k", 1.5), ("1", 2.5)]]
+
+
+AVRO_TYPES: dict[str, tuple[Any, str, pa.DataType, Any, Any]] = {
+    # Avro type, Iceberg type, type that is shown, value in the file, value that is shown
+    "boolean": ("boolean", "boolean", pa.bool_(), True, True),
+    "promoted int": ("int", "long", pa.int64(), 7, 7),
+    "promoted float": ("float", "double", pa.float64(), 1.5, 1.5),
+    "string": ("string", "string", pa.string(), "ü", "ü"),
+    "binary": ("bytes", "binary", pa.binary(), b"\x00\xff", b"\x00\xff"),
+    "fixed": ({"type": "fixed", "name": "f2", "size": 2}, "fixed[2]", pa.binary(), b"ab", b"ab"),
+    "uuid": (
+        {"type": "fixed", "name": "u", "size": 16, "logicalType": "uuid"},
+        "uuid", pa.string(), UUID(int=5).bytes, "00000000-0000-0000-0000-000000000005",
+    ),
+    "decimal in fixed": (
+        {"type": "fixed", "name": "f4", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2},
+        "decimal(9, 2)", pa.decimal128(9, 2), Decimal("-1.25"), Decimal("-1.25"),
+    ),
+    "widened decimal": (
+        {"type": "fixed", "name": "f4", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2},
+        "decimal(18, 2)", pa.decimal128(18, 2), Decimal("1234567.89"), Decimal("1234567.89"),
+    ),
+    "decimal in bytes": (
+        {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 3},
+        "decimal(30, 3)", pa.decimal128(30, 3), Decimal("12.345"), Decimal("12.345"),
+    ),
+    "time": ({"type": "long", "logicalType": "time-micros"}, "time", pa.int64(), 5_000_001, 5_000_001),
+    "timestamp": (
+        {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False},
+        "timestamp", pa.timestamp("us"), -1, dt.datetime.fromisoformat("1969-12-31T23:59:59.999999"),
+    ),
+    "timestamptz": (
+        {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
+        "timestamptz", pa.timestamp("us", "UTC"), 1, dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC),
+    ),
+    "timestamp_ns": (
+        {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False},
+        "timestamp_ns", pa.int64(), 1_000_000_001, 1_000_000_001,
+    ),
+    "date": ({"type": "int", "logicalType": "date"}, "date", pa.date32(), -1, dt.date(1969, 12, 31)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AVRO_TYPES)
+def test_types_of_deleted_rows_of_avro(name: str) -> None:
+    stored, iceberg, shown, value, expected = AVRO_TYPES[name]
+    columns = [{"name": "v", "type": ["null", stored], "default": None, "field-id": 1}]
+    target = io.BytesIO()
+    records = [{"file_path": "a", "pos": place, "row": {"v": each}} for place, each in enumerate([value, None])]
+    fastavro.writer(target, delete_schema({"type": "record", "name": "r", "fields": columns}), records)
+    schema = SCHEMA.set(SCHEMA.get_field_index("row"), pa.field("row", pa.struct([pa.field("v", shown)])))
+    task = DeleteRows(schema, RowField(0, "struct", (RowField(1, iceberg),)))
+    deleted = read(target.getvalue(), "AVRO", [entry(record_count=2)], task)
+    assert [row["row"]["v"] for row in deleted] == [expected, None]
 
 
 def vector(positions: list[int]) -> bytes:
