@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from sparkmeta.avro.container_writer import container_blocks, container_header, 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse, with_partition_ids
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import extremes, manifest_counts
+from sparkmeta.entries.arrays import entry_counts, extremes
 from sparkmeta.entries.projection import PARTITION, EntryProjection, PartitionIds
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.spec.table_properties import choice_property
@@ -52,6 +53,7 @@ _FILE_FIELDS = {
 }
 _ENTRY_FIELDS = {1: (0, 1), 2: (0, 1, 3, 4), 3: (0, 1, 3, 4)}
 
+_LEVEL = re.compile(r"-?[0-9]{1,3}")
 _CODEC = "write.manifest.compression-codec"
 _CODECS = {"gzip": "deflate", "uncompressed": "null", "snappy": "snappy", "zstd": "zstandard"}
 
@@ -160,7 +162,7 @@ def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
     if text is None:
         return codec, None
     levels = {"gzip": range(-1, 10), "zstd": range(-7, 23)}.get(codec, range(-100, 100))
-    if not text.lstrip("-").isdecimal() or int(text) not in levels:
+    if not _LEVEL.fullmatch(text) or int(text) not in levels:
         raise ValidationError(f"the table property {key} is {shown(text)}: it is not a level of {codec}")
     return codec, int(text)
 
@@ -185,7 +187,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
         "manifest_length": len(data),
         "partition_spec_id": form.spec_id,
         "content": form.content,
-        **manifest_counts(whole),
+        **entry_counts(whole),
         "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)

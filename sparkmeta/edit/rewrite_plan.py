@@ -13,6 +13,7 @@ from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.edit.tally import Tally
 from sparkmeta.errors import CommitConflictError
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,9 +94,8 @@ def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[s
     """Return the id of a branch's new head and the counts in its summary; None if the head is unchanged."""
     if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
         return None
-    properties = after.summary.additional_properties
-    counts = {name: int(properties[key]) for name in _COUNTS if (key := name.replace("_", "-")) in properties}
-    return {"snapshot_id": after.snapshot_id, **counts}
+    counts = {name: summary_number(after, name.replace("_", "-")) for name in _COUNTS}
+    return {"snapshot_id": after.snapshot_id} | {name: count for name, count in counts.items() if count is not None}
 
 
 @dataclass

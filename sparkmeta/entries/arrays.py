@@ -49,7 +49,7 @@ def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
 
 
-def manifest_counts(entries: pa.Table) -> dict[str, int | None]:
+def entry_counts(entries: pa.Table) -> dict[str, int | None]:
     """Return the counts of a manifest that lists and roots have, by the names of their fields.
 
     These are the numbers of files and of their rows by status, and the least sequence number of live entries, which is

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-FIELD_ID_KEY = b"PARQUET:field_id"
+_FIELD_ID_KEY = b"PARQUET:field_id"
 # Of Parquet files, and of the column attributes that Iceberg writes in ORC.
-_KEYS = (FIELD_ID_KEY, b"iceberg.id", b"ICEBERG:iceberg.id")
+_KEYS = (_FIELD_ID_KEY, b"iceberg.id", b"ICEBERG:iceberg.id")
 
 
 def field_id(field: pa.Field) -> int | None:
@@ -17,5 +17,8 @@ def field_id(field: pa.Field) -> int | None:
 
 
 def with_field_id(field: pa.Field, number: int | None) -> pa.Field:
-    """Return a field with an id, as for Parquet files, or as it is for None."""
-    return field if number is None else field.with_metadata({FIELD_ID_KEY: str(number).encode()})
+    """Return the field with an id where Parquet writers take it from, and without other metadata.
+
+    Without an id, the field is unchanged.
+    """
+    return field if number is None else field.with_metadata({_FIELD_ID_KEY: str(number).encode()})

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkmeta.avro.data_file import AvroFile
+from sparkmeta.avro.rows_file import records_with_ids
 from sparkmeta.entries.field_ids import field_id
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.deleted_row import RowField, projected
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.storage.vectors import vector_of, vector_range
 
 BATCH_ROWS = 1 << 16
@@ -150,13 +151,9 @@ def _columns_of(
 ) -> Iterator[Columns]:
     if file_format not in readers:
         raise CorruptFileError(location, "file_format", file_format, "no format of position delete files")
-    try:
+    with translated_read_errors(location, "position deletes"):
         for batch in readers[file_format](data, location):
             yield columns(batch, location)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, CorruptFileError):
-            raise
-        raise CorruptFileError(location, "position deletes", data[:4].hex(), f"not readable: {error}"[:300]) from error
 
 
 def _row_columns(batch: pa.RecordBatch, location: str, row: RowField, row_type: pa.DataType) -> Columns:
@@ -203,10 +200,10 @@ def _orc(data: bytes, _: str) -> Iterator[pa.RecordBatch]:
         yield file.read_stripe(stripe)
 
 
-def _avro(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
-    yield from AvroFile(data, location).batches()
+def _avro_positions(data: bytes, location: str) -> Iterator[pa.RecordBatch]:
+    return records_with_ids(data, location, (_IDS["file_path"], _IDS["pos"]))
 
 
 _Reader = Callable[[bytes, str], Iterator[pa.RecordBatch]]
-_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": _avro}
-_POSITION_READERS = _READERS | {"PARQUET": _parquet_positions}
+_READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": records_with_ids}
+_POSITION_READERS = _READERS | {"PARQUET": _parquet_positions, "AVRO": _avro_positions}

@@ -57,9 +57,11 @@ def _list(array: pa.ListArray, target: RowField, kind: pa.ListType) -> pa.ListAr
     return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
 
 
-def _map(array: pa.MapArray, target: RowField, kind: pa.MapType) -> pa.MapArray:
+def _map(array: pa.Array, target: RowField, kind: pa.MapType) -> pa.MapArray:
+    """Convert a map, or a list of pairs."""
+    keys, items = array.values.flatten() if pa.types.is_list(array.type) else (array.keys, array.items)
     of_keys, of_items = target.children
-    pairs = projected(array.keys, of_keys, kind.key_type), projected(array.items, of_items, kind.item_type)
+    pairs = projected(keys, of_keys, kind.key_type), projected(items, of_items, kind.item_type)
     return pa.MapArray.from_arrays(array.offsets, *pairs, type=kind, mask=array.is_null())
 
 
@@ -68,8 +70,9 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
         raise ValueError("deleted rows with variants can't be shown")
     if type_name == "uuid":
         return _uuid_texts(array.cast(pa.binary()))
-    if type_name.startswith("timestamp") and pa.types.is_date(array.type):  # from before a promotion
-        array = array.cast(pa.timestamp("ns" if type_name.endswith("_ns") else "us"))
+    if type_name.startswith("timestamp") and (pa.types.is_date(array.type) or pa.types.is_int32(array.type)):
+        days = array.cast(pa.date32())  # dates from before a promotion
+        array = days.cast(pa.timestamp("ns" if type_name.endswith("_ns") else "us"))
     if pa.types.is_integer(kind) and not pa.types.is_integer(array.type):
         return array.cast(pa.int64())  # times and nanoseconds
     return array.cast(kind)

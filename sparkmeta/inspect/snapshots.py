@@ -80,7 +80,11 @@ def snapshots(state: TableState) -> DataFrame:
 
 
 def history(state: TableState) -> DataFrame:
-    """Return a row for each change of the current snapshot. parent_id is null for expired snapshots."""
+    """Return a row for each change of the current snapshot. parent_id is null for expired snapshots.
+
+    Raises:
+        CorruptFileError: a snapshot is its own ancestor.
+    """
     ancestors = {snapshot.snapshot_id for snapshot in ancestors_of(state.metadata, state.metadata.current_snapshot_id)}
     rows = []
     for entry in state.metadata.snapshot_log:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkmeta.avro.data_file import AvroFile
+from sparkmeta.avro.rows_file import records_with_ids
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.delete_rows import BATCH_ROWS
 from sparkmeta.inspect.deleted_row import RowField, projected
@@ -36,7 +36,7 @@ class StatisticsRows:
         for batch in batches:
             for location in batch.column("location").to_pylist():
                 if _is_avro(location):
-                    yield from self._rows(AvroFile(reader.read(location), location).batches(), location)
+                    yield from self._rows(records_with_ids(reader.read(location), location), location)
                 else:
                     yield from self._rows(_parquet(reader.open(location)), location)
 
@@ -46,7 +46,7 @@ class StatisticsRows:
             for location, content in zip(batch.column("location").to_pylist(), batch.column("content"), strict=True):
                 data = content.as_buffer()
                 is_avro = _is_avro(location)
-                read = AvroFile(data.to_pybytes(), location).batches() if is_avro else _parquet(pa.BufferReader(data))
+                read = records_with_ids(data.to_pybytes(), location) if is_avro else _parquet(pa.BufferReader(data))
                 yield from self._rows(read, location)
 
     def _rows(self, batches: Iterable[pa.RecordBatch], location: str) -> Iterator[pa.RecordBatch]:

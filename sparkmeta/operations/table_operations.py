@@ -6,6 +6,7 @@ See Optimistic Concurrency in the table spec.
 from __future__ import annotations
 
 import gzip
+import re
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 OPENED_BY_PATH = (
@@ -267,7 +269,6 @@ def _deletes(properties: Mapping[str, str]) -> bool:
 
 def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
     text = properties.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ValidationError(f"the table property {name} is {shown(text)}: expected a whole number") from None
+    if not _INTEGER.fullmatch(text):
+        raise ValidationError(f"the table property {name} is {shown(text)}: expected a whole number")
+    return int(text)

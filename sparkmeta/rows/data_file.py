@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from sparkmeta.avro.container import Windows
-from sparkmeta.avro.data_file import AvroFile
+from sparkmeta.avro.rows_file import AvroFile
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.rows.file_schema import file_columns
 from sparkmeta.rows.orc_timestamps import OrcSeconds

@@ -79,6 +79,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
         NoSuchSnapshotError: the table does not have a snapshot that is named.
         ValidationError: a branch or tag that stays refers to a snapshot that is named, a value is out of range, or
             `gc.enabled` is false.
+        CorruptFileError: a snapshot is its own ancestor.
     """
     refuse_without_gc(metadata)
     if rules.retain_last is not None:

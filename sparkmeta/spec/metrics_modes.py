@@ -30,7 +30,8 @@ _DEFAULT_KEY: Final = "write.metadata.metrics.default"
 _COLUMN_KEY: Final = "write.metadata.metrics.column."
 _MOST_COLUMNS_KEY: Final = "write.metadata.metrics.max-inferred-column-defaults"
 _MOST_COLUMNS: Final = 100
-_TRUNCATE: Final = re.compile(r"truncate\((\d+)\)")
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_TRUNCATE: Final = re.compile(rf"truncate\(({_NUMBER.pattern})\)")
 _NAMED: Final = {"none": NO_METRICS, "counts": COUNTS_ONLY, "full": FULL}
 
 
@@ -107,7 +108,7 @@ def _mode(properties: Mapping[str, str], key: str, fallback: int) -> int:
 
 def _most_columns(properties: Mapping[str, str]) -> int:
     text = properties.get(_MOST_COLUMNS_KEY, str(_MOST_COLUMNS))
-    if text.isdecimal():
+    if _NUMBER.fullmatch(text):
         return int(text)
     _log.warning("the table property %s is %r: expected a whole number", _MOST_COLUMNS_KEY, text)
     return _MOST_COLUMNS

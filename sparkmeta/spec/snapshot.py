@@ -85,8 +85,11 @@ class Snapshot(snapshots.Snapshot):
 
     @property
     def has_root(self) -> bool:
-        """Whether the manifests are in a root manifest, which `manifest-list` may name as well (semantics C41)."""
-        return self.root_manifest is not None or (self.manifest_list or "").lower().endswith(".parquet")
+        """Whether the manifests are in a root manifest.
+
+        A `manifest-list` that ends in `.parquet` names a root as well (semantics C41).
+        """
+        return bool(self.root_manifest) or (self.manifest_list or "").lower().endswith(".parquet")
 
     @property
     def operation(self) -> str | None:

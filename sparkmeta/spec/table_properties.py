@@ -23,7 +23,7 @@ def number_property(
         location: the location or name of the table, for errors.
 
     Raises:
-        ValidationError: the property has another value.
+        ValidationError: the value is not such a number.
     """
     text = properties.get(name)
     if text is None:
@@ -55,7 +55,7 @@ def choice_property(
 ) -> str:
     """Return a property that is one of the allowed values, in any case; see `number_property`.
 
-    The default is the first of the allowed values.
+    Without `default`, it is the first of the allowed values.
     """
     text = properties.get(name)
     if text is None:

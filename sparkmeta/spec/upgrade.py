@@ -21,7 +21,6 @@ from sparkmeta.spec.table_expressions import add_expressions
 if TYPE_CHECKING:
     import uuid
 
-
 # Keys that repeat the current schema and spec for readers that don't know the lists.
 _ONLY_V1 = {"schema", "partition-spec"}
 

@@ -5,6 +5,7 @@ Each function returns the metadata that one commit writes.
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ HISTORY_ENTRIES = "version.history.num-entries"
 DROP_DIALECT_ALLOWED = "replace.drop-dialect.allowed"
 
 _DEFAULT_ENTRIES = 10
+_POSITIVE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FIRST_VERSION_ID = 1
 
 
@@ -165,7 +167,7 @@ def _dialects(version: ViewVersion) -> list[str]:
 
 def _history_entries(metadata: ViewMetadata) -> int:
     text = metadata.properties.get(HISTORY_ENTRIES, str(_DEFAULT_ENTRIES))
-    if not text.isdecimal() or int(text) < 1:
+    if not _POSITIVE.fullmatch(text):
         raise ValidationError(
             f"{_place(metadata)}: the property {HISTORY_ENTRIES} is {shown(text)}: expected a positive whole number"
         )

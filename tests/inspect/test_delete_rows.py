@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 from pyarrow import orc
 from pyroaring import BitMap
 
+from sparkmeta.avro.rows_file import records_with_ids
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect import delete_rows
 from sparkmeta.inspect.delete_rows import DeleteRows
@@ -181,7 +183,8 @@ def delete_schema(row: dict[str, Any]) -> dict[str, Any]:
     return {"type": "record", "name": "d", "fields": fields}
 
 
-def test_deleted_rows_of_avro() -> None:
+@pytest.mark.parametrize("attributes", [{"logicalType": "map"}, {}])
+def test_deleted_rows_of_avro(attributes: dict[str, str]) -> None:
     pair = {
         "type": "record",
         "name": "kv",
@@ -193,7 +196,7 @@ def test_deleted_rows_of_avro() -> None:
         "fields": [
             {"name": "id", "type": "int", "field-id": 1},
             {"name": "days", "field-id": 3, "type": {"type": "array", "items": {"type": "int", "logicalType": "date"}}},
-            {"name": "m", "field-id": 4, "type": {"type": "array", "items": pair, "logicalType": "map"}},
+            {"name": "m", "field-id": 4, "type": {"type": "array", "items": pair, **attributes}},
         ],
     }
     schema = delete_schema(row)
@@ -298,6 +301,7 @@ AVRO_TYPES: dict[str, tuple[Any, str, pa.DataType, Any, Any]] = {
         "timestamp_ns", pa.int64(), 1_000_000_001, 1_000_000_001,
     ),
     "date": ({"type": "int", "logicalType": "date"}, "date", pa.date32(), -1, dt.date(1969, 12, 31)),
+    "days without a logical type": ("int", "timestamp_ns", pa.int64(), -3, -3 * 86_400 * 10**9),
 }  # fmt: skip
 
 
@@ -312,6 +316,63 @@ def test_types_of_deleted_rows_of_avro(name: str) -> None:
     task = DeleteRows(schema, RowField(0, "struct", (RowField(1, iceberg),)))
     deleted = read(target.getvalue(), "AVRO", [entry(record_count=2)], task)
     assert [row["row"]["v"] for row in deleted] == [expected, None]
+
+
+REFUSED_BY_AVRO = {
+    "a field without an id": ([{"name": "v", "type": "int"}], "the field has no field-id"),
+    "two fields with one id": (
+        [{"name": "v", "type": "int", "field-id": 1}, {"name": "w", "type": "int", "field-id": 1}],
+        "two fields have one field-id",
+    ),
+    "two fields with one name": (
+        [{"name": "v", "type": "int", "field-id": 1}, {"name": "v", "type": "int", "field-id": 2}],
+        "two fields have one name",
+    ),
+    "an array of nothing": (
+        [{"name": "v", "type": {"type": "array", "items": "null"}, "field-id": 1}],
+        "an array of nothing has no end",
+    ),
+    "a decimal that is too precise": (
+        [{"name": "v", "field-id": 1,
+          "type": {"type": "bytes", "logicalType": "decimal", "precision": 99, "scale": 2}}],
+        "precision should be between 1 and 38",
+    ),
+    "a fixed type of no size": (
+        [{"name": "v", "type": {"type": "fixed", "name": "x", "size": 0}, "field-id": 1}],
+        "a fixed type needs a positive size",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_AVRO)
+def test_schemas_of_avro_that_are_refused(name: str) -> None:
+    columns, says = REFUSED_BY_AVRO[name]
+    schema = json.dumps(delete_schema({"type": "record", "name": "r", "fields": columns})).encode()
+    data = b"Obj\x01\x02" + avro_text(b"avro.schema") + avro_text(schema) + b"\x00" + bytes(16)
+    with pytest.raises(CorruptFileError, match=f"^f: avro.schema is .*{says}"):
+        read(data, "AVRO", [entry()])
+
+
+def avro_text(value: bytes) -> bytes:
+    """Encode bytes with their length, as Avro's header has them."""
+    length, encoded = 2 * len(value), b""
+    while length > 127:
+        encoded, length = encoded + bytes([length & 127 | 128]), length >> 7
+    return encoded + bytes([length]) + value
+
+
+def test_positions_of_avro_are_read_without_the_rows() -> None:
+    row = {
+        "type": "record",
+        "name": "r",
+        "fields": [{"name": "m", "field-id": 4, "type": {"type": "map", "values": "int"}}],
+    }
+    target = io.BytesIO()
+    fastavro.writer(target, delete_schema(row), [{"file_path": "a", "pos": 3, "row": {"m": {"k": 1}}}])
+    [(paths, positions)] = delete_rows.deleted_positions(target.getvalue(), "AVRO", "f")
+    assert (paths.to_pylist(), positions.to_pylist()) == (["a"], [3])
+    [batch] = records_with_ids(target.getvalue(), "f", [2147483545])
+    assert batch.schema.names == ["pos"]
 
 
 def vector(positions: list[int]) -> bytes:

@@ -21,6 +21,7 @@ from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import EntryBuilder, projected_fields
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
+from sparkmeta.storage.read_errors import translated_read_errors
 
 MAGIC = b"PAR1"
 BATCH_RECORDS = 8192
@@ -35,17 +36,13 @@ def decode_parquet_manifest(
         CorruptFileError: not a Parquet file, or not a manifest.
     """
     builder, ordinal, unique_ids = EntryBuilder(part, projection), 0, projection.unique_ids(part.spec_id)
-    try:
+    with translated_read_errors(part.location, "file", "not readable as Parquet"):
         file = pq.ParquetFile(pa.BufferReader(data))
         columns = _projected_columns(file.schema_arrow, projection, part.location)
         for batch in file.iter_batches(BATCH_RECORDS, columns=columns):
             ordinals = pa.array(np.arange(ordinal, ordinal + len(batch)), pa.int64())
             yield builder.batch(ordinals, ParquetRecords(batch, part.location, unique_ids))
             ordinal += len(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(
-            part.location, "file", bytes(data[:4]).hex(), f"not readable as Parquet: {error}"
-        ) from error
 
 
 class ParquetRecords:

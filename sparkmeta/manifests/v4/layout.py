@@ -259,10 +259,8 @@ _VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bo
 
 def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
     """Return whether a Parquet manifest has the V4 layout, and not the entry layout of versions 1 to 3."""
-    try:
+    with _parquet_errors(location):
         names = pq.read_schema(pa.BufferReader(data)).names
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise CorruptFileError(location, "file", bytes(data[:4]).hex(), f"not a Parquet file: {error}"[:300]) from error
     return "version_info" in names
 
 
@@ -400,16 +398,16 @@ def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
     """Return the stats that any row has, with field ids; None if there are none."""
     structs, fields = [], []
     for field, values in zip(stats.type, stats.flatten(), strict=True):
-        field_id = int(field.name)
+        stats_id = int(field.name)
         if values.null_count == len(values):
             continue
         flat = dict(zip((child.name for child in field.type), values.flatten(), strict=True))
-        specs = stats_children(field_id, field.type.field("lower_bound").type)
+        specs = stats_children(stats_id, field.type.field("lower_bound").type)
         written = [spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN]
         kind = pa.struct([with_field_id(spec.arrow, spec.id) for spec in written])
         arrays = [flat[spec.name] for spec in written]
         structs.append(pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null()))
-        fields.append(with_field_id(pa.field(field.name, kind), stats_struct_id(field_id)))
+        fields.append(with_field_id(pa.field(field.name, kind), stats_struct_id(stats_id)))
     return pa.StructArray.from_arrays(structs, fields=fields, mask=stats.is_null()) if structs else None
 
 

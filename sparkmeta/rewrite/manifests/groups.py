@@ -21,6 +21,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.summary import summary_of
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
@@ -122,10 +123,8 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
         return True
     writers = pc.struct_field(group.manifests.column("version_info"), "snapshot_id").unique().to_pylist()
     writer = state.metadata.snapshot_by_id(writers[0]) if len(writers) == 1 and writers[0] is not None else None
-    if writer is None or writer.summary is None:
-        return False
     try:
-        how = json.loads(writer.summary.additional_properties.get(REWRITTEN, "{}"))
+        how = json.loads(summary_of(writer).get(REWRITTEN, "{}"))
     except ValueError:  # written by another library
         return False
     known = how.get("sorted-by", {}) if isinstance(how, dict) else {}

@@ -6,16 +6,16 @@ Spark tasks import this module, so it imports little.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 
 from sparkmeta.avro.container import Data, inflate, read_blocks, read_header
-from sparkmeta.avro.schema import ARROW_PRIMITIVES
-from sparkmeta.entries.field_ids import with_field_id
-from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids
+from sparkmeta.entries.field_ids import field_id, with_field_id
+from sparkmeta.errors import CorruptFileError, SparkmetaError, UnsupportedError
 
 # Logical types whose values are read as numbers, since Python's dates end in the year 9999.
 _LOGICAL = {
@@ -55,16 +55,18 @@ class AvroFile:
         try:
             self._writer_schema = fastavro.parse_schema(_raw(self._header.schema))
             self.schema = pa.schema(list(_Types(location).of(self._header.schema)))
-        except (KeyError, TypeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+        except SparkmetaError:
+            raise
+        except Exception as error:
             raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
 
-    def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the named columns, by default all, block by block.
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the named columns, block by block.
 
         Raises:
             CorruptFileError: A block is damaged.
         """
-        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        schema = pa.schema([self.schema.field(name) for name in names])
         for block in read_blocks(self._data, self._header, self._location):
             stream = io.BytesIO(inflate(self._data, block, self._header, self._location))
             try:
@@ -78,6 +80,23 @@ class AvroFile:
                 raise CorruptFileError(self._location, "block", block.offset, "bytes are left after its last record")
             columns = [pa.array([record[field.name] for record in records], field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def records_with_ids(data: bytes, location: str, ids: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a file in which every field must have an id, such as a position delete file.
+
+    Args:
+        data: the bytes of the file.
+        location: the file, for error messages.
+        ids: the ids of the columns to read, by default all.
+
+    Raises:
+        CorruptFileError: a field of a record lacks an id or shares it, or a block is damaged.
+        UnsupportedError: a column has a type that Iceberg does not have.
+    """
+    by_field_ids(read_header(data, location).schema, location)
+    file = AvroFile(data, location)
+    yield from file.batches([field.name for field in file.schema if ids is None or field_id(field) in ids])
 
 
 class _Types:
@@ -105,7 +124,11 @@ class _Types:
     def _complex(self, kind: str, schema: dict[str, Any], depth: int) -> pa.DataType:
         match kind:
             case "record":
-                return pa.struct([self._field(field, depth) for field in schema["fields"]])
+                fields = [self._field(field, depth) for field in schema["fields"]]
+                if len({field.name for field in fields}) < len(fields):
+                    problem = "two fields have one name"
+                    raise CorruptFileError(self._location, "avro.schema", schema.get("name"), problem)
+                return pa.struct(fields)
             case "array":
                 return self._array(schema, depth)
             case "map":
