@@ -60,6 +60,10 @@ class AvroFile:
         except Exception as error:
             raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
 
+    def refuse_without_ids(self) -> None:
+        """Raise CorruptFileError if a field of a record lacks an id or shares it, or an array's items take no bytes."""
+        by_field_ids(self._header.schema, self._location)
+
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the named columns, block by block.
 
@@ -94,8 +98,8 @@ def records_with_ids(data: bytes, location: str, ids: Collection[int] | None = N
         CorruptFileError: a field of a record lacks an id or shares it, or a block is damaged.
         UnsupportedError: a column has a type that Iceberg does not have.
     """
-    by_field_ids(read_header(data, location).schema, location)
     file = AvroFile(data, location)
+    file.refuse_without_ids()
     yield from file.batches([field.name for field in file.schema if ids is None or field_id(field) in ids])
 
 
