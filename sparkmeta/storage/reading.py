@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import NullType, StructField, StructType
 
+from sparkmeta.columns import sql
 from sparkmeta.errors import (
     CorruptFileError,
     NotFoundError,
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType
+
+    from sparkmeta.columns.sql import Sql
 
 # The conditions of Spark's errors for missing files.
 _MISSING = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
@@ -55,8 +59,10 @@ STRICT_PARQUET = {
 }
 
 
-def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructType | str) -> DataFrame:
+def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructType) -> DataFrame:
     """Return the rows of Parquet files, lazily. Columns are resolved by the names in `schema`.
+
+    Fields of type void are null, whatever the files have: before version 4.1, Spark reads no such fields of Parquet.
 
     Raises:
         NotFoundError: a file is missing. With Spark Connect, Spark raises an error when the DataFrame is used.
@@ -67,8 +73,33 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
     refuse_hidden(paths)
     if not is_connect(spark):
         _refuse_empty(paths)
-    reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(schema)
-    return _loaded(reader, [spelled(spark, escape_glob(path)) for path in paths])
+    stored = _without_voids(schema)
+    reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(stored)
+    frame = _loaded(reader, [spelled(spark, escape_glob(path)) for path in paths])
+    if stored == schema:
+        return frame
+    columns = (_with_voids(sql.col(sql.quoted(field.name)), field.dataType).alias(field.name) for field in schema)
+    return frame.selectExpr(*sql.texts(columns))
+
+
+def _without_voids(kind: StructType) -> StructType:
+    """Return a type without fields of type void, and without structs that have no other fields."""
+    fields = []
+    for field in kind:
+        stored = _without_voids(field.dataType) if isinstance(field.dataType, StructType) else field.dataType
+        if not isinstance(stored, NullType) and stored != StructType():
+            fields.append(StructField(field.name, stored, field.nullable, field.metadata))
+    return StructType(fields)
+
+
+def _with_voids(column: Sql, kind: DataType) -> Sql:
+    """Return a column that was read without its fields of type void, with them."""
+    if isinstance(kind, NullType):
+        return sql.lit(None)
+    if not isinstance(kind, StructType) or (stored := _without_voids(kind)) == kind:
+        return column
+    struct = sql.struct(*(_with_voids(column[field.name], field.dataType).alias(field.name) for field in kind))
+    return sql.when(column.isNotNull(), struct) if stored.fields else struct
 
 
 def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -> DataFrame:

@@ -31,7 +31,7 @@ from sparkmeta.manifests.cache.write import CacheWriter, encode_leaf
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import LocalFiles
-from tests.handmade import COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
+from tests.handmade import BY_PART, COLUMNS, HandmadeTable, data, equality_deletes, long_bounds
 from tests.plans import optimized_plan
 
 if TYPE_CHECKING:
@@ -220,6 +220,31 @@ def test_a_promoted_column_is_typed_anew(folder: Path, tmp_path: Path, spark: Sp
     assert not decodes(plan(retyped(table, "date"), spark, "id = '1970-05-01'"))
 
 
+def test_columns_of_type_unknown(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """Bounds and partition values are null. Before version 4.1, Spark reads no fields of their type from Parquet."""
+    part, nothing = COLUMNS[1] | {"type": "unknown"}, {"id": 4, "name": "nothing", "required": False, "type": "unknown"}
+    table = HandmadeTable(tmp_path / "t", schemas=((COLUMNS[0], part, nothing),), specs=((), BY_PART))
+    counts = {name: [{"key": 1, "value": 7}, {"key": 4, "value": 9}] for name in ("value_counts", "null_value_counts")}
+    files = [data(f"file:///t/{place}", partition={"part": None}, **counts) for place in range(3)]
+    location = table.add(0, 1, *files[:2]).add(0, 1, *files[2:]).write()
+
+    def frames() -> list[DataFrame]:
+        loaded = sm.load_table(location, spark=spark)
+        queries = ("true", "nothing is null", "nothing is not null", "part is null", "id > 3")
+        return [loaded.inspect.entries(), *(loaded.scan(query).plan_files() for query in queries)]
+
+    spark.conf.unset(SETTING)
+    expected = [rows(frame) for frame in frames()]
+    assert [len(known) for known in expected] == [3, 3, 3, 0, 3, 0]
+    assert all("nothing=Row(column_size=None, value_count=9, null_value_count=9" in row for row in expected[0])
+    spark.conf.set(SETTING, folder.as_uri())
+    assert [rows(frame) for frame in frames()] == expected
+    assert len(leaves(folder)) == 2
+    cached = frames()
+    assert [rows(frame) for frame in cached] == expected
+    assert not any(map(decodes, cached))
+
+
 def retyped(table: HandmadeTable, kind: str) -> str:
     """The table written with `id` of another type."""
     location = Path(table.write().removeprefix("file://"))
@@ -261,7 +286,7 @@ def test_a_leaf_written_without_a_columns_type_does_not_serve_those_who_know_it(
 
 
 def test_types_serve_what_they_type() -> None:
-    types = CacheTypes("/t", {1: "int", 2: None, 3: "unknown"}, {1000: "int", 1001: None})
+    types = CacheTypes("/t", {1: "int", 2: None}, {1000: "int", 1001: None})
     assert CacheTypes.parse(types.document) == types
 
     def serves(stats: dict[int, str], partition: dict[int, str]) -> bool:
@@ -270,7 +295,6 @@ def test_types_serve_what_they_type() -> None:
     assert serves({1: "int", 9: "string"}, {1000: "int", 1009: "int"})
     assert not serves({1: "long"}, {})
     assert not serves({2: "int"}, {})
-    assert not serves({3: "unknown"}, {})
     assert not serves({}, {1000: "long"})
     assert not serves({}, {1001: "int"})
 

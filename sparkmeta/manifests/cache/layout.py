@@ -31,9 +31,6 @@ LEAF_SUFFIX, TYPES_SUFFIX = ".parquet", ".json"
 _DIGITS, _FEW_DIGITS = 32, 16
 _DIGEST = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 
-UNKNOWN_TYPE = "unknown"
-"""The type of columns without values, for which Parquet has no type that Spark reads."""
-
 
 @dataclass(frozen=True)
 class CacheTypes:
@@ -84,11 +81,7 @@ class CacheTypes:
         Fields that the document does not name have no values in the manifest, and are null in the leaf.
         """
         projected = ((self.stats, projection.stats), (self.partition, projection.partition))
-        return all(
-            kind != UNKNOWN_TYPE and types.get(field_id, kind) == kind
-            for types, fields in projected
-            for field_id, kind in fields
-        )
+        return all(types.get(field_id, kind) == kind for types, fields in projected for field_id, kind in fields)
 
 
 def _by_text(types: Mapping[int, str | None]) -> dict[str, str | None]:

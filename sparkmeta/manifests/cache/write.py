@@ -35,7 +35,6 @@ from sparkmeta.errors import FileAlreadyExistsError, NotFoundError
 from sparkmeta.manifests.cache.layout import (
     LEAF_SUFFIX,
     TYPES_SUFFIX,
-    UNKNOWN_TYPE,
     CacheTypes,
     leaf_folder,
     leaf_key,
@@ -136,7 +135,7 @@ def _decoded(data: Data, part: ManifestPart, partition: Mapping[int, str]) -> tu
 
 
 def _known(types: Mapping[int, str | None]) -> dict[int, str]:
-    return {field_id: kind for field_id, kind in types.items() if kind is not None and kind != UNKNOWN_TYPE}
+    return {field_id: kind for field_id, kind in types.items() if kind is not None}
 
 
 def _with_untyped(types: Mapping[int, str | None], ids: Iterable[int]) -> dict[int, str | None]:
