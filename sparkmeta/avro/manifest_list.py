@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 import fastavro
@@ -248,27 +247,3 @@ def _typed_summary(
     bound = bound_arrow_type(type_name)
     fields = [*list(SUMMARY_TYPE)[:2], pa.field("lower_bound", bound), pa.field("upper_bound", bound)]
     return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(indices < 0))
-
-
-def live_counts(manifests: pa.Table) -> pa.Array:
-    """Return the number of entries of each manifest that are not DELETED; null if unknown."""
-    return _counts(manifests, "added_files_count", "existing_files_count")
-
-
-def live_count(manifests: pa.Table) -> int | None:
-    """Return the total number of entries that are not DELETED; None if a manifest has no counts."""
-    return _total(live_counts(manifests))
-
-
-def entry_count(manifests: pa.Table) -> int | None:
-    """Return the total number of entries of manifests; None if one has no counts."""
-    return _total(_counts(manifests, "added_files_count", "existing_files_count", "deleted_files_count"))
-
-
-def _counts(manifests: pa.Table, *names: str) -> pa.Array:
-    stats = manifests.column("manifest_stats").combine_chunks()
-    return reduce(pc.add, (pc.struct_field(stats, [name]).cast(pa.int64()) for name in names))
-
-
-def _total(counts: pa.Array) -> int | None:
-    return None if counts.null_count else pc.sum(counts).as_py() or 0

@@ -22,7 +22,8 @@ from sparkmeta.avro.container_writer import container_blocks, container_header, 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.schema import by_field_ids, bytes_for_fixed, named_once, parse, with_partition_ids
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import entry_counts, extremes
+from sparkmeta.entries.arrays import extremes
+from sparkmeta.entries.counts import manifest_counts
 from sparkmeta.entries.projection import PARTITION, EntryProjection, PartitionIds
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.spec.table_properties import choice_property
@@ -187,7 +188,7 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
         "manifest_length": len(data),
         "partition_spec_id": form.spec_id,
         "content": form.content,
-        **entry_counts(whole),
+        **manifest_counts(whole),
         "partitions": _summaries(whole, form),
     }
     return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)

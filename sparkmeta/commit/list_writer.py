@@ -21,6 +21,7 @@ from sparkmeta.edit.new_manifests import write_added
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.entries.counts import live_counts
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree
 
@@ -186,5 +187,4 @@ def _of_content(manifests: pa.Table, content: int) -> pa.Table:
 
 def _may_be_live(manifests: pa.Table) -> pa.Array:
     """Return which manifests may have live files. Unknown counts may be above 0."""
-    counts = [manifests.column(f"{status}_files_count") for status in ("added", "existing")]
-    return pc.fill_null(pc.greater(pc.add(*counts), 0), True)
+    return pc.fill_null(pc.greater(live_counts(manifests), 0), True)

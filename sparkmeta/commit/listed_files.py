@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from sparkmeta.avro.manifest_list import manifests_of_list
 from sparkmeta.commit.candidates import manifests_sharing_partitions
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.commit.search import SEARCH_COLUMNS
+from sparkmeta.entries.counts import entry_count
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.spec.entry import ContentType
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.state import TableState
-
-_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class ListedFiles(NewFiles):
 
     def _count_in_leaves(self) -> int:
         assert self.leaves is not None
-        return int(pc.sum(reduce(pc.add, map(self.leaves.column, _COUNTS))).as_py() or 0)
+        return entry_count(self.leaves) or 0
 
     def _leaves_of(self, content: ContentType) -> pa.Table:
         assert self.leaves is not None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.table_deletes import DATA_SEQUENCE, matched, refuse_older
@@ -23,6 +22,7 @@ from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.leaves import partition_stats
 from sparkmeta.edit.new_snapshot import with_root
 from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.entries.counts import live_counts
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.root import Root, one_of
@@ -169,10 +169,8 @@ def _live_leaves(root: Root, content: ContentType) -> pa.Table:
 
 def _live_counts(root: Root, leaves: pa.Table) -> dict[int, int]:
     """Return the number of live files in leaves, by row number."""
-    stats = leaves.column("manifest_stats")
-    counts = [pc.struct_field(stats, f"{status}_files_count").cast(pa.int64()) for status in ("added", "existing")]
     masked = {location: dv["record_count"] for location, dv in root.manifest_dv_of.items()}
-    live = zip(_places(leaves), leaves.column("location").to_pylist(), pc.add(*counts).to_pylist(), strict=True)
+    live = zip(_places(leaves), leaves.column("location").to_pylist(), live_counts(leaves).to_pylist(), strict=True)
     return {place: count - masked.get(location, 0) for place, location, count in live}
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.compact.groups import Choice, Group, Limits, Reason
 from sparkmeta.compact.ranges import LeafRanges, leaf_ranges
+from sparkmeta.entries.counts import live_counts
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.write import leaf_count
 from sparkmeta.spec.entry import ContentType
@@ -122,9 +123,7 @@ class _Leaves:
 
     @cached_property
     def live(self) -> _Array:
-        stats = self.table.column("manifest_stats")
-        counts = [pc.struct_field(stats, f"{status}_files_count").to_pylist() for status in ("added", "existing")]
-        return np.asarray(counts[0], np.int64) + np.asarray(counts[1], np.int64) - self.masked
+        return np.asarray(live_counts(self.table).to_pylist(), np.int64) - self.masked
 
     @cached_property
     def bytes(self) -> _Array:

@@ -14,6 +14,7 @@ from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.edit.manifest_counts import known_counts
 from sparkmeta.edit.next_root import conform
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.counts import FILE_COUNTS, LIVE_ROWS, sums
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
@@ -62,14 +63,13 @@ def _from_list(head: TableState) -> BaseRoot:
 
     Data manifests without first row ids get them, as in the first commit of format version 3.
     """
-    manifests = head.manifests
-    stats = known_counts(head, manifests)
+    stats = known_counts(head, head.manifests)
+    manifests = head.manifests.set_column(head.manifests.column_names.index("manifest_stats"), "manifest_stats", stats)
     version = manifests.column("version_info").combine_chunks()
     sequence = version.field("sequence_number")
-    first_row_ids, assigned = _row_ids(manifests, stats, int(getattr(head.metadata, "next_row_id", None) or 0))
+    first_row_ids, assigned = _row_ids(manifests, int(getattr(head.metadata, "next_row_id", None) or 0))
     schema = tree_schema(head.types.stats_types)
     rows = len(manifests)
-    counts = [stats.field(f"{status}_files_count").cast(pa.int64()) for status in ("added", "existing", "deleted")]
     info = schema.field("version_info").type
     existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), rows)
     columns: dict[str, Any] = {
@@ -80,7 +80,7 @@ def _from_list(head: TableState) -> BaseRoot:
             [existing, version.field("snapshot_id"), sequence, sequence], fields=list(info)
         ),
         "partition_spec_id": manifests.column("partition_spec_id"),
-        "record_count": pc.add(pc.add(counts[0], counts[1]), counts[2]),
+        "record_count": sums(manifests, FILE_COUNTS),
         "file_size_in_bytes": manifests.column("file_size_in_bytes"),
         "manifest_stats": stats,
         "key_metadata": manifests.column("key_metadata"),
@@ -94,7 +94,7 @@ def _from_list(head: TableState) -> BaseRoot:
     return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
 
 
-def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa.Array, int]:
+def _row_ids(manifests: pa.Table, start: int) -> tuple[pa.Array, int]:
     """Return first row ids of the manifests, in list order, and the number of assigned ids.
 
     Data manifests without a first row id get the next ids, from `start`.
@@ -103,15 +103,15 @@ def _row_ids(manifests: pa.Table, stats: pa.StructArray, start: int) -> tuple[pa
     rows = zip(
         manifests.column("content_type").to_pylist(),
         manifests.column("first_row_id").to_pylist(),
-        stats.to_pylist(),
+        sums(manifests, LIVE_ROWS).to_pylist(),
         strict=True,
     )
-    for kind, known, counts in rows:
+    for kind, known, live_rows in rows:
         if kind != ContentType.DATA_MANIFEST or known is not None:
             ids.append(known)
             continue
         ids.append(start + assigned)
-        assigned += counts["added_rows_count"] + counts["existing_rows_count"]
+        assigned += live_rows
     return pa.array(ids, pa.int64()), assigned
 
 

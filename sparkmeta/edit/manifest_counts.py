@@ -10,20 +10,21 @@ from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.counts import FILE_COUNTS, ROW_COUNTS
 from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
-_NAMES = {Status.ADDED: "added", Status.EXISTING: "existing", Status.DELETED: "deleted"}
-COUNTS = tuple(f"{name}_{kind}_count" for kind in ("files", "rows") for name in _NAMES.values())
-_NOTHING = dict.fromkeys(COUNTS, 0)
+_STATUSES = (Status.ADDED, Status.EXISTING, Status.DELETED)
+_COUNTS = (*FILE_COUNTS, *ROW_COUNTS)
+_NOTHING = dict.fromkeys(_COUNTS, 0)
 
 
 def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
     """Return complete `manifest_stats` for rows of `head.manifests`. Reads manifests without counts (semantics C33)."""
     stats = manifests.column("manifest_stats").combine_chunks()
-    unknown = _lacks_counts({name: stats.field(name) for name in COUNTS})
+    unknown = _lacks_counts({name: stats.field(name) for name in _COUNTS})
     if not pc.any(unknown).as_py():
         return stats
     counted = _count_entries(head, manifests.filter(unknown))
@@ -49,7 +50,7 @@ def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
     manifests = head.manifests.filter(pc.is_in(head.manifests.column("location"), paths))
     stats = known_counts(head, manifests)
     places = pc.index_in(columns["manifest_path"], whole(manifests.column("location")))
-    for name in COUNTS:
+    for name in _COUNTS:
         counted = pc.take(stats.field(name), places).cast(columns[name].type)
         columns[name] = pc.coalesce(columns[name], counted)
     return pa.table(columns, MANIFEST_FILE_SCHEMA)
@@ -57,8 +58,8 @@ def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
 
 def _lacks_counts(columns: dict[str, Any]) -> pa.Array:
     """Return which manifests lack at least one count."""
-    unknown = pc.is_null(columns[COUNTS[0]])
-    for name in COUNTS[1:]:
+    unknown = pc.is_null(columns[_COUNTS[0]])
+    for name in _COUNTS[1:]:
         unknown = pc.or_(unknown, pc.is_null(columns[name]))
     return unknown
 
@@ -68,8 +69,8 @@ def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str,
     entries = head.entries(manifests, head.projection(("version_info", "record_count")))
     status = F.col("version_info.status")
     sums = []
-    for value, name in _NAMES.items():
-        sums.append(F.sum(F.when(status == int(value), 1).otherwise(0)).alias(f"{name}_files_count"))
-        sums.append(F.sum(F.when(status == int(value), F.col("record_count")).otherwise(0)).alias(f"{name}_rows_count"))
+    for value, files, rows in zip(_STATUSES, FILE_COUNTS, ROW_COUNTS, strict=True):
+        sums.append(F.sum(F.when(status == int(value), 1).otherwise(0)).alias(files))
+        sums.append(F.sum(F.when(status == int(value), F.col("record_count")).otherwise(0)).alias(rows))
     counted = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
     return {row.pop("manifest"): row for row in counted}

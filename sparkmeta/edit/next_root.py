@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.counts import LIVE_ROWS, live_counts, sums
 from sparkmeta.errors import CommitConflictError, CorruptFileError
 from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, is_live, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
@@ -324,10 +324,8 @@ def spent_leaves(base: Root) -> frozenset[str]:
     The next commit drops them. The change was already recorded by the commit that masked the last entry.
     """
     leaves = base.leaves
-    stats = leaves.column("manifest_stats")
-    live = pc.add(*(pc.struct_field(stats, f"{name}_files_count").cast(pa.int64()) for name in _WITH_ROWS))
     masked = {target: dv["record_count"] for target, dv in base.manifest_dv_of.items()}
-    rows = zip(leaves.column("location").to_pylist(), live.to_pylist(), strict=True)
+    rows = zip(leaves.column("location").to_pylist(), live_counts(leaves).to_pylist(), strict=True)
     return frozenset(location for location, count in rows if count is not None and count <= masked.get(location, 0))
 
 
@@ -391,8 +389,7 @@ def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
     """Assign first row ids to data files and data leaves. Return the rows and the number of assigned ids."""
     kinds = table.column("content_type")
     is_file, is_leaf = one_of(table, [ContentType.DATA]), one_of(table, [ContentType.DATA_MANIFEST])
-    stats = table.column("manifest_stats")
-    rows = reduce(pc.add, (pc.fill_null(pc.struct_field(stats, f"{status}_rows_count"), 0) for status in _WITH_ROWS))
+    rows = pc.fill_null(sums(table, LIVE_ROWS), 0)
     taken = pc.if_else(is_file, table.column("record_count"), pc.if_else(is_leaf, rows, 0))
     counts = whole(taken).to_numpy(zero_copy_only=False)
     starts = pa.array(start + np.cumsum(counts) - counts, pa.int64())
@@ -400,9 +397,6 @@ def _row_ids(table: pa.Table, start: int) -> tuple[pa.Table, int]:
     ids = pc.if_else(pc.is_in(kinds, pa.array([0, 3], pa.int32())), starts, none)
     index = table.column_names.index("first_row_id")
     return table.set_column(index, "first_row_id", ids), int(counts.sum())
-
-
-_WITH_ROWS = ("added", "existing")
 
 
 def _check_locations(table: pa.Table) -> None:

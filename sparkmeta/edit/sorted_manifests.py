@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from sparkmeta.avro.write import ENTRY, ManifestFormat, packed_size, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.edit.range_sort import cut, ordered, range_tables
+from sparkmeta.entries.counts import live_count
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind
 
@@ -107,4 +108,4 @@ def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
 
 def file_count(written: pa.Table) -> int:
     """Return the number of live files in written manifests, rows of `MANIFEST_FILE_SCHEMA`."""
-    return sum(pc.sum(written.column(f"{status}_files_count")).as_py() or 0 for status in ("added", "existing"))
+    return live_count(written) or 0

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.literals import bound_value
 from sparkmeta.errors import shown
-from sparkmeta.spec.entry import Status
 
 UUID_BYTES: Final = 16
 
@@ -47,27 +46,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     """Return the rows that a mask selects; the table itself if these are all."""
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
-
-
-def entry_counts(entries: pa.Table) -> dict[str, int | None]:
-    """Return the counts of a manifest that lists and roots have, by the names of their fields.
-
-    These are the numbers of files and of their rows by status, and the least sequence number of live entries, which is
-    None if none of them has one: an entry that inherits its number has one that is higher than all others.
-
-    Args:
-        entries: entries with `version_info` and `record_count`.
-    """
-    version, records = entries.column("version_info"), entries.column("record_count")
-    status, numbers = (pc.struct_field(version, name) for name in ("status", "sequence_number"))
-    counts: dict[str, int | None] = {}
-    for value in Status:
-        of_status = pc.equal(status, int(value))
-        counts[f"{value.name.lower()}_files_count"] = pc.sum(of_status).as_py() or 0
-        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
-    live = numbers.filter(pc.not_equal(status, int(Status.DELETED)))
-    counts["min_sequence_number"] = pc.min(live).as_py()
-    return counts
 
 
 def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.avro.manifest_list import live_counts
+from sparkmeta.entries.counts import live_counts
 from sparkmeta.entries.projection import ORDINAL
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 

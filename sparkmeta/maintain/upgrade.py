@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.table.refs import SnapshotRefType
 
 from sparkmeta.checks import FLAG, one_of
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.edit.attempts import Step, commit_steps
+from sparkmeta.entries.counts import live_count
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
@@ -250,15 +249,8 @@ def _branch(name: str, head: TableState) -> BranchSummary:
     assert head.snapshot is not None
     data, deletes = head.data_manifests, head.delete_manifests
     return BranchSummary(
-        name, head.snapshot.snapshot_id, len(data), len(deletes), _live_files(data), _live_files(deletes)
+        name, head.snapshot.snapshot_id, len(data), len(deletes), live_count(data), live_count(deletes)
     )
-
-
-def _live_files(manifests: pa.Table) -> int | None:
-    """Return the number of live files in manifests; None if one does not count them."""
-    stats = manifests.column("manifest_stats").combine_chunks()
-    counts = pc.add(stats.field("added_files_count"), stats.field("existing_files_count"))
-    return None if counts.null_count else int(pc.sum(counts.cast(pa.int64())).as_py() or 0)
 
 
 def _expression_text(expression: Expression) -> str:

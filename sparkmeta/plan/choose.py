@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
-from sparkmeta.avro.manifest_list import live_count
+from sparkmeta.entries.counts import live_count
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.kinds import all_dvs, delete_projection, dv_projection, only_dvs

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.manifest_list import live_counts
+from sparkmeta.entries.counts import live_counts
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.plan.overlap import Flags, overlaps
 

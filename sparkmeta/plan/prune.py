@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 
-from sparkmeta.avro.manifest_list import SUMMARIES, live_counts
+from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import Columns, Source
 from sparkmeta.columns.field_stats import FieldStats, FieldSummary
@@ -21,6 +21,7 @@ from sparkmeta.columns.implied_tests import stats_tests, summary_tests
 from sparkmeta.columns.predicate import referenced_ids
 from sparkmeta.columns.skipping import might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
+from sparkmeta.entries.counts import LIVE_ROWS, live_counts, sums
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.entries.records import as_numbers
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
@@ -205,9 +206,8 @@ def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array 
 
 def _row_total(manifests: pa.Table) -> pa.Array:
     """Return the number of rows in the live files of leaves; null for the root's own files, which have no stats."""
-    stats = manifests.column("manifest_stats").combine_chunks()
-    total = pc.add(stats.field("added_rows_count"), stats.field("existing_rows_count"))
-    return pc.if_else(pc.equal(manifests.column("file_format"), IN_ROOT), pa.scalar(None, pa.int64()), total)
+    is_root = pc.equal(manifests.column("file_format"), IN_ROOT)
+    return pc.if_else(is_root, pa.scalar(None, pa.int64()), sums(manifests, LIVE_ROWS))
 
 
 def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Sql:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.manifest_list import live_count, live_counts, write_manifest_list
+from sparkmeta.avro.manifest_list import write_manifest_list
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.lists import list_properties, with_row_ids
 from sparkmeta.edit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.entries.counts import live_count, live_counts
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.downgrade.heads import (
     Head,

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.entries.arrays import kept_rows
+from sparkmeta.entries.counts import live_counts
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.decoder import decode
@@ -139,8 +140,7 @@ def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordB
         "partitions": "partitions",
     }
     values = {name: manifests.column(source) for name, source in columns.items()}
-    live = pc.add(*(manifests.column(f"{status}_files_count") for status in ("added", "existing")))
-    return listed(MANIFEST, values | {"has_live": pc.greater(live, 0)}, retained=retained)
+    return listed(MANIFEST, values | {"has_live": pc.greater(live_counts(manifests), 0)}, retained=retained)
 
 
 def listed(content: str, columns: Mapping[str, Any], *, retained: bool, removed: bool = False) -> pa.RecordBatch:

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import entry_counts, extremes, kept_rows, whole
+from sparkmeta.entries.arrays import extremes, kept_rows, whole
+from sparkmeta.entries.counts import manifest_counts
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.spec.entry import ContentType
@@ -40,7 +41,7 @@ def leaf_row(
         "partition_spec_id": entries.column("partition_spec_id")[0].as_py(),
         "record_count": len(entries),
         "file_size_in_bytes": size,
-        "manifest_stats": entry_counts(entries),
+        "manifest_stats": manifest_counts(entries),
     }
     without_stats = pa.Table.from_pylist([row], schema=entries.schema.remove(len(entries.schema) - 1))
     stats = whole(live.column(CONTENT_STATS))

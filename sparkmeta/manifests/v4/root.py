@@ -7,12 +7,13 @@ commits move files into leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.counts import FILE_COUNTS, sums
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, ContentType, Status
@@ -37,7 +38,6 @@ _FORMAT_HINTS = {
     True: ": from format version 3 on, new position deletes are deletion vectors in Puffin files",
     False: ": deletion vectors need format version 3",
 }
-_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 
 
 @dataclass(frozen=True)
@@ -233,13 +233,12 @@ def _check_leaves(check: _Checks) -> None:
     differing = pc.not_equal(sequences, version(check.table, "file_sequence_number"))
     check.refuse("version_info.file_sequence_number", version(check.table, "file_sequence_number"),
                  pc.and_(leaves, differing), "a manifest's two sequence numbers are one")  # fmt: skip
-    counts = [pc.struct_field(check.table.column("manifest_stats"), name) for name in _COUNTS]
-    for name, values in zip(_COUNTS, counts, strict=True):
+    for name in FILE_COUNTS:
+        values = pc.struct_field(check.table.column("manifest_stats"), name)
         check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, values.is_null()), "it is missing")
         check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, pc.less(values, 0)), "it is negative")
-    total = reduce(pc.add, (values.cast(pa.int64()) for values in counts))
     records = check.table.column("record_count")
-    check.refuse("record_count", records, pc.and_(leaves, pc.not_equal(total, records)),
+    check.refuse("record_count", records, pc.and_(leaves, pc.not_equal(sums(check.table, FILE_COUNTS), records)),
                  "a manifest's is the number of its entries: added, existing and deleted")  # fmt: skip
 
 

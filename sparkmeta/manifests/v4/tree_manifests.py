@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import entry_counts, narrowed, whole
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.counts import manifest_counts
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
 from sparkmeta.manifests.v4.root import Root, read_root, version
@@ -155,7 +156,7 @@ def _root_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "record_count": len(files),
         "file_size_in_bytes": 0,
-        "manifest_stats": entry_counts(files),
+        "manifest_stats": manifest_counts(files),
         MASKED: 0,
     }
 
@@ -218,7 +219,7 @@ def _root_file(root: Root, content: ContentType) -> dict[str, Any] | None:
         "partition_spec_id": files.column("partition_spec_id")[0].as_py(),
         "content": int(content) - int(ContentType.DATA_MANIFEST),
         "sequence_number": pc.max(version(files, "sequence_number")).as_py(),
-        **entry_counts(files),
+        **manifest_counts(files),
     }
 
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
-from sparkmeta.avro.manifest_list import live_count
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Rule, check_options, is_whole, names_of
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.edit.list_options import MOST_BYTES, ListOptions
 from sparkmeta.edit.rewritten_manifests import refuse_rewrite
+from sparkmeta.entries.counts import live_count
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests

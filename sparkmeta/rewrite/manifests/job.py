@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, live_count
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.edit.manifest_format import manifest_format
 from sparkmeta.edit.range_sort import sampled_bounds, sorted_among_tasks, spread, task_reader
 from sparkmeta.edit.sorted_manifests import file_count, key_schema
+from sparkmeta.entries.counts import live_count
 from sparkmeta.entries.parts import manifest_parts
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import ValidationError, translated_errors

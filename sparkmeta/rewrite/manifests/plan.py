@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkmeta.avro.manifest_list import live_count, live_counts
 from sparkmeta.edit.lists import NewList, without_manifests
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
 from sparkmeta.edit.sorted_manifests import file_count
 from sparkmeta.edit.summary import ManifestCounts
+from sparkmeta.entries.counts import live_count, live_counts
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.rewrite.manifests.groups import (
