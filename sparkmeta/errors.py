@@ -103,11 +103,11 @@ class UnsupportedError(SparkmetaError, NotImplementedError):
 
 
 class NoSuchTableError(SparkmetaError, iceberg.NoSuchTableError):
-    """There is no table at the location or of the name."""
+    """There is no table at the location or with the name."""
 
 
 class NoSuchViewError(SparkmetaError, iceberg.NoSuchViewError):
-    """There is no view of the name."""
+    """There is no view with the name."""
 
 
 class NoSuchNamespaceError(SparkmetaError, iceberg.NoSuchNamespaceError):

@@ -57,7 +57,7 @@ class IncrementalScan(_RangeScan):
         """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
 
         As in Iceberg's Java library, other operations are passed over: nothing that an overwrite or a compaction wrote
-        is a new row. Planned at once, as `Scan.to_df`; lazy.
+        is a new row. Plans at once, as `Scan.to_df` does; rows are read lazily.
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -84,7 +84,7 @@ class IncrementalScan(_RangeScan):
 class ChangelogScan(_RangeScan):
     """The rows that snapshots inserted and deleted. Conditions are on old and new rows.
 
-    Whether a row has changed rests on all columns, selected or not.
+    Whether a row has changed depends on all columns, selected or not.
 
     Attributes:
         net_changes: leave out rows that come and go within the range.
@@ -119,7 +119,7 @@ class ChangelogScan(_RangeScan):
         except ValueError as error:
             raise ValidationError(f"identifier column {name}: {error}") from error
         if field_id not in fields_of_rows(schema):
-            raise ValidationError(f"identifier column {name}: it is inside of a list or a map")
+            raise ValidationError(f"identifier column {name}: it is inside a list or map")
         return field_id
 
 

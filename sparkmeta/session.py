@@ -73,14 +73,14 @@ def local_session(
 
     Raises:
         SessionError: there is no Java 17 or newer, the variable SPARK_REMOTE names a Spark Connect server, or the
-            session that runs can't change a setting of `config`.
+            running session can't change a setting of `config`.
     """
     if (running := running_session()) is not None:
         for key, value in (config or {}).items():
             try:
                 running.conf.set(key, value)
             except AnalysisException as error:
-                raise SessionError(f"config sets {key}: the session that runs can't change it") from error
+                raise SessionError(f"config sets {key}: the running session can't change it") from error
         return running
     if "SPARK_REMOTE" in os.environ:
         # The value may contain a token.
@@ -168,7 +168,7 @@ def resolve_session(spark: SparkSession | None) -> SparkSession:
     """
     session = spark or running_session()
     if session is None:
-        raise SessionError("no Spark session runs: pass spark=..., or start one with sparkmeta.local_session()")
+        raise SessionError("no Spark session is running: pass spark=..., or start one with sparkmeta.local_session()")
     return session
 
 

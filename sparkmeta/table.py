@@ -345,7 +345,7 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
     """Load a table from its folder or from one of its metadata files (`.metadata.json`, possibly gzipped).
 
     Args:
-        location: the folder, or the metadata file. A relative path is one below the current folder.
+        location: the folder, or the metadata file. A relative path starts at the current folder.
         spark: a session, classic or Connect. Defaults to the active one.
 
     Raises:

@@ -64,7 +64,7 @@ def test_other_threads_have_the_session_with_its_settings(spark: SparkSession) -
 @pytest.mark.connect
 def test_settings_that_a_running_session_can_not_change(spark: SparkSession) -> None:
     for key in ("spark.driver.memory", "spark.sql.extensions"):
-        with pytest.raises(SessionError, match=f"^config sets {key}: the session that runs can't change it"):
+        with pytest.raises(SessionError, match=f"^config sets {key}: the running session can't change it"):
             local_session(config={key: "1g"})
 
 

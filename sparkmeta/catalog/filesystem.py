@@ -112,7 +112,7 @@ class FileSystemCatalog(Catalog):
         self._refuse(from_identifier, f"it can't be renamed to {'.'.join(as_names(to_identifier))}")
 
     def drop_table(self, identifier: Identifier, spark: SparkSession | None = None) -> None:
-        """Make the folder of a table one without a table. Raises NoSuchTableError.
+        """Drop the table in a folder. Raises NoSuchTableError.
 
         The current metadata file gets the name `metadata/dropped-<uuid>.json`, by which it can still be opened; earlier
         ones are deleted. Other files stay.

@@ -155,11 +155,11 @@ def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **v
     """Plan a scan: print the data files to read, with their deletes."""
     selected = [view for view, is_set in views.items() if is_set]
     if len(selected) > 1:
-        raise click.UsageError("--tasks, --task-json, --report and --count exclude each other")
+        raise click.UsageError("--tasks, --task-json, --report and --count are mutually exclusive")
     view = selected[0] if selected else "files"
     for name in row_options.given:
         if name not in _ROW_OPTIONS.get(view, row_options.given):
-            raise click.UsageError(f"--{view.replace('_', '-')} takes no {name}: it is of the whole plan")
+            raise click.UsageError(f"--{view.replace('_', '-')} takes no {name}: it covers the whole plan")
     with progress("Opening the table"):
         table = source.open()
         scan = scan_options.scan(table)
@@ -207,7 +207,7 @@ def _print_count(_: Table, scan: Scan, row_options: RowOptions) -> None:
 @takes_snapshot
 @takes_source
 def tree(source: Source, choice: SnapshotChoice, svg: str | None) -> None:
-    """Draw the metadata tree of a snapshot, a large one abridged."""
+    """Draw the metadata tree of a snapshot, abridged if it is large."""
     with progress("Opening the table"):
         table = source.open()
         snapshot_id = choice.snapshot_id_in(table)

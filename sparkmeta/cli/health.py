@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _THRESHOLDS = (
-    click.option("--max-overlap", type=int, metavar="N", help="Other manifests that one may overlap on average."),
-    click.option("--min-small-files", type=int, metavar="N", help="Small files of a partition that are a finding."),
+    click.option("--max-overlap", type=int, metavar="N", help="Mean number of other manifests that one may overlap."),
+    click.option("--min-small-files", type=int, metavar="N", help="Small files at which a partition is reported."),
     click.option("--small-file-ratio", type=float, metavar="SHARE", help="Files below this share of the target size."),
-    click.option("--max-deleted-ratio", type=float, metavar="SHARE", help="Rows of a partition that may be deleted."),
-    click.option("--max-excess-stats-ratio", type=float, metavar="SHARE", help="Metrics beyond what is configured."),
-    click.option("--max-ref-age-days", type=int, metavar="DAYS", help="Age of branches and tags that is a finding."),
-    click.option("--max-metadata-json-bytes", type=int, metavar="N", help="Size of the metadata file."),
+    click.option("--max-deleted-ratio", type=float, metavar="SHARE", help="Share of deleted rows to report."),
+    click.option("--max-excess-stats-ratio", type=float, metavar="SHARE", help="Share of excess metrics to report."),
+    click.option("--max-ref-age-days", type=int, metavar="DAYS", help="Age at which branches and tags are reported."),
+    click.option("--max-metadata-json-bytes", type=int, metavar="N", help="Maximum size of the metadata file."),
 )
 
 

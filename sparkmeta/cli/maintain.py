@@ -77,8 +77,8 @@ INVENTORY = "Parquet files with file_path, last_modified and maybe size"
 @click.option("--target-leaf-bytes", type=int, metavar="N", help="Target size of leaves.")
 @click.option("--max-entries", type=int, metavar="N", help="Limit of data leaf entries to rewrite.")
 @click.option("--max-bytes", type=int, metavar="N", help="Limit of data leaf bytes to rewrite.")
-@click.option("--max-overlap", type=int, default=3, show_default=True, help="Other leaves that one may overlap.")
-@click.option("--max-root-files", type=int, default=100, show_default=True, help="Root files of a kind that may stay.")
+@click.option("--max-overlap", type=int, default=3, show_default=True, help="Maximum leaves that one may overlap.")
+@click.option("--max-root-files", type=int, default=100, show_default=True, help="Maximum root files of a kind.")
 @click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
 @click.option("--files", is_flag=True, help="Print the leaves and files of the plan, with reasons.")
 @click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
@@ -145,7 +145,7 @@ def _rewritten(what: str) -> Callable[[Mapping[str, Any]], list[str]]:
     "--cleanup", type=click.Choice(["all", "metadata", "none"]), default="all", show_default=True,
     help="Which files to delete.",
 )  # fmt: skip
-@click.option("--files", is_flag=True, help="Print the files that nothing needs any more.")
+@click.option("--files", is_flag=True, help="Print the files that are no longer needed.")
 @click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
 @takes_row_options
 @takes_source
@@ -165,7 +165,7 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
 @click.option("--inventory", metavar="PARQUET", help=f"{INVENTORY}, instead of a listing.")
 @click.option(
     "--prefix-mismatch-mode", type=click.Choice(["error", "ignore", "delete"]), default="error", show_default=True,
-    help="What becomes of files that the table has under another scheme or authority.",
+    help="What to do with files that the table has under another scheme or authority.",
 )  # fmt: skip
 @click.option("--equal-scheme", "equal_schemes", type=KeyValue(), multiple=True, help="s3a,s3n=s3; repeatable.")
 @click.option("--equal-authority", "equal_authorities", type=KeyValue(), multiple=True, help="a,b=c; repeatable.")
@@ -239,7 +239,7 @@ def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str
 @click.option("--target-file-size-bytes", type=int, metavar="N", help="Target size of delete files.")
 @click.option("--min-file-size-bytes", type=int, metavar="N", help="Smaller delete files are merged.")
 @click.option("--max-file-size-bytes", type=int, metavar="N", help="Larger position delete files are divided.")
-@click.option("--min-input-files", type=int, default=5, show_default=True, help="Least small files to merge.")
+@click.option("--min-input-files", type=int, default=5, show_default=True, help="Minimum small files to merge.")
 @click.option("--rewrite-all", is_flag=True, help="Rewrite all position deletes.")
 @click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
 @click.option("--files", is_flag=True, help="Print the deletes to rewrite.")

@@ -33,13 +33,13 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "min-file-size-bytes": (int, "smaller files are rewritten"),
     "max-file-size-bytes": (int, "larger files are rewritten"),
     "min-input-files": (int, "the least number of small files in a group (default: 5)"),
-    "delete-file-threshold": (int, "rewrite files with so many deletes"),
+    "delete-file-threshold": (int, "rewrite files with this many deletes"),
     "delete-ratio-threshold": (float, "rewrite files with this share of deleted rows (default: 0.3)"),
     "max-file-group-size-bytes": (int, "size of a group of files (default: 100 GiB)"),
-    "max-file-group-input-files": (int, "the most files of a group"),
+    "max-file-group-input-files": (int, "maximum files in a group"),
     "max-files-to-rewrite": (int, "the most files to rewrite"),
-    "max-concurrent-file-group-rewrites": (int, "the most groups of a Spark job"),
-    "partial-progress-max-commits": (int, "the most commits (default: 10)"),
+    "max-concurrent-file-group-rewrites": (int, "maximum groups in a Spark job"),
+    "partial-progress-max-commits": (int, "maximum commits (default: 10)"),
     "partial-progress-max-failed-commits": (int, "how many commits may fail"),
     "output-spec-id": (int, "the partition spec of new files (default: the table's)"),
     "compression-factor": (float, "how many times larger sorted files get"),
@@ -74,7 +74,7 @@ def _takes_options(command: Callable[..., None]) -> Callable[..., None]:
 @takes_row_options
 @takes_source
 def rewrite_data_files(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
-    """Write data files anew: in a good size, without deleted rows, maybe sorted.
+    """Rewrite data files to a suitable size, without deleted rows, optionally sorted.
 
     Options are named as those of Iceberg's procedure. Prints the plan. Nothing changes without --commit.
     """

@@ -77,7 +77,7 @@ def _principals(token_file: str | None, principals: str | None, header: str | No
     from sparkmeta.service.access import one_token, principals_from_json
 
     if token_file and principals:
-        raise SettingError("--token-file and --principals exclude each other")
+        raise SettingError("--token-file and --principals are mutually exclusive")
     if token_file:
         return one_token(_content(token_file), header)
     if principals:

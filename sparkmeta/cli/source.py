@@ -146,7 +146,7 @@ class SnapshotChoice:
 
     def __post_init__(self) -> None:
         if [self.snapshot_id, self.ref, self.as_of].count(None) < 2:
-            raise click.UsageError("--snapshot-id, --ref and --as-of exclude each other")
+            raise click.UsageError("--snapshot-id, --ref and --as-of are mutually exclusive")
 
     def snapshot_id_in(self, table: Table) -> int | None:
         """Return the id of the snapshot in a table, or None for the current snapshot.

@@ -36,7 +36,7 @@ def compute_partition_stats(
 ) -> None:
     """Count files, rows and deletes of each partition in a statistics file.
 
-    If an ancestor of the snapshot has such a file, only manifests are read that later snapshots wrote.
+    If an ancestor of the snapshot has such a file, only manifests written by later snapshots are read.
 
     Prints the plan. Nothing changes without --commit.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="TOML or YAML: which tables and jobs.",
+    help="The configuration, in TOML or YAML.",
 )
 @click.option("--commit", is_flag=True, help="Commit plans, instead of only printing them.")
 @click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable.")

@@ -164,7 +164,7 @@ def refuse_new_dvs(
 ) -> None:
     """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 4.9).
 
-    Who names the live deletion vector of a data file to replace it has read it.
+    A change that names a live deletion vector to replace it has read it.
 
     Args:
         head: the table at the branch's head.
@@ -219,7 +219,7 @@ def refuse_deletes_of_moved_rows(
 ) -> None:
     """Refuse to move rows to another partition spec past partitioned equality deletes added since the snapshot `start`.
 
-    Such a delete applies only to data files of its spec: of the replaced files, but not of the new ones, or conversely.
+    Such a delete applies only to data files of its spec: to the replaced files but not the new ones, or vice versa.
 
     Args:
         head: the table at the branch's head.
@@ -264,7 +264,7 @@ def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
         return
     raise CommitConflictError(
         f"{head.metadata.location}: another commit has assigned row ids to the files of snapshot {start.snapshot_id}, "
-        "whose rows this one has read without: read them again"
+        "but this one read their rows without row ids: read them again"
     )
 
 

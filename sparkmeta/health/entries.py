@@ -1,7 +1,7 @@
 """Measure the live entries of a snapshot by Spark jobs, which read each manifest once.
 
-Deletes are read first. Then data files are read, and aggregated by manifest, partition and size. What results is kept
-by Spark, and all figures are queries over it. If deletes name their data files, so are hashes of all paths.
+Deletes are read first. Then data files are read, and aggregated by manifest, partition and size. Spark keeps
+the result, and all figures are queries over it. If deletes name their data files, it also keeps hashes of all paths.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Limits:
     Attributes:
         target_bytes: the target size of data files.
         small_bytes: smaller files are small.
-        min_small_files: the least number of small files of a partition that counts.
-        max_deleted_ratio: the share of a partition's rows that deletes of their data files may delete.
+        min_small_files: the number of small files at which a partition is crowded.
+        max_deleted_ratio: the share of deleted rows at which a partition is dense.
         puffin_sizes: the sizes that Puffin files should have.
-        partitions: the most partitions that are listed of each kind.
+        partitions: the maximum number of partitions to list, per kind.
     """
 
     target_bytes: int
@@ -67,7 +67,7 @@ class PartitionFigures:
 
     Attributes:
         values: spec id and partition values, by partition field id.
-        deleted: the rows that deletion vectors and position deletes delete, those whose entries name the data file.
+        deleted: the rows deleted by deletion vectors and position deletes whose entries name the data file.
     """
 
     spec_id: int
@@ -86,7 +86,7 @@ class PartitionFigures:
 
 @dataclass(frozen=True)
 class DeleteFigures:
-    """Delete entries in numbers: files, records and bytes of each kind, of deletion vectors those of the blobs."""
+    """Delete entries in numbers: files by kind, records, and bytes (of the blobs for deletion vectors)."""
 
     position_files: int = 0
     equality_files: int = 0
@@ -371,7 +371,7 @@ class _Measurement:
 
     @property
     def _deleted(self) -> DataFrame:
-        """The rows of each data file that deletes delete, as far as rewrites of data files count them.
+        """The number of deleted rows of each data file, counted as rewrites of data files count them.
 
         Those are deletes whose entry names the file. A deletion vector supersedes the others of its file.
         """

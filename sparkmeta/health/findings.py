@@ -98,7 +98,7 @@ class Examination:
     source: str
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return all findings, of manifests first."""
+        """Return all findings, those about manifests first."""
         manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
         others = (self._of_deletes(), self._of_files(), self._of_stats(), self._of_metadata())
         return (*manifests, *chain.from_iterable(others))
@@ -144,7 +144,7 @@ class Examination:
         size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in groups)
         gain = f"{before:,} manifests become about {after:,}, sorted by partition"
         if before - after >= self._merge_count:
-            problem = f"{before:,} manifests have {byte_size(size / max(before, 1))} on average"
+            problem = f"{before:,} manifests average {byte_size(size / max(before, 1))}"
             cost = f"a plan opens up to {before:,} files where {after:,} would do"
             yield Finding("small_manifests", before, size, problem, cost, gain, **done)
         data = [group for group in groups if group.content == ContentType.DATA_MANIFEST]
@@ -152,7 +152,7 @@ class Examination:
         mean = sum(overlaps) / len(overlaps) if overlaps else 0.0
         if mean > self.options.max_overlap:
             size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in data)
-            problem = f"a data manifest overlaps {mean:.1f} others in the order of partitions, on average"
+            problem = f"the partition range of a data manifest overlaps {mean:.1f} others on average"
             cost = f"a plan of one partition opens about {mean + 1:.0f} manifests where 1 or 2 would do"
             yield Finding("overlapping_manifests", len(overlaps), size, problem, cost, gain, **done)
 
@@ -179,7 +179,7 @@ class Examination:
             )
             cost = f"every plan reads and matches {counted(dangling.files, 'delete')} for nothing"
             done = self._done_by("remove_dangling_deletes", "remove-dangling-deletes")
-            gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes stay"
+            gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes remain"
             yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **done)
         metadata = self.table.metadata
         takes_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
@@ -203,7 +203,7 @@ class Examination:
                 small.files,
                 small.bytes,
                 f"{counted(small.files, 'Puffin file')} have deletion vectors of {mean} on average",
-                "readers open a file for few deletion vectors",
+                "readers open more files than necessary",
                 f"{counted(merged, 'Puffin file')} instead of {small.files:,}",
                 **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
             )
@@ -238,7 +238,7 @@ class Examination:
             f"{counted(entries.crowded_partitions, 'partition')}",
             f"{entries.files_saved / max(entries.files, 1):.0%} of the entries that plans read and of the files that "
             "readers open",
-            f"{entries.files_saved:,} of {entries.files:,} data files fewer",
+            f"{entries.files_saved:,} fewer data files (of {entries.files:,})",
             **self._rewritten(**chosen),
         )
 
@@ -257,10 +257,10 @@ class Examination:
             "excess_stats",
             len(excess.columns),
             None,
-            f"metrics of {counted(len(excess.columns), 'column')} are more than write.metadata.metrics.* keeps: "
+            f"more metrics than write.metadata.metrics.* keeps, for {counted(len(excess.columns), 'column')}: "
             f"{', '.join(excess.columns[:5])}{', ...' if len(excess.columns) > 5 else ''}",
             f"{excess.ratio:.0%} of the metrics in manifests, which plans inflate or skip",
-            "files that are rewritten get the metrics that the properties keep",
+            "rewritten files keep only the configured metrics",
             # No job: a schedule must not rewrite a whole table for its metrics.
             **{key: value for key, value in rewritten.items() if key != "job"},
         )
@@ -270,16 +270,16 @@ class Examination:
     def _of_metadata(self) -> Iterator[Finding]:
         history = self.history
         expiry = self._done_by("expire_snapshots", "expire-snapshots") if history.may_expire else {}
-        refusal = "" if history.may_expire else "; the table property gc.enabled is false, so that nothing expires"
+        refusal = "" if history.may_expire else "; the table property gc.enabled is false, so nothing expires"
         if history.expired or history.expired_refs:
             refs = f" and {counted(len(history.expired_refs), 'branch or tag')}" if history.expired_refs else ""
             yield Finding(
                 "old_snapshots",
                 history.expired,
                 history.pinned_bytes,
-                f"{history.expired:,} of {counted(history.snapshots, 'snapshot')}{refs} are past their age{refusal}",
+                f"{history.expired:,} of {counted(history.snapshots, 'snapshot')}{refs} are due to expire{refusal}",
                 "every load of the table parses them, and every commit writes them",
-                f"{history.snapshots - history.expired:,} snapshots stay; about {byte_size(history.pinned_bytes)} of "
+                f"{history.snapshots - history.expired:,} snapshots remain; about {byte_size(history.pinned_bytes)} of "
                 "data files and their manifests are deleted",
                 **expiry,
             )
@@ -293,7 +293,7 @@ class Examination:
                 None,
                 f"branches or tags older than {self.options.max_ref_age_days} days: {names}",
                 f"they keep {counted(history.kept_by_refs, 'snapshot')} with all their files",
-                "without them these expire",
+                "without them, these snapshots expire",
                 call=f"table.manage_snapshots().remove_{kind}({first!r}).commit()",
             )
         if history.metadata_json_bytes > self.options.max_metadata_json_bytes:
@@ -307,7 +307,7 @@ class Examination:
                 "large_metadata_json",
                 1,
                 history.metadata_json_bytes,
-                f"the metadata file has {byte_size(history.metadata_json_bytes)}: {self._contents()}{refusal}",
+                f"the metadata file is {byte_size(history.metadata_json_bytes)}: {self._contents()}{refusal}",
                 "every load of the table parses it, and every commit writes it",
                 f"{less}the table property write.metadata.compression-codec=gzip makes it smaller",
                 **(done if history.may_expire else {}),
@@ -347,6 +347,6 @@ _TREE_FINDINGS = {
     Reason.AFFINITY: (
         "unaffiliated_deletes",
         "{count} delete leaves hold deletion vectors of several data leaves",
-        "plans join these to data files by Spark, instead of leaf by leaf",
+        "plans join these to data files in a Spark job, not leaf by leaf",
     ),
 }

@@ -43,7 +43,7 @@ class History:
         snapshots: the number of all snapshots.
         expired: the number of those that expire by the table's properties.
         expired_refs: the branches and tags that expire with them.
-        pinned_bytes: about the bytes of data files that only expired snapshots of main need, as summaries tell.
+        pinned_bytes: the bytes of data files that only expired snapshots of main need, estimated from summaries.
         old_refs: branches and tags, other than main, whose snapshot is older than `max_ref_age_days`.
         kept_by_refs: the number of snapshots that would expire without these.
         unused_schemas: the number of schemas that no remaining snapshot uses, if all partition specs stay.
@@ -110,7 +110,7 @@ def _old_refs(metadata: TableMetadata, expired: Expired, oldest_ms: int) -> tupl
 
 
 def _pinned_bytes(metadata: TableMetadata, expired: set[int]) -> int:
-    """Return the bytes that snapshots of main removed up to the oldest that stays, whose parents expire."""
+    """Return the bytes of files that were removed by snapshots of main whose parents expire."""
     history = ancestors_of(metadata, metadata.current_snapshot_id)
     return sum(
         summary_number(snapshot, "removed-files-size") or 0

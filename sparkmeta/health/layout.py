@@ -35,7 +35,7 @@ class FieldDepth:
         kind: "partition field" or "column".
         manifests: the number of data manifests of the partition spec.
         overlaps: the mean number of others that a manifest overlaps.
-        most_overlaps: the number of others that one overlaps most.
+        most_overlaps: the largest number of others that one overlaps.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Layout:
         root_files: live files that a root lists itself.
         sizes: (exponent, manifests) of those from 2^exponent bytes up to twice that.
         depths: by partition field and column.
-        bars: a map of the data manifests of the partition spec that most have, in its order.
+        bars: a map of the data manifests of the most common partition spec, in its order.
         mapped: the number of these manifests.
     """
 

@@ -138,23 +138,23 @@ def _figures(report: Examined) -> Iterator[str]:
     if layout.bars:
         drawn = f"{len(layout.bars):,} of {layout.mapped:,} data manifests" if len(layout.bars) < layout.mapped else (
             counted(layout.mapped, "data manifest"))  # fmt: skip
-        note = f"{drawn} in the order of the partition fields. Those that overlap one before them are orange."
+        note = f"{drawn} in the order of the partition fields. Those that overlap an earlier one are orange."
         yield _figure("Overlap of manifests", note, overlap_map(layout.bars))
     if entries.densest:
         partitions = counted(len(entries.densest), "partition")
-        note = f"Rows that deletes of single data files delete, of the {partitions} with the largest share."
+        note = f"Rows deleted by deletes of single data files, in the {partitions} with the largest share."
         goal = (limits.max_deleted_ratio, f"{limits.max_deleted_ratio:.0%}")
         rows = [_dense(report, row) for row in entries.densest]
         yield _figure("Deleted rows by partition", note, row_bars(rows, 1.0, "Deleted rows by partition", goal))
     if entries.crowded:
-        note = f"Files below {byte_size(limits.small_bytes)}, of the partitions with most of them."
+        note = f"Files below {byte_size(limits.small_bytes)}, in the partitions with the most of them."
         rows = [
             Row(partition_text(report.state, row), row.small_files, f"{row.small_files:,}", _title(row), marked=True)
             for row in entries.crowded
         ]
         yield _figure("Small files by partition", note, row_bars(rows, rows[0].value, "Small files by partition"))
     if report.history.points:
-        note = f"{counted(report.history.snapshots, 'snapshot')}; ticks in orange expire by the table's properties."
+        note = f"{counted(report.history.snapshots, 'snapshot')}; orange ticks expire by the table's properties."
         yield _figure("Snapshots over time", note, snapshot_line(report.history.points))
     yield _bytes(report)
     if layout.depths:
@@ -164,7 +164,7 @@ def _figures(report: Examined) -> Iterator[str]:
 def _bytes(report: Examined) -> str:
     kinds = {kind: size for kind, size in report.bytes_by_kind.items() if kind != "data files"}
     rows = [Row(kind, size, byte_size(size)) for kind, size in kinds.items()]
-    note = f"Beside {byte_size(report.entries.bytes)} of data files, for the current snapshot."
+    note = f"In addition to {byte_size(report.entries.bytes)} of data files, for the current snapshot."
     return _figure("Bytes by kind", note, row_bars(rows, max([*kinds.values(), 1]), "Bytes by kind"))
 
 

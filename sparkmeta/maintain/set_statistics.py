@@ -31,7 +31,7 @@ class _SetStatistics:
         metadata, snapshot_id = state.metadata, self.file.snapshot_id
         if metadata.snapshot_by_id(snapshot_id) is None:
             raise CommitConflictError(
-                f"{metadata.location}: snapshot {snapshot_id} has expired: it takes no statistics"
+                f"{metadata.location}: snapshot {snapshot_id} has expired: it can't get statistics"
             )
         is_of_partitions = isinstance(self.file, PartitionStatisticsFile)
         kind = SetPartitionStatisticsUpdate if is_of_partitions else SetStatisticsUpdate

@@ -82,6 +82,6 @@ def _version_before(state: TableState) -> int:
         if getattr(logged, "layout_revision", None) is None:
             return logged.format_version
     raise ValidationError(
-        f"{state.metadata.location}: no file in metadata-log says of which format version the table was before its "
-        "upgrade: name it as format_version"
+        f"{state.metadata.location}: the metadata log does not show the table's format version before its "
+        "upgrade: pass it as format_version"
     )

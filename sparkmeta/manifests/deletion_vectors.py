@@ -1,8 +1,8 @@
 """Apply deletion vectors of manifests: bitmaps of removed entries of a leaf, in a root or in Puffin files.
 
 If leaves are decoded from their bytes, a bitmap becomes an array of flags (`mask_flags`). If Spark reads the leaves
-(`without_masked`), few bitmaps are broadcast as bits; of many, tasks open those that their entries need; if tasks
-can't, masked ordinals are rows of an anti-join.
+(`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the ones that their entries need or,
+if tasks can't open files, masked ordinals are removed by an anti-join.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
 def without_masked(entries: DataFrame, dvs: pa.Table, access: FileAccess) -> DataFrame:
     """Return entries without those that deletion vectors, rows of `DV_SCHEMA`, mask.
 
-    The driver makes few masks when this is called; otherwise it is lazy.
+    If the masks are few and small, the driver builds them when this is called; otherwise this is lazy.
 
     Raises:
         CorruptFileError: see `masked_ordinals`; for few masks, when this is called.

@@ -175,7 +175,7 @@ class TableTypes:
     def partition_type(self) -> StructType:
         """The type of `partition` in metadata tables: the union of the fields of all specs.
 
-        Of several fields with one name that of the newest spec has it, and the others end in their id.
+        If several fields share a name, the newest spec's field keeps it, and the others get their ids as suffixes.
         """
         union = partition_type(self.specs.values(), self.metadata.schemas, self.typing_schema, active_only=True)
         names = self.partition_field_names

@@ -231,7 +231,7 @@ def _by_partition(figures: Figures) -> Verdict | None:
         what = "have no deletion vectors" if figures.format_version < 3 else "list more than deletion vectors"
         return Verdict("join", f"the delete manifests that are opened {what}")
     if figures.driver_dvs is not None:
-        return Verdict("colocated", f"{figures.driver_dvs:,} deletion vectors are so few that the driver reads them")
+        return Verdict("colocated", f"{figures.driver_dvs:,} deletion vectors are few enough for the driver to read")
     if figures.deletes is None:
         return Verdict("join", "the manifest list does not count its entries")
     limits = costs.COSTS
@@ -240,11 +240,11 @@ def _by_partition(figures: Figures) -> Verdict | None:
     if figures.pairs is None:
         return None
     if not figures.pairs:
-        return Verdict("join", "no deletion vector is of a partition that is read")
+        return Verdict("join", "no deletion vector is in a partition that is read")
     most_decoded = limits.decoded_times * figures.deletes + limits.held_dvs
     costly = figures.held > limits.held_dvs or figures.decoded > most_decoded
     if figures.pairs > limits.pairs or (costly and figures.planning == "auto"):
-        return Verdict("join", f"partitions tell too little of where {figures.deletes:,} deletion vectors belong")
+        return Verdict("join", f"partitions don't tell well where {figures.deletes:,} deletion vectors belong")
     where = "beside the data manifests of their partitions"
     return Verdict("colocated", f"{figures.deletes:,} deletion vectors are read {where}")
 

@@ -229,5 +229,5 @@ def _texts(values: Mapping[str, Any], key: str, file: str, place: str) -> tuple[
 def _properties(values: Any, file: str, place: str) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         # Not their values, which may be secret.
-        raise ValidationError(f"{file}: {place}: expected properties, whose values are texts")
+        raise ValidationError(f"{file}: {place}: expected properties with string values")
     return dict(values)

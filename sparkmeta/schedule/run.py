@@ -1,4 +1,4 @@
-"""Run the jobs of a configuration, table after table. The failure of a table leaves the others."""
+"""Run the jobs of a configuration, table after table. If a table fails, the others still run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_maintenance(
 
     A job runs if the table's health makes it necessary, if it is for another branch than main, or with the option
     `always`. Its options are those of the findings that name it and, before them, those of the configuration. Jobs of a
-    table run in the order of `JOBS`, each on what the one before left.
+    table run in the order of `JOBS`, each on the result of the one before.
 
     Args:
         config: the configuration.

@@ -32,7 +32,7 @@ class ServeOptions:
         spool_properties: properties of the FileIO that opens the spool, if it is on a store.
         page_tasks: how many scan tasks a page has at most.
         page_bytes: the maximum size of a page; a single larger task gets a page of its own.
-        driver_files: plans of manifests with at most so many files are brought to the driver.
+        driver_files: plans whose manifests list at most this many files are collected on the driver.
         wait_seconds: how long a client waits for a plan before it has to ask again.
         plan_seconds: how long a plan may take.
         keep_seconds: how long pages and their tokens last after the plan was made.

@@ -73,9 +73,9 @@ def compressed(data: bytes) -> bytes:
 
 
 def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
-    """Cut rows into pages of at most so many tasks and bytes, but of at least one task.
+    """Cut rows into pages of at most `tasks` tasks and `size` bytes, but at least one task.
 
-    The bytes are those of the rows: a page has a delete file only once, but whoever makes it holds all of them.
+    The bytes are those of the rows: a page has a delete file only once, but making the page holds all copies.
     """
     start = 0
     if not len(rows):

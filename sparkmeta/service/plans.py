@@ -87,7 +87,7 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
 
 
 def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
-    """Raise UnsupportedError if a request reads a dropped column of whose values clients would get null.
+    """Raise UnsupportedError if a request reads a dropped column, for which clients would get nulls.
 
     Plans are shared by requests for all columns, so each request is checked before it joins a plan.
     """
@@ -100,8 +100,8 @@ def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
 def _by_its_schema(table: Table, scan: Scan) -> Scan:
     """Return the scan of a snapshot by its schema, or by the table's where the client can only mean that.
 
-    Spark asks for the snapshot's schema always, also where it reads the head of a branch by the table's schema. It may
-    have loaded the table before the branch went on.
+    Spark always asks for the snapshot's schema, even if it reads the head of a branch with the table's schema. It may
+    have loaded the table before the branch moved on.
     """
     names = _names(scan.row_filter)
     fields = [_fields(names, schema, scan.case_sensitive) for schema in _schemas_at(table, scan)]
@@ -245,7 +245,7 @@ class PageMaker:
 
 
 def _enough(rows: pa.Table, min_rows: int) -> pa.Table | None:
-    """Return the tasks that hold so many rows for sure, as few as the order allows; None if there are none."""
+    """Return the first tasks that are certain to hold `min_rows` rows together; None if there are none."""
     sure = rows.filter(pc.greater(rows.column("sure_rows"), 0))
     if not len(sure):
         return sure if min_rows <= 0 else None

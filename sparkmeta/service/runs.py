@@ -80,7 +80,7 @@ class Runs:
 
     @property
     def unfinished(self) -> list[Run]:
-        """The plans that run or wait, and those that have ended but threads still work at."""
+        """The plans that run or wait, and those that have ended but that threads still work on."""
         with self._lock:
             return list(self._unfinished.values())
 
@@ -196,7 +196,7 @@ class Runs:
             return run.has_ended
 
     def release(self, result: str, request: str) -> Run | None:
-        """Note that a request needs a plan no more. Return the plan if it is thereby cancelled."""
+        """Note that a request no longer needs a plan. Return the plan if this cancels it."""
         with self._lock:
             run = self._all.get(result)
             if run is None:
@@ -210,7 +210,7 @@ class Runs:
             return None
 
     def forget_old(self) -> None:
-        """Forget the plans that answer no more and have no valid tokens."""
+        """Forget the plans that no longer answer requests and have no valid tokens."""
         with self._lock:
             for run in [run for run in self._all.values() if self._is_old(run)]:
                 self._unshare(run)

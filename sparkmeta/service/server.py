@@ -25,7 +25,7 @@ FAIR = {
     "spark.scheduler.mode": "FAIR",
     "spark.scheduler.allocation.file": (Path(__file__).parent / "fair.xml").as_uri(),
 }
-"""Settings of a new session, with which a slow plan holds up no short one."""
+"""Settings of a new session that keep slow plans from holding up short ones."""
 
 _SWEEP_SECONDS = 30.0
 _STOP_SECONDS = 10

@@ -78,7 +78,7 @@ class Spool:
         Raises:
             FileAccessError: the spool is full, or can't be reached.
         """
-        # Nobody knows the names of pages before they are complete, but that of the record.
+        # Nobody knows the names of incomplete pages, except that of the record.
         write = self._files.write_new if page == RECORD else self.writer.write_temporary
         folder = self.prepare(result)
         try:

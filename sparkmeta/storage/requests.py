@@ -57,7 +57,7 @@ def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bo
         except SparkmetaError:
             raise
         except FileExistsError as error:
-            raise FileAlreadyExistsError(f"{location}: there is such a file already") from error
+            raise FileAlreadyExistsError(f"{location}: the file already exists") from error
         except Exception as error:  # noqa: BLE001 - each store's client has its own errors
             wait = next(waits, None) if _is_transient(error) else None
             if wait is None:

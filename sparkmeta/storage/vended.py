@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 VENDED_FOR = "sparkmeta.vended-for"
 """The property of a FileIO that names the catalog and the table of its credentials, for errors."""
 
-# Seconds before the end at which credentials are replaced, so that a job that starts with them has time. Of short-lived
-# credentials, it is half of the time that they have left.
+# Credentials are replaced this many seconds before they expire, so that a job that starts with them has time.
+# Short-lived ones are replaced after half of their remaining lifetime.
 _AHEAD = 300.0
 _EXPIRY = re.compile(
     r"s3\.session-token-expires-at-ms|gcs\.oauth2\.token-expires-at|adls\.sas-token-expires-at-ms(?:\..*)?"

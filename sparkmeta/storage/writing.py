@@ -99,7 +99,7 @@ def write_new_local(location: str, data: bytes) -> None:
             _link(temporary, target, location)
         except UnsupportedError:
             if target.exists():
-                raise FileAlreadyExistsError(f"{location}: there is such a file already") from None
+                raise FileAlreadyExistsError(f"{location}: the file already exists") from None
             temporary.replace(target)
         _sync(target.parent)
 
@@ -257,7 +257,7 @@ def _link(temporary: Path, target: Path, location: str) -> None:
     try:
         target.hardlink_to(temporary)
     except FileExistsError:
-        raise FileAlreadyExistsError(f"{location}: there is such a file already") from None
+        raise FileAlreadyExistsError(f"{location}: the file already exists") from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
@@ -289,9 +289,9 @@ def _conditional_store(io: FileIO, location: str) -> Any:
     if (client := CONDITIONAL_CLIENTS.get(scheme(location))) is None:
         _refuse(location, f"no such write is known for {scheme(location) or 'file'}:")
     if (store := fsspec_store(io, location)) is None:
-        _refuse(location, f"{type(io).__name__} has no such write, py-io-impl={FSSPEC_FILE_IO} with {client} has")
+        _refuse(location, f"{type(io).__name__} has no such write: use py-io-impl={FSSPEC_FILE_IO} and {client}")
     if not {"mode", "overwrite"} & set(signature(store._pipe_file).parameters):
-        _refuse(location, f"{type(store).__module__} has no such write: a newer one has")
+        _refuse(location, f"{type(store).__module__} has no such write: upgrade it")
     return store
 
 
@@ -313,7 +313,7 @@ def _put_absent(store: Any, location: str, data: bytes) -> None:
         store.pipe_file(location, data, mode="create")
     except Exception as error:
         if _says_exists(error):
-            raise FileAlreadyExistsError(f"{location}: there is such a file already") from error
+            raise FileAlreadyExistsError(f"{location}: the file already exists") from error
         raise
 
 

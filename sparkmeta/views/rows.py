@@ -42,7 +42,7 @@ class _Place(NamedTuple):
 
     @property
     def key(self) -> tuple[int, tuple[str, ...]]:
-        """The same for all names of one table. Catalogs may have one name, and then not the same tables."""
+        """Equal for all names of one table. It has the catalog's id, since different catalogs may share a name."""
         return id(self.catalog), self.identifier
 
 

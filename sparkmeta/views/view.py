@@ -59,8 +59,8 @@ class View(BaseView):
             spark: the session. Defaults to the one that the view was loaded with, or else the active one.
 
         Raises:
-            UnsupportedError: a view has no Spark query, and it is not to be translated or can't be; a query travels in
-                time; or sqlglot is not installed.
+            UnsupportedError: a view has no Spark query, and it is not to be translated or can't be; a query uses
+                time travel; or sqlglot is not installed.
             NoSuchTableError: the query names a table that does not exist.
             ValidationError: the query is invalid, refers to its own view, names an unknown catalog, or has other
                 columns than the view's schema.

@@ -118,7 +118,7 @@ def test_the_version_of_a_new_table(
     ],
     ids=["bucket", "negative", "sort", "decimal", "fixed", "element"],
 )
-def test_changes_that_nobody_could_read(
+def test_changes_that_make_a_table_unreadable(
     spark: SparkSession, catalog: sm.Catalog, version: int, change: Callable[[sm.Table], Any], problem: str
 ) -> None:
     schema = Schema(NestedField(1, "at", LongType()), NestedField(2, "tags", ListType(3, LongType())))
@@ -168,9 +168,7 @@ def test_variants_have_no_order_and_no_partitions(
     ],
     ids=str,
 )
-def test_tables_that_nobody_could_read(
-    spark: SparkSession, catalog: sm.Catalog, part: dict[str, Any], problem: str
-) -> None:
+def test_unreadable_tables(spark: SparkSession, catalog: sm.Catalog, part: dict[str, Any], problem: str) -> None:
     parts = {"schema": Schema(NestedField(1, "at", LongType()))} | part
     with pytest.raises(sm.ValidationError, match=f"ns/t: .*{problem}"):
         catalog.create_table("ns.t", spark=spark, **parts)

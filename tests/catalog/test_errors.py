@@ -34,7 +34,7 @@ def assert_hidden(error: BaseException) -> None:
     assert [secret for secret in [*SECRETS.values(), PASSWORD] if secret in text] == []
 
 
-def test_nobody_listens() -> None:
+def test_a_refused_connection() -> None:
     uri = f"http://me:{PASSWORD}@127.0.0.1:1"
     with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*127\.0\.0\.1.*refused") as caught:
         sm.load_catalog("prod", type="rest", uri=uri, **SECRETS)

@@ -126,7 +126,7 @@ def test_a_lower_version_twice(files: Files, folder: Path) -> None:
     assert opened(files, folder)[1] == 12
 
 
-def test_nothing_there(files: Files, folder: Path, tmp_path: Path) -> None:
+def test_a_missing_folder(files: Files, folder: Path, tmp_path: Path) -> None:
     for nothing in (folder, tmp_path / "none"):
         with pytest.raises(NoSuchTableError, match=r"there is no Iceberg table: .*/metadata holds no metadata file"):
             opened(files, nothing)

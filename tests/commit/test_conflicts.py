@@ -275,7 +275,7 @@ def test_a_pick_of_what_was_staged_before_an_upgrade(upgraded: tuple[sm.Table, i
     assert tx.commit().check().collect() == []
 
 
-def test_an_isolation_that_is_none(base: sm.Table) -> None:
+def test_an_invalid_isolation(base: sm.Table) -> None:
     with pytest.raises(ValidationError, match="isolation is 'none': expected serializable or snapshot"):
         insert(in_memory(base), "s = 'a'", isolation="none")
 

@@ -51,7 +51,7 @@ def vector(**values: Any) -> Row:
     return row | {"content_size_in_bytes": 40} | values
 
 
-def test_the_least_that_a_file_has() -> None:
+def test_a_minimal_file_row() -> None:
     row = entries(file())[0]
     assert row["version_info"] == {
         "status": 1, "snapshot_id": None, "sequence_number": None, "file_sequence_number": None
@@ -113,7 +113,7 @@ def test_deletes() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "row",
 )
-def test_a_file_that_is_none(row: Row, problem: str) -> None:
+def test_an_invalid_file(row: Row, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem) as caught:
         entries(row)
     assert TABLE in str(caught.value)
@@ -285,7 +285,7 @@ def test_a_partition_value_replaces_truncated_bounds() -> None:
     assert (stats["value_count"], stats["null_value_count"]) == (12, 0)
 
 
-def test_bounds_that_are_none() -> None:
+def test_invalid_bounds() -> None:
     with pytest.raises(ValidationError, match=r"lower_bounds\[1\]"):
         ROWS.entries(with_maps(file(), lower_bounds={1: b"x"}))
 

@@ -237,9 +237,7 @@ def test_a_client_that_repeats_its_request(
 
 def test_another_has_the_name(swap: FileSystemOperations, base: TableVersion) -> None:
     slow = FileSystemOperations(Meanwhile(before=lambda: commits(swap, 1)), swap.folder)
-    with pytest.raises(
-        CommitFailedError, match=r"v4\.metadata\.json was not committed: .*there is such a file already"
-    ):
+    with pytest.raises(CommitFailedError, match=r"v4\.metadata\.json was not committed: .*the file already exists"):
         slow.commit(base, appended(base.metadata))
     assert swap.refresh().metadata.last_sequence_number == base.metadata.last_sequence_number + 1
 

@@ -197,7 +197,7 @@ def test_properties_that_can_not_be(
     ],
 )
 @pytest.mark.parametrize("created", [True, False])
-def test_what_nobody_could_read_is_not_written(
+def test_unreadable_metadata_is_not_written(
     swap: TableOperations, tmp_path: Path, change: dict[str, Any], message: str, created: bool
 ) -> None:
     base = create(swap, tmp_path) if created else None

@@ -205,7 +205,7 @@ def test_a_busy_catalog(swap: RestOperations, base: TableVersion, proxy: Proxy) 
 
 
 @pytest.mark.parametrize("status", [0, 500, SILENT])
-def test_a_creation_that_nobody_answers(swap: RestOperations, proxy: Proxy, status: int) -> None:
+def test_a_creation_without_an_answer(swap: RestOperations, proxy: Proxy, status: int) -> None:
     proxy.faults.append(Fault(Way.ANSWER_LOST, status))
     with pytest.raises(CommitStateUnknownError, match=r"ns_\w+\.table may have been created"):
         create_rest_table(swap.catalog, swap.identifier, empty(), None)

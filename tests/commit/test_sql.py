@@ -104,7 +104,7 @@ def test_the_row(swap: SqlOperations, base: TableVersion) -> None:
     assert row(swap)["previous_metadata_location"] == base.metadata_location
 
 
-def test_the_layout_of_before_views(tmp_path: Path) -> None:
+def test_the_layout_before_views(tmp_path: Path) -> None:
     """Catalogs that Java made without jdbc.schema-version=V1 have no column iceberg_type."""
     from pyiceberg.catalog.sql import SqlCatalog
 

@@ -109,7 +109,7 @@ def maps_entries(maps: pa.MapArray) -> pa.StructArray:
     return pa.StructArray.from_arrays([maps.keys, maps.items], fields=fields)
 
 
-def test_a_bound_that_is_none() -> None:
+def test_an_invalid_bound() -> None:
     maps = maps_of([{"lower_bounds": {1: b"abc"}}])
     with pytest.raises(CorruptFileError, match=r"/t: lower_bounds\[1\].*616263.*long"):
         stats_of_maps(maps, TYPES, 1, "/t")

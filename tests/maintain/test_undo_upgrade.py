@@ -115,7 +115,7 @@ def test_the_version_is_named_where_the_log_does_not_say_it(spark: SparkSession,
     before = empty_table(spark, tmp_path / "t", 2)
     upgraded = before.maintenance.upgrade(4).commit()
     Path(local_path(before.metadata_location)).unlink()
-    with pytest.raises(ValidationError, match="name it as format_version"):
+    with pytest.raises(ValidationError, match="pass it as format_version"):
         upgraded.maintenance.undo_upgrade()
     with pytest.raises(ValidationError, match="there is no format version 5"):
         upgraded.maintenance.undo_upgrade(5)

@@ -393,7 +393,7 @@ def serving(cache: ManifestCache, parts: pa.Table, projection: EntryProjection) 
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_a_harmed_leaf_serves_nobody(harm: Callable[[Path, Path], None], tmp_path: Path) -> None:
+def test_a_damaged_leaf_is_not_used(harm: Callable[[Path, Path], None], tmp_path: Path) -> None:
     table_of(tmp_path / "t").write()
     manifests = [tmp_path / "t" / "metadata" / f"m{number}.avro" for number in range(2)]
     types, folder = CacheTypes("", {1: "long"}, {1000: "string"}), tmp_path / "c"

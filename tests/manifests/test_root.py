@@ -63,7 +63,7 @@ BAD: list[tuple[Row, str, Any, str]] = [
     (leaf_row(), "manifest_stats", None, "manifest_stats.*missing"),
     (file_row(), "manifest_stats", leaf_row()["manifest_stats"], "manifest_stats.*no such field"),
     (vector_row(), "manifest_stats", leaf_row()["manifest_stats"], "manifest_stats.*no such field"),
-    (leaf_row(), "version_info.file_sequence_number", 1, "two sequence numbers are one"),
+    (leaf_row(), "version_info.file_sequence_number", 1, "two sequence numbers must be equal"),
     *((leaf_row(), f"manifest_stats.{status}_files_count", value, f"manifest_stats.{status}_files_count.*{problem}")
       for status in ("added", "existing", "deleted") for value, problem in ((None, "missing"), (-1, "negative"))),
     (leaf_row(), "record_count", 5, "record_count.*number of its entries"),

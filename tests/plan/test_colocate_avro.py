@@ -97,7 +97,7 @@ def test_vectors_stand_beside_their_files(table: HandmadeTable, spark: SparkSess
         "joined": "join: the setting planning says so",
         "read together": "colocated: 5 deletion vectors are read beside the data manifests of their partitions",
         "of few": "colocated: 5 deletion vectors are read beside the data manifests of their partitions",
-        "on the driver": "colocated: 5 deletion vectors are so few that the driver reads them",
+        "on the driver": "colocated: 5 deletion vectors are few enough for the driver to read",
     }
 
 
@@ -145,7 +145,7 @@ def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: 
     for way in ("of few", "on the driver"):
         assert planned(way) == expected, way
     scanned = scan(location, spark, "on the driver")
-    reason = "colocated: 4 deletion vectors are so few that the driver reads them"
+    reason = "colocated: 4 deletion vectors are few enough for the driver to read"
     assert scanned._choice.strategy == reason
     # A leaf may be gone before it is read.
     for manifest, content in contents.items():
@@ -234,7 +234,7 @@ def test_partitions_that_tell_too_little_are_joined(
     table.add(1, 0, deletion_vector(path("a")), deletion_vector(path("b")))
     limit(monkeypatch, held_dvs=1)
     by_way = strategies(table, spark)
-    assert by_way["of few"] == "join: partitions tell too little of where 2 deletion vectors belong"
+    assert by_way["of few"] == "join: partitions don't tell well where 2 deletion vectors belong"
     assert by_way["read together"].startswith("colocated")
     assert all(len(deletes) == 1 for deletes in plan(table, spark).values())
 
@@ -268,7 +268,7 @@ def test_a_vector_of_another_partition_applies_nowhere(table: HandmadeTable, spa
     for way in ("read together", "of few"):
         planned = scan(location, spark, way)
         assert [row.deletes for row in planned.plan_files().collect()] == [[]]
-        assert planned._choice.strategy == "join: no deletion vector is of a partition that is read"
+        assert planned._choice.strategy == "join: no deletion vector is in a partition that is read"
     with pytest.raises(Exception, match="another partition spec or partition"):
         scan(location, spark, "on the driver").plan_files()
 

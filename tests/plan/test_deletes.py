@@ -148,7 +148,7 @@ def test_a_filter_drops_equality_deletes_that_only_delete_other_rows(table: Hand
 
 
 @pytest.mark.parametrize("others", [[], [position_deletes("pos")]], ids=["alone", "among others"])
-def test_two_dvs_of_one_file_are_an_error_even_where_nobody_reads_them(
+def test_two_dvs_of_one_file_are_an_error_even_if_not_read(
     table: HandmadeTable, spark: SparkSession, others: list[dict[str, Any]]
 ) -> None:
     table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), deletion_vector(A), *others)
@@ -194,7 +194,7 @@ def test_equality_deletes_that_compare_no_column_are_refused(
         scan.plan_files().count()
 
 
-def test_a_sequence_number_that_nobody_knows_is_not_invented(table: HandmadeTable, spark: SparkSession) -> None:
+def test_an_unknown_sequence_number_is_not_invented(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(0, 0, data(A, None, status=0)).add(1, 0, deletion_vector(A, 3))
     scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(Exception, match=f"no sequence number is known for data file {A}"):
@@ -268,7 +268,7 @@ def test_many_vectors_that_contradict_each_other(
         deletes(table, spark)
 
 
-def test_a_snapshot_of_before_a_column_was_replaced_is_read_by_its_own_types(
+def test_a_snapshot_older_than_a_replaced_column_is_read_by_its_own_types(
     table: HandmadeTable, spark: SparkSession
 ) -> None:
     """A replaced table may give a column's id to one of another type."""

@@ -118,7 +118,7 @@ FEW, LOOKED_UP, JOINED = None, "ArrowEvalPython", "MapInArrow"
         ({"_DRIVER_MASKS": -1, "_ARROW_UDFS": (99, 0)}, JOINED),
     ],
 )
-def test_masks_by_whoever_reads_them(
+def test_masks_for_each_reader(
     tmp_path: Path,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,

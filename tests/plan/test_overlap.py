@@ -123,7 +123,7 @@ def key(partition: Tuple) -> Any:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.lists(manifests(), min_size=1, max_size=5), deletes=st.lists(manifests(), min_size=1, max_size=5))
-def test_who_shares_a_partition_is_never_kept_apart(data: list[Any], deletes: list[Any]) -> None:
+def test_manifests_sharing_a_partition_always_overlap(data: list[Any], deletes: list[Any]) -> None:
     may_share = overlaps(
         table([(spec_id, said) for spec_id, _, said in data]),
         table([(spec_id, said) for spec_id, _, said in deletes]),

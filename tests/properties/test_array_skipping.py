@@ -103,7 +103,7 @@ def test_what_has_no_order_is_no_test(row_filter: str) -> None:
     assert implied_by(row_filter) == AllOf()
 
 
-def test_of_many_alternatives_the_hull_is_left() -> None:
+def test_many_alternatives_reduce_to_their_hull() -> None:
     wide = implied_by(
         Or(*(parse_filter(f"v > {n} and v <= {n + 2} and d = '1970-01-0{1 + n % 9}'") for n in range(20)))
     )

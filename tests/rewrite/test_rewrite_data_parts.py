@@ -105,7 +105,7 @@ WRONG_ORDERS = {
     "bucket(id)": "bucket(id) is not a transform of a column",
     "id sideways": "the table has no column 'id sideways'",
     "zorder(id), id": "can't be combined with other columns",
-    "zorder(id, id)": "a column is there twice",
+    "zorder(id, id)": "a column occurs twice",
     "zorder(name)": "expected 1 to 31 columns that are not the source of an identity partition field",
 }
 

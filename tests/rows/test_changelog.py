@@ -397,7 +397,7 @@ def test_identifiers_inside_of_columns(spark: SparkSession) -> None:
     ]
     updates = table.changelog(start, identifier_columns="a.b").to_df()
     assert sorted(row._change_type for row in updates.collect()) == ["UPDATE_AFTER", "UPDATE_BEFORE"]
-    with pytest.raises(ValidationError, match=r"identifier column l\.element: it is inside of a list or a map"):
+    with pytest.raises(ValidationError, match=r"identifier column l\.element: it is inside a list or map"):
         table.changelog(start, identifier_columns=["l.element"]).to_df()
 
 

@@ -97,7 +97,7 @@ def test_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     assert tree.incremental(heads[-1]).to_df().collect() == []
 
 
-def test_ranges_that_are_none(shop: Workshop, spark: SparkSession) -> None:
+def test_invalid_ranges(shop: Workshop, spark: SparkSession) -> None:
     table = sm.load_table(shop.metadata_location, spark=spark)
     first, *_, last = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
     assert table.incremental(last, last).to_df().collect() == []

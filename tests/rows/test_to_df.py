@@ -152,7 +152,7 @@ def test_masks_of_any_size(name: str, corpus: Corpus, spark: SparkSession) -> No
     ],
 )
 @pytest.mark.parametrize("name", ["deletes_by_file_v3", "deletes_by_partition_v2", "equality_by_java_v2"])
-def test_whoever_reads(name: str, setting: str, corpus: Corpus, spark: SparkSession) -> None:
+def test_rows_with_each_reader(name: str, setting: str, corpus: Corpus, spark: SparkSession) -> None:
     key, value = setting.split("=")
     with configured(spark, {f"spark.sparkmeta.{key}": value}):
         assert_same(load(spark, corpus, name).scan().to_df(), corpus.table(name).java.rows())

@@ -321,7 +321,7 @@ PROBLEMS = {
     "[jobs.upgrade]\n[jobs.downgrade]\n" + GROUP: "tables[0].jobs has upgrade and downgrade: expected one of them",
     "[thresholds]\nmax_overlap = -1\n" + GROUP: "thresholds.max_overlap is -1: expected a whole number",
     "[thresholds]\ndepth = 1\n" + GROUP: "thresholds.depth is 1: unknown key",
-    "[catalogs.c]\nuri = 1\n" + GROUP: "catalogs.c: expected properties, whose values are texts",
+    "[catalogs.c]\nuri = 1\n" + GROUP: "catalogs.c: expected properties with string values",
     "dry_run = true": "tables is []: expected one or more [[tables]]",
     "[[tables]]\nnames = ['a.b']": "tables[0] has names: expected a catalog with names, or else locations",
     GROUP + "names = 'a.b'": "tables[0].names is 'a.b': expected a list of strings",

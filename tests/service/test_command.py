@@ -136,7 +136,7 @@ def test_a_service_is_killed(tmp_path: Path, spark: SparkSession, soak: bool):
     [
         (["--host", "0.0.0.0"], "needs a bearer token"),
         (["--token-file", "nothing"], "nothing: No such file or directory"),
-        (["--token-file", "a", "--principals", "b"], "exclude each other"),
+        (["--token-file", "a", "--principals", "b"], "are mutually exclusive"),
         (["--principal-header", "X-User"], "anybody can send a header"),
         (["--slots", "0"], "slots is 0"),
     ],

@@ -420,7 +420,7 @@ def test_options_that_are_refused(options: dict[str, Any], message: str, spark: 
         f'{{"a": {{"token": "{TOKEN}é"}}}}',
     ],
 )
-def test_principals_that_are_none(text: str):
+def test_invalid_principals(text: str):
     with pytest.raises(sm.SettingError):
         principals_from_json(text)
 
@@ -1048,7 +1048,7 @@ def test_no_path_breaks_the_service(method: str, path: str, body: bytes, client:
 
 
 @pytest.mark.parametrize("token", ["", "x", "a.b", "a.b.c", "é.é", None, 7, {"a": 1}, "." * 1000])
-def test_tokens_that_are_none(token: Any, client: Client):
+def test_invalid_tokens(token: Any, client: Client):
     answer = client.tasks("small", token)
     assert answer.status_code == (404 if isinstance(token, str) else 400)
 

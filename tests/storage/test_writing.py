@@ -43,7 +43,7 @@ def test_a_file_in_a_new_folder(tmp_path: Path, how: str, prefix: str) -> None:
 @pytest.mark.parametrize("how", ONCE)
 def test_not_over_another(tmp_path: Path, how: str) -> None:
     write(LOCAL, how, f"{tmp_path}/f", b"first")
-    with pytest.raises(FileAlreadyExistsError, match="/f: there is such a file already"):
+    with pytest.raises(FileAlreadyExistsError, match="/f: the file already exists"):
         write(LOCAL, how, f"{tmp_path}/f", b"second")
     assert (tmp_path / "f").read_bytes() == b"first"
     assert names(tmp_path) == {"f"}
@@ -278,7 +278,7 @@ def test_a_conditional_put(monkeypatch: pytest.MonkeyPatch, kind: type[Store], p
     files = object_files(monkeypatch, store)
     files.publish(f"{place}/t/v1", b"first")
     assert store.puts == 3, "two prove the store"
-    with pytest.raises(FileAlreadyExistsError, match="/t/v1: there is such a file already"):
+    with pytest.raises(FileAlreadyExistsError, match="/t/v1: the file already exists"):
         files.publish(f"{place}/t/v1", b"second")
     assert store.puts == 4
     assert store.cat(f"{place}/t/v1") == b"first"
@@ -297,7 +297,7 @@ def test_a_store_that_ignores_the_condition(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_client_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Old()
-    with pytest.raises(UnsupportedError, match="has no such write: a newer one has"):
+    with pytest.raises(UnsupportedError, match="has no such write: upgrade it"):
         object_files(monkeypatch, store).publish("s3://bucket/t/v1", b"x")
     assert store.puts == 0
 

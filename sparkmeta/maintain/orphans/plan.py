@@ -95,7 +95,7 @@ class OrphanSummary:
         elsewhere = (
             f"  {self.elsewhere} files referenced by the table are outside this location, which was not searched"
         )
-        mismatched = f"  {self.mismatched} files stay that the table has under another scheme or authority"
+        mismatched = f"  {self.mismatched} files are kept: the table has them under another scheme or authority"
         others = f"  files of other tables stay: {', '.join(self.other_tables)}"
         return "\n".join(
             [
@@ -157,8 +157,8 @@ class OrphanPlan(Generic[TableT]):
     def commit(self) -> Deletion:
         """Delete the orphans by tasks. Deleted files can't be restored.
 
-        If the table has changed since the files were found, those that it needs now stay. One that can't be deleted is
-        no error: it is counted, and a new plan tries again. A second call deletes nothing.
+        If the table has changed since the files were found, those that it needs now stay. A file that can't be
+        deleted is no error: it is counted, and the next plan retries it. A second call deletes nothing.
 
         Returns:
             What was deleted, by the first call that raised no error.

@@ -244,7 +244,7 @@ def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
         if not _is_countable(column.field_type):
             raise UnsupportedError(f"{where}: column {name} is of type {column.field_type}: it has no distinct values")
         if column.field_id not in fields_of_rows(schema):
-            raise UnsupportedError(f"{where}: column {name} is inside of a list or a map: it has no distinct values")
+            raise UnsupportedError(f"{where}: column {name} is in a list or map: its values can't be counted")
         chosen[name] = column.field_id
     return chosen
 

@@ -232,14 +232,14 @@ def _check_leaves(check: _Checks) -> None:
     sequences = version(check.table, "sequence_number")
     differing = pc.not_equal(sequences, version(check.table, "file_sequence_number"))
     check.refuse("version_info.file_sequence_number", version(check.table, "file_sequence_number"),
-                 pc.and_(leaves, differing), "a manifest's two sequence numbers are one")  # fmt: skip
+                 pc.and_(leaves, differing), "a manifest's two sequence numbers must be equal")  # fmt: skip
     for name in FILE_COUNTS:
         values = pc.struct_field(check.table.column("manifest_stats"), name)
         check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, values.is_null()), "it is missing")
         check.refuse(f"manifest_stats.{name}", values, pc.and_(leaves, pc.less(values, 0)), "it is negative")
     records = check.table.column("record_count")
     check.refuse("record_count", records, pc.and_(leaves, pc.not_equal(sums(check.table, FILE_COUNTS), records)),
-                 "a manifest's is the number of its entries: added, existing and deleted")  # fmt: skip
+                 "it must equal the number of its entries: added, existing and deleted")  # fmt: skip
 
 
 def _check_deletes(check: _Checks, *, vectors: bool) -> None:

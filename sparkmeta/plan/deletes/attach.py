@@ -1,9 +1,9 @@
 """Matching by joins: every data entry gets the array of the deletes that apply to it.
 
-Deletes are grouped by what they are about, and joined by it: DVs and file-scoped position deletes by the path of their
-data file, partition-scoped position deletes and partitioned equality deletes by (spec, partition), global equality
-deletes by nothing. Of a group a data file takes what is about it and what its own sequence number, and for equality
-deletes its stats, leave: as a whole where the facts of the group tell that.
+Deletes are grouped and joined by their scope: DVs and file-scoped position deletes by the path of their data file,
+partition-scoped position deletes and partitioned equality deletes by (spec, partition), and global equality deletes
+without a key. From a group, a data file gets the deletes of its scope that its sequence number and, for equality
+deletes, its stats don't rule out. It gets the whole group if the group's facts show that every member applies.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _FILLER_KEY: Final = "filler_key"
 def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -> DataFrame:
     """Return the data entries with `deletes`, the array of deletes that apply to each, in Iceberg's order.
 
-    The frame fails, when it runs (at once, where the driver has the deletes and they alone tell), for what breaks one
-    of the `rules`.
+    Running the frame fails if entries break one of the `rules`. If the driver has the deletes, this call fails
+    for contradictions among them.
     """
     if deletes.entries is None:
         return data.selectExpr("*", shown_deletes(NO_DELETES))
@@ -119,11 +119,11 @@ def _files_with_two_dvs(dvs: DataFrame) -> DataFrame:
 
 def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
     """SQL: data LEFT JOIN groups ON path LEFT JOIN facts ON (spec, partition) [LEFT JOIN facts of the table's group],
-    then LEFT JOIN the groups whose members have to be looked at, and last those that apply as a whole.
+    then LEFT JOIN the groups whose members must be examined, and last those that apply as a whole.
 
-    A group of a partition or of the table can be thousands of times as long as the row of a data file. So rows first
-    meet the facts of all its members, and get the group itself where they leave, from a join that writes it once. All
-    joins take their groups from one shuffle, so Spark reads the delete manifests once.
+    A group of a partition or of the table can be thousands of times as long as the row of a data file. So rows are
+    first joined with facts about all members, and get the group itself only where needed, from a join that writes it
+    once. All joins take their groups from one shuffle, so Spark reads the delete manifests once.
     """
     groups = delete_groups(entries, deletes, state)
     columns = [*map(sql.quoted, data.columns)]
@@ -149,13 +149,13 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
         joined = _join(joined, deletes, facts, data_key(scope, state), scope)
     needed = _needed_groups(shared_scopes, has_own_deletes, deletes, state)
     keys = (key.alias(name).selected for name, key in needed.items())
-    # Rows that need no group have the key of their own file, or a join by hash would bring all of them to one task. A
-    # group that is found by it is not about their partition, and none of its members applies to them as such.
+    # Rows that need no group get the key of their own file, since a hash join would bring equal keys to one task. A
+    # group with this key is not about their partition, and none of its members applies to them.
     filler = sql.lit(None).cast("bigint") if deletes.broadcast else data_key(OF_FILE, state)
     joined = joined.selectExpr(*columns, *of_file, *keys, filler.alias(_FILLER_KEY).selected)
     for scope in shared_scopes:
         joined = _join(joined, deletes, members, _or_filler(_needed_key(scope)), scope)
-    # It looks at the last of the joins too, or Spark would move it, and with it the end of a stage, before the others.
+    # The check reads the last of the joins, too. Otherwise Spark would move it, and the end of a stage, before others.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
     attached = shown_deletes(applied)
@@ -237,8 +237,8 @@ def _needed_groups(
 ) -> dict[str, Sql]:
     """Return the keys of the groups that a data file needs, by the columns to name them.
 
-    These are the group that applies as a whole, if it is the only one to apply, else the groups whose members have to
-    be looked at.
+    If only one group applies, and applies as a whole, this is its key. Otherwise, these are the keys of the groups
+    whose members must be examined.
     """
     whole = {scope: all_apply(scope, deletes, state) for scope in scopes}
     none = {scope: none_applies(scope, sql.col(_key_of(scope)), state) for scope in scopes}
@@ -279,7 +279,7 @@ def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence
         equality = [_overlapping(members[scope], deletes, state) for scope in compared]
         return _public(sql.concat(*equality, *others), deletes)
 
-    # The first branch also says that all fields of a delete may be null, as a cast would by copying each.
+    # The first branch also makes all fields of a delete nullable; a cast would copy each delete to do so.
     is_none = reduce(and_, (sql.col(scope).isNull() for scope in scopes))
     shown = sql.let(sql.struct(*(_members_about(scope, state) for scope in scopes)), applied)
     return sql.when(is_none, NO_DELETES).otherwise(shown)
@@ -335,7 +335,7 @@ def _consistent_data(state: TableState) -> Sql:
 
 
 def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
-    """Return the condition that the data leaf of a delete's leaf does not have the delete's file; none without such."""
+    """Return the condition that an affiliated delete's file is not in its data leaf; none without affiliated leaves."""
     if not deletes.owners:
         return []
     owners = ",".join(str(deletes.owners.get(leaf, _NO_OWNER)) for leaf in range(max(deletes.owners) + 1))

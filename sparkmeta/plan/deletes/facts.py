@@ -21,7 +21,7 @@ FACTS: Final = "facts_of_group"
 
 
 def group_facts(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """Return the facts of a group of which files mostly take all or nothing; null for other groups.
+    """Return the facts of a group that mostly applies to a file as a whole or not at all; null for other groups.
 
     Such a group has only position deletes of one partition, or only equality deletes of one, or of the whole table.
 

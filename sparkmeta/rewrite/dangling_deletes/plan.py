@@ -88,7 +88,7 @@ class DanglingDeletesPlan(RewritePlan[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each dangling delete, with columns of `inspect.delete_files`.
 
-        Also data_sequence_number, manifest_path and manifest_pos. Lazy, but that the driver reads few small manifests.
+        Also data_sequence_number, manifest_path and manifest_pos. Lazy, except that the driver reads small manifests.
         """
         return public_rows(self._entries, self._state)
 

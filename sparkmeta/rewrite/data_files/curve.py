@@ -1,6 +1,6 @@
 """The z-order of rows: ranks of the columns' values, with their bits interleaved. Spark tasks import this module.
 
-A rank says between which values of a sample a value lies. So each column has the same share in the order, whatever its
+A rank says between which values of a sample a value lies. So each column has equal weight, whatever its
 type and the distribution of its values.
 """
 

@@ -81,7 +81,7 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
         raise ValidationError(f"sort_order is {shown(wanted)}: zorder(...) can't be combined with other columns")
     columns = [_column(schema, name, wanted) for name in _terms(curves[0]["arguments"])]
     if len(set(columns)) < len(columns):
-        raise ValidationError(f"sort_order is {shown(wanted)}: a column is there twice")
+        raise ValidationError(f"sort_order is {shown(wanted)}: a column occurs twice")
     identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, _Identity)}
     chosen = tuple(column for column in columns if column.field_id not in identities)
     if not 0 < len(chosen) <= MOST_COLUMNS:

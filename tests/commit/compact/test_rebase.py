@@ -99,7 +99,7 @@ def test_a_file_that_came_back_is_another_one() -> None:
     assert table.live() == dict.fromkeys([*NAMES, "f"], 1) | {"e": 3}
 
 
-def test_leaves_that_nobody_touched_have_no_masks() -> None:
+def test_untouched_leaves_have_no_masks() -> None:
     table = Table()
     table.commit(masks={table.leaf["location"]: PositionBitmap.of([0])})
     done = table.compaction()
