@@ -183,7 +183,7 @@ ROOT_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[Broken]]], ...] = 
 )
 
 
-# -- rules of single entries, beside the columns of their leaf -------------------------------------------------------
+# -- rules of single entries, with the columns of their leaf -------------------------------------------------------
 
 
 class EntryRule(NamedTuple):

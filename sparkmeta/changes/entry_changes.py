@@ -146,7 +146,7 @@ class EntryChanges:
             return self._last[1]
         parent = self.state.metadata.snapshot_by_id(parent_id)
         if parent is None:
-            raise NoSuchSnapshotError(f"{self.state.metadata.location} has no snapshot {parent_id} any more")
+            raise NoSuchSnapshotError(f"{self.state.metadata.location} no longer has snapshot {parent_id}")
         tree = self.state.at(parent).tree
         return None if tree is None else tree.root
 

@@ -73,5 +73,5 @@ def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: 
         return ValidationError(f"{metadata.location}: snapshot {start} is not an ancestor of snapshot {end}")
     since = "the table was empty" if start is None else f"snapshot {start}"
     return ValidationError(
-        f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is not known any more"
+        f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is no longer known"
     )

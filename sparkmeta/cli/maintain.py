@@ -68,7 +68,7 @@ LEAVES = (
 
 SNAPSHOT_AGE = "default: by the table property history.expire.max-snapshot-age-ms, or else 5 days ago"
 SNAPSHOTS_TO_KEEP = "default: the table property history.expire.min-snapshots-to-keep, or else 1"
-INVENTORY = "Parquet files with file_path, last_modified and maybe size"
+INVENTORY = "Parquet files with file_path, last_modified and optionally size"
 
 
 @click.command("compact")
@@ -290,7 +290,7 @@ def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as
 
 @click.command("downgrade")
 @click.option("--format-version", type=int, default=3, show_default=True, help="The format version to downgrade to.")
-@click.option("--files", is_flag=True, help="Print the leaves of branches and tags, kept or written anew.")
+@click.option("--files", is_flag=True, help="Print the leaves of branches and tags, kept or rewritten.")
 @click.option("--commit", is_flag=True, help="Commit the downgrade, instead of only printing it.")
 @takes_row_options
 @takes_source

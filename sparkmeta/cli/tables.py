@@ -206,7 +206,7 @@ def _path(name: str, row: StructType) -> str | None:
     """Return a column or nested field as Spark names it, with backticks; None if a row has none of this name.
 
     Args:
-        name: the names of the fields, with dots between and maybe in them.
+        name: the names of the fields, with dots between and possibly in them.
         row: the fields that there are.
     """
     for field in sorted(row.fields, key=lambda field: len(field.name), reverse=True):

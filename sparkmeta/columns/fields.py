@@ -73,7 +73,7 @@ class SchemaFields:
             raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
         (reference, container) = matches[0]
         if container is not None:
-            raise InvalidFilterError(f"column {reference.name} is inside of {container}: no filter can look there")
+            raise InvalidFilterError(f"column {reference.name} is inside {container}: filters can't test it")
         return reference
 
 

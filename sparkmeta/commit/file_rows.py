@@ -299,7 +299,7 @@ def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
 def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
     """Build rows of `tree_schema` from fields of new content entries, for `entry_problems`.
 
-    They have no stats, and numbers in place of those that the commit sets in `version_info`.
+    They have no stats, and numbers instead of those that the commit sets in `version_info`.
     """
     schema, rows = tree_schema({}), len(values["location"])
     kind = schema.field("version_info").type

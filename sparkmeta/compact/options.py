@@ -43,7 +43,7 @@ class CompactionOptions:
     max_root_files: int | None = 100
 
     def check(self) -> None:
-        """Check values, as far as no table is needed.
+        """Check values as far as possible without a table.
 
         Raises:
             ValidationError: a value is out of range or of the wrong type.

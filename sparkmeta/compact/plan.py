@@ -272,7 +272,7 @@ class _CompactionStep(RewriteStep):
             self.names.written.update(*(group.new_leaves.column("location").to_pylist() for group in self.rewritten))
         base = base_root(head)
         if base.root is None:
-            raise CommitConflictError(f"{head.metadata.location}: the branch has no snapshot any more")
+            raise CommitConflictError(f"{head.metadata.location}: the branch no longer has a snapshot")
         state = with_root(head, base)
         rebased = rebase(state, base.root, self.rewritten, blob_loader(head))
         if rebased.left_out == len(self.rewritten):

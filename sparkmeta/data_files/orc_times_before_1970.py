@@ -34,7 +34,7 @@ from sparkmeta.rows.orc_format import (
 )
 
 _SECOND: Final = {"us": 10**6, "ns": 10**9}
-# ORC readers take a negative second for rounded up if there are at least so many nanoseconds.
+# ORC readers take a negative second for rounded up if there are at least this many nanoseconds.
 _LEAST_ROUNDED: Final = 10**6
 # Kinds of streams that are part of a stripe's index.
 _INDEXES: Final = (6, 7, 8)

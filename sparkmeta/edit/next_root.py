@@ -171,7 +171,7 @@ def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
     """Return the leaves without those that a compaction replaces."""
     locations = leaves.column("location")
     for location in sorted({*change.dropped, *change.masks} - set(locations.to_pylist())):
-        raise CommitConflictError(f"{location} is not a live manifest of the table any more")
+        raise CommitConflictError(f"{location} is no longer a live manifest of the table")
     for location in sorted(change.dropped.intersection(change.masks)):
         raise CommitConflictError(f"{location} is compacted and deleted from in one commit")
     if change.dropped:
@@ -295,7 +295,7 @@ def _edited_files(files: pa.Table, change: TreeChange, stamp: Stamp) -> list[pa.
     keys = file_keys(files)
     gone = change.removed | change.moved
     for key in sorted(gone.difference(keys), key=str):
-        raise CommitConflictError(f"{key.location} is not a live file of the table's root any more")
+        raise CommitConflictError(f"{key.location} is no longer a live file of the table's root")
     carried = [index for index, key in enumerate(keys) if key not in gone]
     removed = [index for index, key in enumerate(keys) if key in change.removed]
     return [

@@ -22,7 +22,7 @@ DIGEST = "metrics"
 METRICS_MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 
 _BOUNDS = ("lower_bounds", "upper_bounds")
-# Manifests are sampled until they have so many entries.
+# Manifests are sampled until they have this many entries.
 _MOST_ENTRIES = 20_000
 _MOST_MANIFESTS = 4
 _MOST_DIGESTS = 2_000

@@ -208,7 +208,7 @@ def plan_upgrade(table: TableT, format_version: int, *, compact: bool = False) -
 
 
 def check_upgrade(format_version: int, *, compact: bool = False) -> None:
-    """Check the options of `Maintenance.upgrade`, as far as no table is needed.
+    """Check the options of `Maintenance.upgrade` as far as possible without a table.
 
     Raises:
         ValidationError: an option has an invalid value.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Request(NamedTuple):
-    """A table entry to write: in place of the entry's version, or a new one."""
+    """A table entry to write: a replacement for the entry's version, or a new entry."""
 
     entry: Any
     replaced_version: str | None
@@ -135,7 +135,7 @@ def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], versi
 def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
     """Rename a table: Glue has it under both names, then only under the new one.
 
-    Call it inside `with catalog_errors(...)`. The old name is dropped only if nobody has changed its entry since it was
+    Call it inside `with catalog_errors(...)`. The old name is dropped only if its entry has not changed since it was
     copied. Glue has no conditional drop, so a commit in the moment between this look and the drop is lost.
 
     Raises:
@@ -238,7 +238,7 @@ def _entry(catalog: GlueCatalog, identifier: tuple[str, ...]) -> Mapping[str, An
 
 
 def _is_same(entry: Mapping[str, Any] | None, before: Mapping[str, Any]) -> bool:
-    """Return whether an entry is as before. A new table's versions begin anew, but have other locations."""
+    """Return whether an entry is as before. A new table's versions start over, but have other locations."""
     if entry is None:
         return False
     return (entry.get("VersionId"), _location_of(entry)) == (before.get("VersionId"), _location_of(before))

@@ -109,7 +109,7 @@ def _in_order(meets: Flags, dvs: np.ndarray[Any, Any]) -> tuple[list[int], int, 
     """
     kinds, kind = np.unique(np.packbits(meets, axis=1), axis=0, return_inverse=True)
     sets = np.unpackbits(kinds, axis=1, count=meets.shape[1]).astype(np.bool_)
-    anew = sets.copy()
-    anew[1:] &= ~sets[:-1]
+    first_needed = sets.copy()
+    first_needed[1:] &= ~sets[:-1]
     order = np.argsort(kind.ravel(), kind="stable").tolist()
-    return order, int((anew @ dvs).sum()), int((sets @ dvs).max(initial=0))
+    return order, int((first_needed @ dvs).sum()), int((sets @ dvs).max(initial=0))

@@ -42,7 +42,7 @@ class MaintenanceConfig:
 
     Attributes:
         dry_run: whether nothing is committed, whatever the command line says.
-        catalogs: catalog -> its properties, beside those of pyiceberg's configuration.
+        catalogs: catalog -> its properties, in addition to those of pyiceberg's configuration.
         tables: in the order in which they are maintained.
     """
 

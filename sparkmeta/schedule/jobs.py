@@ -120,7 +120,7 @@ class Job:
             _rule(known[name]).check(f"{place}.{name}", value)
 
     def check_values(self, options: Mapping[str, Any]) -> None:
-        """Check values of the right types, as far as no table is needed.
+        """Check values of the right types as far as possible without a table.
 
         Raises:
             ValidationError: a value is out of range.

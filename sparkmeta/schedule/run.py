@@ -39,7 +39,7 @@ class JobResult:
             tables of this format version), `conflict` (other commits came first: run again) or `failed`.
         findings: what makes the job necessary.
         plan: the plan in numbers.
-        committed: what was committed, maybe before an error.
+        committed: what was committed, possibly before an error.
         error: what failed, in one line.
     """
 
@@ -172,7 +172,7 @@ class _Maintained:
 
 
 def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the status of a job whose commit raised no error, maybe after commits of some parts failed."""
+    """Return the status of a job whose commit raised no error, possibly after commits of some parts failed."""
     failed = (committed or {}).get("failed_commits")
     if committed is None or not failed:
         return {"status": COMMITTED}

@@ -64,7 +64,7 @@ class Principals:
 
     def __post_init__(self) -> None:
         if not self.by_token:
-            raise SettingError("there are no principals: nobody could use the service")
+            raise SettingError("there are no principals: no client could use the service")
         for token, principal in self.by_token.items():
             if not token.isascii():
                 raise SettingError(f"the token of {principal.name} has characters that are not ASCII")

@@ -324,7 +324,7 @@ class App:
             ClientDisconnect: the client has gone.
         """
         deadline = time.monotonic() + patience
-        # If nobody waits when it fails, asyncio would log the error as one that was never retrieved.
+        # If no request waits when it fails, asyncio would log the error as one that was never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
             left = deadline - time.monotonic()

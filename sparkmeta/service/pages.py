@@ -115,7 +115,7 @@ class PageWriter:
         writer: writes its files.
         page_tasks: the limit of tasks of a page.
         page_bytes: the limit of bytes of a page.
-        returned_tasks: if a Spark task has at most so many scan tasks, it returns them instead.
+        returned_tasks: if a Spark task has at most this many scan tasks, it returns them instead.
     """
 
     folder: str

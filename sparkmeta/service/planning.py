@@ -92,7 +92,7 @@ class Planning:
             if pages is not None:
                 self.runs.finish(run, pages)
                 self._record(run)
-        except BaseException as error:  # noqa: BLE001  whoever asks for the plan gets it
+        except BaseException as error:  # noqa: BLE001  requests for the plan get it
             self._fail(run, error)
         finally:
             self.runs.end_work(run)
@@ -180,14 +180,14 @@ class Planning:
         return head[:-1].encode() + (b"," + pages.first if pages.first else b"") + b"}"
 
     def poll(self, run: Run) -> None:
-        """Note that a client will ask for a plan's result later, maybe another replica."""
+        """Note that a client will ask for a plan's result later, possibly another replica."""
         with suppress(Exception):  # Without it, clients still get the result from this service.
             self.spool.write(run.result, POLLED, b"{}")
         if self.runs.poll(run):
             self._record(run)
 
     def result(self, ticket: Ticket) -> Pages | ApiError | None:
-        """Return the pages of a plan, or why it failed; None while it runs, maybe at another replica.
+        """Return the pages of a plan, or why it failed; None while it runs, possibly at another replica.
 
         Raises:
             ApiError: there is no such plan.
@@ -213,7 +213,7 @@ class Planning:
         return data
 
     def release(self, ticket: Ticket) -> None:
-        """Record that a request no longer needs its plan. A plan that nobody waits for is cancelled."""
+        """Record that a request no longer needs its plan. A plan that no request waits for is cancelled."""
         if (run := self.runs.release(ticket.result, ticket.request)) is not None:
             self._interrupt(run)
             self.spool.delete(run.result)

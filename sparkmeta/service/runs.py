@@ -32,7 +32,7 @@ class Run:
         ended: when it succeeded or failed, by the same clock; infinite before that.
         requests: the requests that wait for it, ask for its result later, or have tokens of its pages.
         answers: how many requests have no answer yet.
-        is_polled: whether a client was asked to fetch the result later, maybe from another replica.
+        is_polled: whether a client was asked to fetch the result later, possibly from another replica.
         threads: how many threads work at it. They may go on for a while after it was cancelled.
     """
 
@@ -121,7 +121,7 @@ class Runs:
             return run, is_new
 
     def answered(self, run: Run) -> None:
-        """Note that a request that had joined a plan has its answer, or that nobody waits for it."""
+        """Note that a request that had joined a plan has its answer, or that no request waits for it."""
         with self._lock:
             run.answers -= 1
             self._trim(run)
@@ -235,14 +235,14 @@ class Runs:
         self._trim(run)
 
     def _trim(self, run: Run) -> None:
-        """Drop the first page of a plan that answers no more requests. Tokens of its other pages may outlive it."""
+        """Drop the first page of a plan that no longer answers requests. Tokens of its other pages may outlive it."""
         if self._shared.get(run.key) is run or run.answers or run.threads or (pages := run.pages) is None:
             return
         run.future = Future()
         run.future.set_result(replace(pages, first=None))
 
     def _settle(self, run: Run) -> None:
-        """Forget a plan that nobody needs."""
+        """Forget a plan that no request needs."""
         if not run.has_ended or run.threads:
             return
         self._unfinished.pop(run.result, None)
@@ -257,7 +257,7 @@ class Runs:
 
 
 def cancelled() -> ApiError:
-    """Return the error of a plan that nobody waits for."""
+    """Return the error of a plan that no request waits for."""
     return ApiError(503, CANCELLED, "the plan was cancelled")
 
 

@@ -78,7 +78,7 @@ class Spool:
         Raises:
             FileAccessError: the spool is full, or can't be reached.
         """
-        # Nobody knows the names of incomplete pages, except that of the record.
+        # No reader knows the names of incomplete pages, except that of the record.
         write = self._files.write_new if page == RECORD else self.writer.write_temporary
         folder = self.prepare(result)
         try:
@@ -104,7 +104,7 @@ class Spool:
             self._files.delete_many([status.location for status in listed])
 
     def delete_older(self, seconds: float) -> None:
-        """Delete the plans, of all replicas, that are older than so many seconds."""
+        """Delete the plans, of all replicas, that are older than this many seconds."""
         limit = time.time() - seconds
         for result in self._results():
             match = _RESULT.fullmatch(result)

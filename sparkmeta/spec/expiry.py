@@ -46,7 +46,7 @@ class ExpiryRules:
         retain_last: a branch's newest snapshots that stay whatever their age. None takes the table's
             `history.expire.min-snapshots-to-keep`. A branch's own settings come before both.
         snapshot_ids: snapshots that expire whatever their age.
-        clean_metadata: whether schemas and partition specs that nothing uses any more are removed.
+        clean_metadata: whether schemas and partition specs that are no longer used are removed.
     """
 
     now_ms: int

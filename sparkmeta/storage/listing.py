@@ -50,7 +50,7 @@ def glob(
         leaf: see `Files.glob`.
         folders_in: returns the folders directly in a folder.
         files_in: returns the files directly in a folder whose names match a pattern, given both.
-        apply: applies a function to folders, maybe to several at a time.
+        apply: applies a function to folders, possibly to several at a time.
     """
 
     def below(parent: str) -> Sequence[str]:

@@ -51,7 +51,7 @@ class ViewReader:
     """Reads views and the views in their queries.
 
     Attributes:
-        catalogs: The catalogs that queries may name, beside the one of each view.
+        catalogs: The catalogs that queries may name, in addition to each view's own.
         translate: Whether queries of other dialects are translated.
         above: The views whose queries are being read, outermost first.
     """

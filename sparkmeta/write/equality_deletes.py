@@ -210,7 +210,7 @@ def _live_specs(state: TableState) -> set[int]:
 
 
 def _target(state: TableState, spec_id: int) -> TableState:
-    """Return the table with a default spec, and with delete-file properties in place of those for data files."""
+    """Return the table with a default spec, and with delete-file properties instead of those for data files."""
     metadata = state.metadata
     # write.delete.format.default, write.delete.parquet.compression-codec and so on
     of_deletes = {

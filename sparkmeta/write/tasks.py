@@ -116,7 +116,7 @@ class DataFileTasks:
 
     @cached_property
     def result_schema(self) -> pa.Schema:
-        """The schema of the results: `files_schema`, the equality ids of deletes, and a problem in place of a file."""
+        """The schema of the results: `files_schema`, the equality ids of deletes, and a problem instead of a file."""
         schema = files_schema(self.partition)
         if self.equality_ids:
             schema = schema.append(pa.field("equality_ids", pa.list_(pa.int32())))

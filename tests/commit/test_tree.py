@@ -516,16 +516,16 @@ GONE = FileKey(DATA, "/t/data/gone")
 )
 def test_what_a_commit_is_about_must_be_there(change: TreeChange) -> None:
     refused(None, change, CommitConflictError, "the table is empty")
-    refused(base_of(FILE), change, CommitConflictError, "any more")
+    refused(base_of(FILE), change, CommitConflictError, "no longer")
     dead = with_status(FILE, DELETED) | {"location": GONE.location}
-    refused(base_of(FILE, dead), change, CommitConflictError, "any more")
+    refused(base_of(FILE, dead), change, CommitConflictError, "no longer")
 
 
 def test_an_offset_belongs_to_the_key_of_a_deletion_vector() -> None:
     place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     vector = entry(PD, "v.puffin", 1, version_info=VERSION, deletion_vector=place, referenced_file="/t/data/a")
     base = base_of(FILE, vector)
-    refused(base, TreeChange(removed=frozenset({FileKey(PD, "/t/data/v.puffin", 5)})), CommitConflictError, "any more")
+    refused(base, TreeChange(removed=frozenset({FileKey(PD, "/t/data/v.puffin", 5)})), CommitConflictError, "no longer")
     new_root = next_root(
         base, TreeChange(removed=frozenset({FileKey(PD, "/t/data/v.puffin", 4)})), STAMP, SCHEMA, no_blobs
     )

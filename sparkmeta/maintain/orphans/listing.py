@@ -64,7 +64,7 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
     """Return the files of an inventory as `FILES`.
 
     Args:
-        inventory: has the columns file_path (string), last_modified (timestamp) and maybe size (bigint).
+        inventory: has the columns file_path (string), last_modified (timestamp) and optionally size (bigint).
 
     Raises:
         ValidationError: it is no DataFrame, or a column is missing, or has another type.

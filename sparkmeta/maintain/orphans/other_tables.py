@@ -71,9 +71,9 @@ def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, liste
     own_keys = sorted({path_of(location) for location in logged})
     # The folder itself too, since an inventory may be older than its newest metadata file.
     above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
-    beside = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
+    siblings = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
     is_metadata = F.col("path").contains(".metadata.json") & F.col("path").rlike(METADATA_FILE)
-    named = listed.select("path").where(is_metadata).union(beside.select("path"))
+    named = listed.select("path").where(is_metadata).union(siblings.select("path"))
     named = named.withColumn("key", folder.key_of(F.col("path"))).dropDuplicates(["key"])
     keys = local_frame(spark, pa.table([own_keys], ["key"]))
     files = materialize(named.join(F.broadcast(keys), "key", "left_anti").withColumn("table", _table_key()))

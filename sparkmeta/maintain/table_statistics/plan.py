@@ -215,7 +215,7 @@ def plan_table_stats(table: TableT, snapshot_id: int | None, columns: Sequence[s
 
 
 def check_columns(columns: Sequence[str] | None = None) -> None:
-    """Check the option of `Maintenance.compute_table_stats`, as far as no table is needed.
+    """Check the option of `Maintenance.compute_table_stats` as far as possible without a table.
 
     Raises:
         ValidationError: it is no list of names.

@@ -74,7 +74,7 @@ class DanglingDeletesPlan(RewritePlan[TableT]):
     """A plan to remove the entries of deletes that apply to no live data file, carried out by `commit`.
 
     If other commits came first, the commit determines the dangling deletes of the newest snapshot again. It raises
-    CommitConflictError if there are none any more.
+    CommitConflictError if none are left.
     """
 
     @cached_property

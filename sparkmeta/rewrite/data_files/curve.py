@@ -73,7 +73,7 @@ def values_of(batch: pa.RecordBatch, path: Path) -> pa.Array:
 
 
 def _bounds(values: pa.Array, count: int) -> pa.Array:
-    """Return at most so many distinct values that cut the values into equal shares."""
+    """Return at most this many distinct values that cut the values into equal shares."""
     known = values.drop_null()
     ordered = known.take(pc.array_sort_indices(known))
     places = np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).astype(np.int64))

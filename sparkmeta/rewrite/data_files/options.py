@@ -67,7 +67,7 @@ class DataRewriteOptions:
     max_files_to_rewrite: int | None = None
 
     def check(self) -> None:
-        """Check values, as far as no table is needed.
+        """Check values as far as possible without a table.
 
         Raises:
             ValidationError: an option has an invalid value.

@@ -49,7 +49,7 @@ class ManifestRewriteOptions:
     target_manifest_bytes: int | None = None
 
     def check(self) -> None:
-        """Check values, as far as no table is needed.
+        """Check values as far as possible without a table.
 
         Raises:
             ValidationError: an option has an invalid value.

@@ -28,7 +28,7 @@ class DeleteRewriteOptions:
     rewrite_all: bool = False
 
     def check(self) -> None:
-        """Check values, as far as no table is needed.
+        """Check values as far as possible without a table.
 
         Raises:
             ValidationError: an option has an invalid value.

@@ -1,4 +1,4 @@
-"""Write the position deletes of chosen entries anew, as deletion vectors or position delete files. Spark jobs."""
+"""Rewrite the position deletes of chosen entries as deletion vectors or position delete files. Spark jobs."""
 
 from __future__ import annotations
 
