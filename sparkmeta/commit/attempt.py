@@ -33,7 +33,7 @@ from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.spec.entry import ContentType, FileKind
-from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metadata import has_tree, lacks_definitions
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
@@ -111,9 +111,12 @@ class Attempt:
             try:
                 progress.added = self._add(writer)
             except ValidationError as error:
-                if self.head.metadata.format_version == changes.started.metadata.format_version:
-                    raise
-                raise CommitConflictError(f"{error}: others have upgraded the table since") from error
+                head, started = self.head.metadata, changes.started.metadata
+                if head.format_version != started.format_version:
+                    raise CommitConflictError(f"{error}: others have upgraded the table since") from error
+                if lacks_definitions(head, started):
+                    raise CommitConflictError(f"{error}: others have removed schemas or partition specs") from error
+                raise
         added = progress.added
         removal = self._removal(state, added)
         if not changes.are_new:

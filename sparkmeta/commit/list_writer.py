@@ -23,7 +23,7 @@ from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts
 from sparkmeta.entries.counts import live_counts
 from sparkmeta.spec.bitmap import write_deletion_vector
-from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metadata import has_tree, lacks_definitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +49,7 @@ class ListWriter:
     names: SnapshotNames
     searches: Searches
     _state: TableState | None = None
-    _written_for: tuple[int, int] | None = None
+    _written_for: tuple[int, TableMetadata] | None = None
     _of_rows: pa.Table | None = None
     # Written manifests, by the manifests and changes that they were made from.
     _successors: dict[tuple[str, int | None, bytes], pa.Table] = field(default_factory=dict)
@@ -62,13 +62,20 @@ class ListWriter:
         return self._state
 
     def fits(self, head: TableState) -> bool:
-        """See `SnapshotWriter.fits`. The format version and snapshot id, which manifests contain, must be the same."""
-        key = (head.metadata.format_version, self.names.snapshot_id)
-        return not has_tree(head.metadata) and self._written_for in (None, key)
+        """See `SnapshotWriter.fits`.
+
+        The format version and snapshot id, which manifests contain, must be the same. The table must still have the
+        partition specs and schemas by which readers understand the manifests.
+        """
+        if self._written_for is None or has_tree(head.metadata):
+            return not has_tree(head.metadata)
+        snapshot_id, written_for = self._written_for
+        is_same = (written_for.format_version, snapshot_id) == (head.metadata.format_version, self.names.snapshot_id)
+        return is_same and not lacks_definitions(head.metadata, written_for)
 
     def begin(self, head: TableState) -> TableState:
         """See `SnapshotWriter.begin`."""
-        self._written_for = (head.metadata.format_version, self.names.snapshot_id)
+        self._written_for = (self.names.snapshot_id, head.metadata)
         self._state = head
         return head
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from sparkmeta.errors import CommitFailedError, ValidationError, proves_failure, translated_errors
+from sparkmeta.errors import CommitFailedError, NotFoundError, ValidationError, proves_failure, translated_errors
 from sparkmeta.operations.table_operations import metadata_folder
 from sparkmeta.spec.retries import commit_retries
 from sparkmeta.spec.updates import without_intermediate
@@ -61,6 +61,12 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                     metadata = step.apply(replace(table.state, metadata=metadata))
             metadata = without_intermediate(metadata, table.metadata)
         except Exception as error:
+            newest = _refreshed(table, steps) if isinstance(error, NotFoundError) else table
+            if attempt < retries.count and newest.version != table.version:
+                # An expiry has deleted files of the version that the attempt was based on.
+                _discard_snapshots(table, metadata, steps)
+                table = newest
+                continue
             _discard_attempts(table, steps)
             if not isinstance(error, ValidationError):
                 # Tasks of a failed job may still be running.
@@ -69,9 +75,7 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         try:
             committed = table.operations.commit(table.version, metadata)
         except CommitFailedError:
-            _discard_snapshots(table, metadata)
-            for names in _names(steps):
-                names.lists.clear()
+            _discard_snapshots(table, metadata, steps)
             waited = time.monotonic() - started
             if attempt == retries.count or waited * 1000 > retries.total_ms:
                 _discard_attempts(table, steps)
@@ -152,9 +156,11 @@ def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
             yield names
 
 
-def _discard_snapshots(table: BaseTable, failed: TableMetadata) -> None:
+def _discard_snapshots(table: BaseTable, failed: TableMetadata, steps: Sequence[Step]) -> None:
     """Delete the roots and manifest lists of an attempt that is known to have failed."""
     known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
     new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
     locations = (snapshot.manifests_location for snapshot in new)
     discard(table.state.files, [location for location in locations if location])
+    for names in _names(steps):
+        names.lists.clear()

@@ -188,8 +188,8 @@ class Maintenance(DataMaintenance[TableT]):
             retain_last: the number of newest snapshots of a branch to keep regardless of age. Defaults to the table's
                 `history.expire.min-snapshots-to-keep` (1).
             snapshot_ids: snapshots to expire regardless of age.
-            clean_expired_metadata: also remove schemas and partition specs that no remaining snapshot uses. Both are
-                kept if a snapshot has a metadata tree.
+            clean_expired_metadata: also remove schemas and partition specs that no remaining snapshot uses. Schemas
+                with columns that equality deletes may compare are kept. All are kept if a snapshot has a metadata tree.
             cleanup: which files to delete: `all`, only those of `metadata` (lists, roots, manifests and statistics), or
                 `none`.
 

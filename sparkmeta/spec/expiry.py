@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -12,12 +13,11 @@ from sparkmeta.checks import at_least
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 from sparkmeta.spec.partitioning import partition_sources
+from sparkmeta.spec.summary import summary_number
 from sparkmeta.spec.table_properties import number_property
 from sparkmeta.spec.updates import log_after_gap
 
 if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionSpec
-
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.spec.snapshot import SnapshotRef
 
@@ -128,7 +128,7 @@ def without_expired(
         expired: what expires.
         used_spec_ids: the partition specs of the remaining snapshots' manifests, to remove all others but the default,
             and all schemas but the current one, those of remaining snapshots, and the newest that has the source
-            column of a remaining spec. None removes none.
+            column of a remaining spec or a column that equality deletes may compare. None removes none.
         now_ms: the time of the change, in milliseconds since 1970.
     """
     removed = expired_ids(metadata, expired)
@@ -146,7 +146,12 @@ def without_expired(
         specs = {*used_spec_ids, metadata.default_spec_id}
         schemas = {metadata.current_schema_id, *(snapshot.schema_id for snapshot in snapshots)}
         changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]
-        schemas |= _typing_schemas(metadata, changes["partition_specs"], schemas)
+        columns = set(
+            chain.from_iterable(ids for spec in changes["partition_specs"] for ids in partition_sources(spec))
+        )
+        if any(_may_have_equality_deletes(metadata, snapshot) for snapshot in snapshots):
+            columns |= set().union(*(schema.field_ids for schema in metadata.schemas))
+        schemas |= _typing_schemas(metadata, columns, schemas)
         changes["schemas"] = [schema for schema in metadata.schemas if schema.schema_id in schemas]
     return metadata.model_copy(update=changes)
 
@@ -161,14 +166,15 @@ def with_removed(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:
     return metadata.model_copy(update=changes)
 
 
-def _typing_schemas(
-    metadata: TableMetadata, specs: Iterable[PartitionSpec], schema_ids: Collection[int | None]
-) -> set[int]:
-    """Return the newest schemas that have the source columns of specs which none of the given schemas has."""
+def _may_have_equality_deletes(metadata: TableMetadata, snapshot: Snapshot) -> bool:
+    return metadata.format_version > 1 and summary_number(snapshot, "total-equality-deletes") != 0
+
+
+def _typing_schemas(metadata: TableMetadata, columns: set[int], schema_ids: Collection[int | None]) -> set[int]:
+    """Return the newest schemas that have columns which none of the given schemas has."""
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
     known = set().union(*(schema.field_ids for schema in metadata.schemas if schema.schema_id in schema_ids))
-    missing = {source_id for spec in specs for sources in partition_sources(spec) for source_id in sources} - known
-    having = ([schema.schema_id for schema in newest_first if source_id in schema.field_ids] for source_id in missing)
+    having = ([schema.schema_id for schema in newest_first if column in schema.field_ids] for column in columns - known)
     return {ids[0] for ids in having if ids}
 
 

@@ -124,6 +124,14 @@ def has_tree(metadata: TableMetadata) -> bool:
     return isinstance(metadata, TableMetadataV4) and metadata.layout_revision is not None
 
 
+def lacks_definitions(metadata: TableMetadata, earlier: TableMetadata) -> bool:
+    """Return whether schemas or partition specs of an earlier version of a table are gone, as after an expiry."""
+    return bool(
+        {schema.schema_id for schema in earlier.schemas} - {schema.schema_id for schema in metadata.schemas}
+        or {spec.spec_id for spec in earlier.partition_specs} - {spec.spec_id for spec in metadata.partition_specs}
+    )
+
+
 def ancestors_of(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:
     """Yield a snapshot and its ancestors that the table still has, newest first.
 
