@@ -14,7 +14,7 @@ from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
 from sparkmeta.maintain.reachable.files import UNREACHABLE, count_files, public_files, unreachable_files
 from sparkmeta.operations.base_table import BaseTable
 from sparkmeta.session import local_frame
-from sparkmeta.spec.expiry import refuse_without_gc
+from sparkmeta.spec.expiry import Expired, expired_ids, refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
 
@@ -107,7 +107,8 @@ class PurgePlan:
         state, metadata = self.table.state, self.table.metadata
         paths = [*(entry.metadata_file for entry in metadata.metadata_log), self.table.metadata_location]
         rows = [{"content": _METADATA, "path": path} for path in dict.fromkeys(paths)]
-        of_snapshots = unreachable_files(state, {snapshot.snapshot_id for snapshot in metadata.snapshots})
+        everything = Expired(tuple(metadata.snapshots), tuple(metadata.refs))
+        of_snapshots = unreachable_files(state, expired_ids(metadata, everything))
         return of_snapshots.union(local_frame(state.spark, pa.Table.from_pylist(rows, UNREACHABLE)))
 
 

@@ -242,6 +242,30 @@ def test_purging_a_damaged_table(catalog: IcebergCatalog, ns: str) -> None:
     assert catalog.load_table(f"{ns}.t").refresh().current_snapshot() is not None
 
 
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("configuration", ["hadoop"], indirect=True)
+def test_purging_statistics_of_snapshots_that_are_gone(
+    catalog: sm.Catalog, ns: str, left: int, spark: SparkSession
+) -> None:
+    rows = spark.createDataFrame([(1, "a")], "id long, name string")
+    table = catalog.create_table(f"{ns}.t", SCHEMA, SPEC, spark=spark).append(rows)
+    table = table.maintenance.compute_table_stats().commit().maintenance.compute_partition_stats().commit().append(rows)
+    metadata = table.metadata
+    statistics = [metadata.statistics[0].statistics_path, metadata.partition_statistics[0].statistics_path]
+    changes = {"snapshots": metadata.snapshots[1:][:left], "snapshot_log": metadata.snapshot_log[1:][:left]}
+    if not left:
+        changes |= {"current_snapshot_id": None, "refs": {}}
+    table.operations.commit(table.version, metadata.model_copy(update=changes))
+
+    plan = catalog.purge_table(f"{ns}.t")
+    of_statistics = {"statistics file": 1, "partition statistics file": 1}
+    assert plan.summary().files.items() >= of_statistics.items()
+    deletion = plan.commit()
+    assert deletion is not None
+    assert deletion.files.items() >= of_statistics.items()
+    assert not any(Path(path.removeprefix("file:")).exists() for path in statistics)
+
+
 @pytest.mark.parametrize("configuration", ["sql", "hadoop"], indirect=True)
 def test_purging_an_encrypted_table(catalog: sm.Catalog, ns: str) -> None:
     catalog.create_table(f"{ns}.secret", SCHEMA, properties={"encryption.key-id": "k"})
