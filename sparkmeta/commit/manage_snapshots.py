@@ -55,7 +55,7 @@ class ManageSnapshots(IcebergManageSnapshots):
     """pyiceberg's builder of branches and tags, extended with the operations of Java's builder.
 
     It ends with `commit` or its `with` block. As in Java, it is an error to create a branch or tag that exists, to
-    remove one that does not, or to remove main. A ref that moves keeps its retention.
+    remove one that does not, or to remove main. A ref that moves or is renamed keeps the retention that it then has.
     """
 
     _transaction: _Steps  # type: ignore[assignment]
@@ -115,9 +115,7 @@ class ManageSnapshots(IcebergManageSnapshots):
         """
         ref = self._branch_but_main(branch_name, "renamed")
         self._refuse_existing(new_name, ref.snapshot_id)
-        super().create_branch(
-            ref.snapshot_id, new_name, ref.max_ref_age_ms, ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
-        )
+        self._set(new_name, ref, retention_of=branch_name)
         super().remove_branch(branch_name)
         return self
 
@@ -156,12 +154,12 @@ class ManageSnapshots(IcebergManageSnapshots):
         self._refuse_limits(max_ref_age_ms=max_ref_age_ms)
         return self._set(name, self._ref(name), max_ref_age_ms=max_ref_age_ms)
 
-    def _set(self, name: str, ref: SnapshotRef, snapshot_id: int | None = None, **retention: int) -> Self:
-        """Move a branch or tag, or change its retention."""
+    def _set(self, name: str, ref: SnapshotRef, snapshot_id: int | None = None, **fields: Any) -> Self:
+        """Move a branch or tag, change its retention, or create one like it."""
         if snapshot_id is not None:
             snapshot_of(self._transaction.table_metadata, snapshot_id)
         target, kind = ref.snapshot_id if snapshot_id is None else snapshot_id, ref.snapshot_ref_type
-        update, requirement = self._transaction._set_ref_snapshot(target, name, type=kind, **retention)
+        update, requirement = self._transaction._set_ref_snapshot(target, name, type=kind, **fields)
         self._updates += update
         self._requirements += requirement
         return self

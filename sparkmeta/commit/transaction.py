@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.edit.new_snapshot import ref_update, refuse_tag
+from sparkmeta.edit.new_snapshot import RefUpdate, refuse_tag
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.builders import UpdateSortOrder
@@ -53,7 +53,9 @@ class _MetadataStep:
                 requirement.validate(state.metadata)
         except CommitFailedException as error:
             raise CommitConflictError(f"{state.metadata.location}: {error}") from error
-        return update_table_metadata(state.metadata, self.updates)
+        metadata = state.metadata
+        updates = [each.completed(metadata) if isinstance(each, RefUpdate) else each for each in self.updates]
+        return update_table_metadata(metadata, updates)
 
 
 @dataclass
@@ -173,7 +175,7 @@ class Transaction(Generic[TableT]):
         self, snapshot_id: int, ref_name: str, **fields: Any
     ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
         known = self.table_metadata.refs.get(ref_name)
-        update = ref_update(self.table_metadata, ref_name, snapshot_id, **fields)
+        update = RefUpdate.model_validate({"ref-name": ref_name, "snapshot-id": snapshot_id, **fields})
         requirement = {"ref": ref_name, "snapshot-id": known.snapshot_id if known else None}
         return (update,), (AssertRefSnapshotId.model_validate(requirement),)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sparkmeta.spec.snapshot import Summary
     from sparkmeta.state import TableState
 
+_RETENTION = ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep")
+
 
 @dataclass
 class SnapshotNames:
@@ -130,20 +132,24 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
 
 def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> SetSnapshotRefUpdate:
     """Return the update that sets or creates a branch. An existing branch keeps its retention."""
-    return ref_update(metadata, branch, snapshot_id, type="branch")
+    update = {"ref-name": branch, "snapshot-id": snapshot_id, "type": "branch"}
+    return RefUpdate.model_validate(update).completed(metadata)
 
 
-def ref_update(metadata: TableMetadata, name: str, snapshot_id: int, **fields: Any) -> SetSnapshotRefUpdate:
-    """Return the update that sets or creates a branch or tag. An existing one keeps its retention.
+class RefUpdate(SetSnapshotRefUpdate):
+    """An update that sets or creates a branch or tag. Retention fields that are None stay as they are.
 
-    Args:
-        fields: `type` and retention fields; None leaves a field unchanged.
+    Attributes:
+        retention_of: the branch or tag whose retention stays; None for the one that is set.
     """
-    ref = metadata.refs.get(name)
-    retention = {"max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep"}
-    known = {} if ref is None else ref.model_dump(include=retention, exclude_none=True, by_alias=False)
-    given = {key: value for key, value in fields.items() if value is not None}
-    return SetSnapshotRefUpdate(**{**known, **given, "ref_name": name, "snapshot_id": snapshot_id})
+
+    retention_of: str | None = None
+
+    def completed(self, metadata: TableMetadata) -> SetSnapshotRefUpdate:
+        """Return the update for a version of the metadata, with the retention that stays."""
+        ref = metadata.refs.get(self.retention_of or self.ref_name)
+        unset = [] if ref is None else [name for name in _RETENTION if getattr(self, name) is None]
+        return self.model_copy(update={name: getattr(ref, name) for name in unset})
 
 
 def branch_head(state: TableState, branch: str) -> TableState:

@@ -157,6 +157,16 @@ def test_registering_a_tree(catalog: sm.Catalog, ns: str, tmp_path: Path) -> Non
         table.maintenance.upgrade(4)
 
 
+def test_retention_that_others_set_meanwhile_stays(catalog: sm.Catalog, ns: str, spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(1, "a")], "id long, name string")
+    stale = catalog.create_table(f"{ns}.t", SCHEMA, spark=spark).append(rows)
+    others = catalog.load_table(f"{ns}.t").manage_snapshots()
+    others.set_min_snapshots_to_keep("main", 7).set_max_ref_age_ms("main", 8).commit()
+    stale.manage_snapshots().set_max_snapshot_age_ms("main", 9).commit()
+    main = catalog.load_table(f"{ns}.t").refs()["main"]
+    assert (main.min_snapshots_to_keep, main.max_snapshot_age_ms, main.max_ref_age_ms) == (7, 9, 8)
+
+
 @pytest.mark.parametrize("configuration", ["hadoop"], indirect=True)
 def test_what_folders_can_not_do(catalog: sm.Catalog, ns: str, tmp_path: Path) -> None:
     table = catalog.create_table(f"{ns}.t", SCHEMA, location=f"file://{tmp_path}/{ns}/t/")

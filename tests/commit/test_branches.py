@@ -218,6 +218,39 @@ def test_a_fast_forward_goes_by_the_branches_as_they_are_when_it_commits(table: 
         fast_forward(moved, "main", AUDIT)
 
 
+@pytest.mark.parametrize("change", ["limit", "move", "rename", "fast-forward", "append"])
+def test_a_branch_keeps_the_retention_that_others_set_meanwhile(table: sm.Table, change: str) -> None:
+    first = table.snapshots()[0].snapshot_id
+    table.manage_snapshots().set_max_snapshot_age_ms(AUDIT, 5).set_max_ref_age_ms(AUDIT, 6).commit()
+    stale = apply(table.refresh(), Change("append", "a1", "m"))
+    stale.manage_snapshots().set_min_snapshots_to_keep(AUDIT, 7).set_max_snapshot_age_ms(AUDIT, 8).commit()
+    name = "new" if change == "rename" else AUDIT
+    builder = stale.manage_snapshots()
+    if change == "limit":
+        builder.set_max_ref_age_ms(AUDIT, 9).commit()
+    elif change == "move":
+        builder.replace_branch(AUDIT, first).commit()
+    elif change == "rename":
+        builder.rename_branch(AUDIT, name).commit()
+    elif change == "fast-forward":
+        builder.fast_forward(AUDIT, "main").commit()
+    else:
+        apply(stale, Change("append", "a1", "x"), AUDIT)
+    refs = table.refresh().refs()
+    branch = refs[name]
+    age = 9 if change == "limit" else 6
+    assert (branch.min_snapshots_to_keep, branch.max_snapshot_age_ms, branch.max_ref_age_ms) == (7, 8, age)
+    assert set(refs) == {"main", name}
+
+
+def test_a_tag_keeps_the_retention_that_others_set_meanwhile(table: sm.Table) -> None:
+    stale = commit(table, lambda tx: tx.manage_snapshots().create_tag(snapshot_of(table), "t").commit())
+    stale.manage_snapshots().set_max_ref_age_ms("t", 7).commit()
+    stale.manage_snapshots().replace_tag("t", stale.snapshots()[0].snapshot_id).commit()
+    tag = table.refresh().refs()["t"]
+    assert (tag.snapshot_id, tag.max_ref_age_ms) == (stale.snapshots()[0].snapshot_id, 7)
+
+
 def test_a_tag_takes_no_commits(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.manage_snapshots().create_tag(snapshot_of(table), "t").commit())
     problem = "'t' is a tag, not a branch"
