@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from sparkmeta.checks import FLAG, WHOLE
 from sparkmeta.commit.attempt import Attempt, Progress
 from sparkmeta.commit.change_set import DATA, DELETES, AddedPart, ChangeSet, ReplacedPart
 from sparkmeta.commit.conflicts import ISOLATION, Isolation, Validation
@@ -12,6 +13,7 @@ from sparkmeta.commit.table_files import frame_of, table_of
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
+from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.state import TableState
 
@@ -200,14 +202,22 @@ class SnapshotUpdate:
                 update adds, nor with an update that removes files by filter or only adds data files.
 
         Raises:
-            ValidationError: an unknown isolation, or another `from_snapshot_id` than in an earlier call.
+            InvalidFilterError: the filter can't be parsed, or does not fit the table's schema.
+            ValidationError: an argument of a wrong type, an unknown isolation, or another `from_snapshot_id` than in an
+                earlier call.
         """
         self._refuse_closed()
-        ISOLATION.check("isolation", isolation)
+        location = self._changes.started.metadata.location
+        ISOLATION.check(f"{location}: isolation", isolation)
+        FLAG.check(f"{location}: ignore_deletes", ignore_deletes)
+        if row_filter is not None:
+            ScanFilter.of(self._changes.started, row_filter)
         if from_snapshot_id is not None:
+            WHOLE.check(f"{location}: from_snapshot_id", from_snapshot_id)
             if self._changes.from_snapshot_id not in (None, from_snapshot_id):
                 before = self._changes.from_snapshot_id
-                raise ValidationError(f"from_snapshot_id is {from_snapshot_id} and was {before}: they must be equal")
+                problem = f"from_snapshot_id is {from_snapshot_id} and was {before}: they must be equal"
+                raise ValidationError(f"{location}: {problem}")
             self._changes.from_snapshot_id = from_snapshot_id
         self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes))
         return self

@@ -12,11 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import LongType
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError
 from sparkmeta.session import local_frame
 from tests.commit.test_transaction import SCHEMA, SPEC, commit, files, live, vectors, written
 
@@ -235,3 +236,30 @@ def test_properties_of_a_snapshot_that_are_no_text(empty: sm.Table, properties: 
     for begin in (empty.transaction().update_snapshot, empty.maintenance.compact_manifests):
         with pytest.raises(ValidationError, match=problem):
             begin(snapshot_properties=properties)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"row_filter": "nope = 1"}, "no column 'nope' in the schema"),
+        ({"row_filter": "id = 'x'"}, "column id has type long"),
+        ({"row_filter": "id ="}, "id ="),
+        ({"row_filter": 5}, "the filter is 5: expected a filter string"),
+        ({"from_snapshot_id": "1"}, "db/t: from_snapshot_id is '1': expected a whole number"),
+        ({"from_snapshot_id": True}, "db/t: from_snapshot_id is True: expected a whole number"),
+        ({"isolation": 5}, "db/t: isolation is 5: expected serializable or snapshot"),
+        ({"ignore_deletes": "no"}, "db/t: ignore_deletes is 'no': expected true or false"),
+    ],
+)
+def test_a_validation_that_can_not_be(empty: sm.Table, arguments: dict[str, Any], problem: str) -> None:
+    """It is refused when it is requested, whether others commit or not."""
+    update = empty.transaction().update_snapshot()
+    with pytest.raises((ValidationError, InvalidFilterError), match=problem):
+        update.validate_no_conflicts(**arguments)
+
+
+def test_a_validation_of_a_column_of_the_same_transaction(empty: sm.Table, spark: SparkSession) -> None:
+    with empty.transaction() as tx:
+        tx.update_schema().add_column("new", LongType()).commit()
+        tx.update_snapshot().append(files(spark, 1)).validate_no_conflicts("new = 1")
+    assert live(tx.commit()) == ["f1"]
