@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
-from sparkmeta.checks import FLAG, WHOLE
+from sparkmeta.checks import FLAG, WHOLE, is_whole
 from sparkmeta.commit.attempt import Attempt, Progress
 from sparkmeta.commit.change_set import DATA, DELETES, AddedPart, ChangeSet, ReplacedPart
 from sparkmeta.commit.conflicts import ISOLATION, Isolation, Validation
@@ -18,8 +19,6 @@ from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
@@ -237,13 +236,16 @@ class SnapshotUpdate:
         self._changes.referenced.append((frame_of(files), with_deletes))
         return self
 
-    def validate_partition_specs(self, spec_ids: Collection[int]) -> Self:
+    def validate_partition_specs(self, spec_ids: Iterable[int]) -> Self:
         """Fail the commit if other commits added data files of another partition spec.
 
         Use this for partitioned equality deletes: they apply only to data files of their spec.
+
+        Raises:
+            ValidationError: an id is not that of a partition spec of the table.
         """
         self._refuse_closed()
-        specs = frozenset(spec_ids)
+        specs = self._checked_specs(spec_ids)
         self._changes.specs = specs if self._changes.specs is None else self._changes.specs & specs
         return self
 
@@ -285,6 +287,15 @@ class SnapshotUpdate:
                 f"{metadata.location}: data_sequence_number is {shown(number)}: expected a whole number "
                 f"from 0 to {most}, the sequence number of the snapshot that was read"
             )
+
+    def _checked_specs(self, spec_ids: object) -> frozenset[int]:
+        """Return ids of partition specs. Raises ValidationError for what is no list of those of the table."""
+        metadata = self._changes.started.metadata
+        given, known = tuple(spec_ids) if isinstance(spec_ids, Iterable) else spec_ids, metadata.specs()
+        if not isinstance(given, tuple) or not all(is_whole(spec_id) and spec_id in known for spec_id in given):
+            problem = f"spec_ids is {shown(given)}: expected ids of its partition specs, {sorted(known)}"
+            raise ValidationError(f"{metadata.location}: {problem}")
+        return frozenset(given)
 
     # -- the commit -------------------------------------------------------------------------------------------------
 

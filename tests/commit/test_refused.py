@@ -263,3 +263,23 @@ def test_a_validation_of_a_column_of_the_same_transaction(empty: sm.Table, spark
         tx.update_schema().add_column("new", LongType()).commit()
         tx.update_snapshot().append(files(spark, 1)).validate_no_conflicts("new = 1")
     assert live(tx.commit()) == ["f1"]
+
+
+@pytest.mark.parametrize(
+    ("spec_ids", "value"),
+    [
+        ([99], "(99,)"),
+        ([0, 99], "(0, 99)"),
+        ("abc", "('a', 'b', 'c')"),
+        (3, "3"),
+        (None, "None"),
+        ([False], "(False,)"),
+        ([0.0], "(0.0,)"),
+        ([[0]], "([0],)"),
+    ],
+)
+def test_partition_specs_that_the_table_does_not_have(empty: sm.Table, spec_ids: Any, value: str) -> None:
+    update = empty.transaction().update_snapshot().validate_partition_specs(iter([0]))
+    problem = re.escape(f"db/t: spec_ids is {value}: expected ids of its partition specs, [0]")
+    with pytest.raises(ValidationError, match=problem):
+        update.validate_partition_specs(spec_ids)
