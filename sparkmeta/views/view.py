@@ -146,7 +146,11 @@ class View(BaseView):
         for attempt in range(retries.count + 1):
             new = change(view.metadata)
             if new == view.metadata:
-                return view
+                # The current version may differ from the loaded one, and then the change is not void.
+                view = view.refresh()
+                new = change(view.metadata)
+                if new == view.metadata:
+                    return view
             try:
                 return view.at(view.operations.commit(LoadedView(view.metadata_location, view.metadata), new))
             except CommitFailedError:

@@ -145,6 +145,19 @@ def test_writers_at_the_same_time(catalog: Catalog, namespace: str) -> None:
     assert set(keys) <= view.refresh().properties.keys()
 
 
+def test_changes_that_an_outdated_view_already_has(catalog: Catalog, namespace: str) -> None:
+    """The catalog has another version, so that none of them changes nothing."""
+    name = f"{namespace}.v"
+    old = catalog.create_view(name, SCHEMA, SQL, properties={"comment": "a"})
+    old.replace({"spark": "SELECT 2"}, OTHER).set_properties(comment="b", note="n")
+    assert old.set_properties(comment="a").properties == {"comment": "a", "note": "n"}
+    assert old.remove_properties("note").properties == {"comment": "a"}
+    assert queries(old.replace(SQL, SCHEMA)) == SQL
+    current = catalog.load_view(name)
+    assert (queries(current), current.schema().fields, current.properties) == (SQL, SCHEMA.fields, {"comment": "a"})
+    assert old.set_properties(comment="a").metadata_location == current.metadata_location
+
+
 # -- warehouses in folders --------------------------------------------------------------------------------------------
 
 
