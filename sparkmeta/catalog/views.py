@@ -154,7 +154,12 @@ class HoldsViews(ABC):
         return self.load_view(to_identifier, spark)
 
     def drop_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> None:
-        """Drop a view. Raises NoSuchViewError."""
+        """Drop a view.
+
+        Raises:
+            NoSuchViewError: there is no such view.
+            CommitFailedError: a concurrent commit changed the view, which stays.
+        """
         self._views(spark).drop(as_names(identifier))
 
     def _view(self, names: tuple[str, ...], loaded: LoadedView, views: ViewStore, spark: SparkSession | None) -> View:
@@ -205,19 +210,30 @@ class FileSystemViews:
         self._delete(names, self.operations(names).refresh())
 
     def _delete(self, names: tuple[str, ...], newest: LoadedView) -> None:
-        """Delete the metadata files, the newest last: as long as it is there, the view has its current version."""
+        """Delete the metadata files, the newest last: as long as it is there, the view has its current version.
+
+        A commit may publish another version meanwhile. The view survives with it and keeps its marker.
+        """
         metadata = join(self._folder(names), METADATA)
-        statuses = self.files.list(metadata, METADATA_FILES)
         last = version_of(newest.metadata_location)
         if last is None:
             problem = "belongs to a view of another catalog, which must drop it"
             raise UnsupportedError(f"{newest.metadata_location} {problem}")
-        versions = {status.location: version_of(status.location) or 0 for status in statuses}
+        versions = self._versions(metadata)
         if any(version > last for version in versions.values()):
             raise CommitFailedError(f"{metadata}: {newest.metadata_location} is no longer the current version")
         self._delete_all([location for location, version in versions.items() if version < last])
         self._delete_all([newest.metadata_location])
-        self._delete_all([join(metadata, VIEW_MARKER)])
+        left = self._versions(metadata)
+        if late := [location for location, version in left.items() if version > last]:
+            raise CommitFailedError(f"{late[0]} was committed while the view was dropped: drop it again")
+        if not left:  # a new view or table of the name may have been created
+            self._delete_all([join(metadata, VIEW_MARKER)])
+
+    def _versions(self, metadata: str) -> dict[str, int]:
+        """Return the metadata files in a folder with their versions, 0 for files with names of other catalogs."""
+        locations = [status.location for status in self.files.list(metadata, METADATA_FILES)]
+        return {location: version_of(location) or 0 for location in locations}
 
     def _delete_all(self, locations: Sequence[str]) -> None:
         for location, reason in self.files.delete_many(locations):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,8 +38,6 @@ from sparkmeta.storage.files import LocalFiles
 from tests.s3 import BUCKET
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sparkmeta.views.view import View
     from tests.s3 import S3Server
 
@@ -245,6 +244,27 @@ def test_a_commit_while_a_view_is_renamed(folders: FileSystemCatalog, monkeypatc
         folders.rename_view("db.v", "db.w")
     assert folders.load_view("db.v").properties == {"a": "b"}
     assert folders.load_view("db.w").metadata.versions == view.metadata.versions
+
+
+def test_a_commit_while_a_view_is_dropped(folders: FileSystemCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = folders.create_view("db.v", SCHEMA, SQL).set_properties(a="b")
+    delete_many, late = LocalFiles.delete_many, view.metadata_location.replace("/v2.", "/v3.")
+
+    def interrupted(files: LocalFiles, locations: Any) -> Any:
+        if view.metadata_location in locations:
+            # The base of the other commit was current when it checked.
+            files.publish(late, Path(view.metadata_location.removeprefix("file://")).read_bytes())
+        return delete_many(files, locations)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "delete_many", interrupted)
+        with pytest.raises(CommitFailedError, match=r"v3\.gz\.metadata\.json .* drop it again"):
+            folders.drop_view("db.v")
+    assert folders.list_views("db") == [("db", "v")]
+    assert folders.load_view("db.v").metadata == view.metadata
+    folders.drop_view("db.v")
+    assert (folders.list_views("db"), folders.view_exists("db.v")) == ([], False)
+    folders.create_view("db.v", SCHEMA, SQL)
 
 
 class Interrupted(LocalFiles):
