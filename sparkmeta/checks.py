@@ -95,6 +95,36 @@ def names_of(what: str) -> Rule:
     return Rule(f"names of {what}, each once", lambda value: are_texts(value) and 0 < len(set(value)) == len([*value]))
 
 
+def string_map(name: str, values: Any) -> dict[str, str]:
+    """Return a copy of a mapping of strings to strings; an empty one for None.
+
+    Args:
+        name: the name of the option.
+        values: its value.
+
+    Raises:
+        ValidationError: it is no mapping, or a key or value is not a string.
+    """
+    if not isinstance(values, Mapping | None):
+        raise ValidationError(f"{name} is {shown(values)}: expected a mapping of strings to strings")
+    for key, value in (values or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ValidationError(f"{name}[{shown(key)}] is {shown(value)}: keys and values are strings")
+    return dict(values or {})
+
+
+def property_texts(name: str, properties: Any) -> dict[str, str]:
+    """Return properties of a table, view or namespace as text; see `string_map`.
+
+    Numbers become text, and flags `true` or `false`, as in pyiceberg.
+    """
+    if isinstance(properties, Mapping):
+        properties = {
+            key: str(value).lower() if isinstance(value, int | float) else value for key, value in properties.items()
+        }
+    return string_map(name, properties)
+
+
 def rule_of(annotation: str) -> Rule | None:
     """Return the rule of values of an annotated type, besides None; None if the type has none."""
     kinds = [kind for kind in annotation.split(" | ") if kind != "None"]

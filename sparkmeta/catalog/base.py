@@ -162,7 +162,12 @@ class Catalog(HoldsViews):
 
     @abstractmethod
     def create_namespace(self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError."""
+        """Create a namespace.
+
+        Raises:
+            NamespaceAlreadyExistsError: the namespace exists.
+            ValidationError: a key of the properties is not a string, or a value is neither a string nor a number.
+        """
 
     def create_namespace_if_not_exists(
         self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES

@@ -14,6 +14,7 @@ from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.folders import first_names, folder_of
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import FileSystemViews
+from sparkmeta.checks import property_texts
 from sparkmeta.errors import (
     CatalogError,
     NamespaceAlreadyExistsError,
@@ -89,7 +90,7 @@ class FileSystemCatalog(Catalog):
         folder, session = self._folder(names), resolve_session(spark or self.spark)
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
-        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
+        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
         FileSystemOperations(self._views(session).files, folder).commit(None, metadata)
         return self.load_table(names, session)
 
@@ -151,10 +152,11 @@ class FileSystemCatalog(Catalog):
 
         Raises:
             NamespaceAlreadyExistsError: the namespace exists, or a table or view of the name.
-            ValidationError: the namespace has no name, or too many levels.
+            ValidationError: the namespace has no name, or too many levels; or see `Catalog.create_namespace`.
         """
         names = as_names(namespace)
         full_name = ".".join(names)
+        texts = property_texts(f"{full_name}: properties", properties)
         if not 1 <= len(names) <= _DEEPEST:
             problem = f"namespaces of a file system catalog have 1 to {_DEEPEST}"
             raise ValidationError(f"the namespace {shown(full_name)} has {len(names)} levels: {problem}")
@@ -162,8 +164,7 @@ class FileSystemCatalog(Catalog):
             raise NamespaceAlreadyExistsError(f"{full_name}: the namespace already exists")
         if names[-1] in self._relations(names[:-1], spark):
             raise NamespaceAlreadyExistsError(f"{full_name}: a table or view of this name already exists")
-        text = json.dumps(dict(properties))
-        self._views(spark).files.overwrite(self._namespace_file(names), text.encode())
+        self._views(spark).files.overwrite(self._namespace_file(names), json.dumps(texts).encode())
 
     def drop_namespace(self, namespace: Identifier, spark: SparkSession | None = None) -> None:
         """Drop an empty namespace; see `Catalog.drop_namespace`."""

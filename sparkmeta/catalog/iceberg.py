@@ -18,6 +18,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import RestViews
+from sparkmeta.checks import property_texts
 from sparkmeta.errors import InvalidArgumentError, UnsupportedError, first_line
 from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog, settled
 from sparkmeta.operations.rest import (
@@ -112,7 +113,7 @@ class IcebergCatalog(Catalog):
         self._refuse_nested(names[:-1])
         rest = self._rest
         folder = location or (".".join(names) if rest is not None else self._default_location(names))
-        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties or {}, format_version)
+        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
         if rest is not None:
             _refuse_tree(metadata, names)
             return self._opened(create_rest_table(rest, names, metadata, location), names, session)
@@ -227,11 +228,12 @@ class IcebergCatalog(Catalog):
             return sorted(self.pyiceberg.list_tables(names))
 
     def create_namespace(self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError."""
+        """Create a namespace; see `Catalog.create_namespace`."""
         names = as_names(namespace)
         self._refuse_nested(names)
+        texts = property_texts(f"{'.'.join(names)}: properties", properties)
         with catalog_errors(self.pyiceberg, names):
-            self.pyiceberg.create_namespace(names, dict(properties))
+            self.pyiceberg.create_namespace(names, texts)
 
     def drop_namespace(self, namespace: Identifier) -> None:
         """Drop an empty namespace; see `Catalog.drop_namespace`."""

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from sparkmeta.catalog.folders import first_names, folder_of
 from sparkmeta.catalog.names import as_names
+from sparkmeta.checks import property_texts
 from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
 from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
@@ -89,7 +90,8 @@ class HoldsViews(ABC):
         """
         names, views = as_names(identifier), self._views(spark)
         version = as_version(view_version, names[:-1])
-        metadata = new_view(views.location(names, location), schema, version, properties or {})
+        texts = property_texts(f"{'.'.join(names)}: properties", properties)
+        metadata = new_view(views.location(names, location), schema, version, texts)
         loaded = views.operations(names).commit(None, metadata)
         return self._view(names, loaded, views, spark)
 

@@ -17,6 +17,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
+from sparkmeta.checks import NAMES, property_texts
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
@@ -123,9 +124,11 @@ class Transaction(Generic[TableT]):
         """Set table properties.
 
         Raises:
-            ValidationError: the property is `format-version`, which `table.maintenance.upgrade` changes.
+            ValidationError: the property is `format-version`, which `table.maintenance.upgrade` changes; or a key or
+                value is no text.
         """
-        updates = {key: str(value) for key, value in {**(properties or {}), **values}.items()}
+        name = f"{self.table.full_name}: properties"
+        updates = property_texts(name, properties) | property_texts(name, values)
         if VERSION_PROPERTY in updates:
             raise ValidationError(
                 f"{self.table.full_name}: {VERSION_PROPERTY} is {shown(updates[VERSION_PROPERTY])}: it is no property "
@@ -135,7 +138,8 @@ class Transaction(Generic[TableT]):
         return self
 
     def remove_properties(self, *names: str) -> Self:
-        """Remove table properties. Missing ones are ignored."""
+        """Remove table properties. Missing ones are ignored. Raises ValidationError for a name that is not a string."""
+        NAMES.check(f"{self.table.full_name}: names", names)
         self._apply((RemovePropertiesUpdate(removals=list(names)),))
         return self
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.partitioning import assign_fresh_partition_spec_ids
 from pyiceberg.table.sorting import assign_fresh_sort_order_ids
 
+from sparkmeta.checks import property_texts
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
@@ -45,7 +46,7 @@ def new_metadata(
     schema: Schema,
     spec: PartitionSpec,
     sort_order: SortOrder,
-    properties: Mapping[str, str],
+    properties: Mapping[str, str] | None,
     format_version: int | None = None,
 ) -> TableMetadata:
     """Make the metadata of an empty table.
@@ -64,8 +65,9 @@ def new_metadata(
     Raises:
         UnsupportedError: New tables can't have this format version.
         ValidationError: The property `format-version` and the argument differ, the format version does not support a
-            column or partition field, or a column, partition field, sort field or property of retries is invalid.
+            column or partition field, or a column, partition field, sort field or property is invalid.
     """
+    properties = property_texts(f"{location}: properties", properties)
     version = _version(location, properties, format_version)
     refuse_unsupported(version, [schema], [spec], location)
     refuse_unreadable(location, [schema], [spec], [sort_order])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.snapshots import Operation
 
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.checks import string_map
+from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import FileKind
 from sparkmeta.spec.snapshot import Summary
 
@@ -74,14 +75,11 @@ def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
     Raises:
         ValidationError: a key or value is not a string, or a key is that of a computed property.
     """
-    if not isinstance(properties, Mapping | None):
-        raise ValidationError(f"snapshot_properties is {shown(properties)}: expected a mapping of strings to strings")
-    for key, value in (properties or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise ValidationError(f"snapshot_properties[{shown(key)}] is {shown(value)}: keys and values are strings")
+    texts = string_map("snapshot_properties", properties)
+    for key in texts:
         if key in _COMPUTED or key.startswith(_PARTITION_PREFIX):
             raise ValidationError(f"snapshot summary: property {key} is computed and can't be set")
-    return dict(properties or {})
+    return texts
 
 
 @dataclass

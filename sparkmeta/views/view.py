@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.view.metadata import ViewVersion as PyIcebergViewVersion
 
+from sparkmeta.checks import NAMES, property_texts
 from sparkmeta.errors import CommitFailedError, ValidationError, shown
 from sparkmeta.operations.view_operations import LoadedView
 from sparkmeta.session import resolve_session
@@ -85,11 +86,12 @@ class View(BaseView):
                 `replace.drop-dialect.allowed` is not true; or a property has an invalid value.
             CommitFailedError, CommitStateUnknownError: see `ViewOperations.commit`.
         """
+        texts = property_texts(f"{self.full_name}: properties", properties)
 
         def replaced(base: ViewMetadata) -> ViewMetadata:
             current = base.current_version()
             version = as_version(view_version, current.default_namespace, current.default_catalog)
-            return replace_view(base, schema or base.schema(), version, properties)
+            return replace_view(base, schema or base.schema(), version, texts)
 
         return self._commit(replaced)
 
@@ -132,11 +134,18 @@ class View(BaseView):
         return self._commit(rolled_back)
 
     def set_properties(self, properties: Mapping[str, str] | None = None, **more: str) -> View:
-        """Set properties, such as `comment`. Raises ValidationError for an invalid value."""
-        return self._commit(lambda base: set_view_properties(base, {**(properties or {}), **more}))
+        """Set properties, such as `comment`. Raises ValidationError for an invalid key or value."""
+        name = f"{self.full_name}: properties"
+        texts = property_texts(name, properties) | property_texts(name, more)
+        return self._commit(lambda base: set_view_properties(base, texts))
 
     def remove_properties(self, *keys: str) -> View:
-        """Remove properties. Those that the view does not have are ignored."""
+        """Remove properties. Those that the view does not have are ignored.
+
+        Raises:
+            ValidationError: a key is not a string.
+        """
+        NAMES.check(f"{self.full_name}: keys", keys)
         return self._commit(lambda base: set_view_properties(base, {}, keys))
 
     def _commit(self, change: Callable[[ViewMetadata], ViewMetadata]) -> View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,30 @@ def test_the_version_of_a_new_table(
     table = catalog.create_table("ns.t", SCHEMA, properties=properties, format_version=argument, spark=spark)
     assert table.format_version == version
     assert table.refresh().properties == {"owner": "me", "write.parquet.compression-codec": "zstd"}
+
+
+NO_TEXT: list[tuple[Any, str]] = [
+    ({"a": None}, "properties['a'] is None: keys and values are strings"),
+    ({5: "x"}, "properties[5] is 'x': keys and values are strings"),
+    ([1], "properties is [1]: expected a mapping of strings to strings"),
+    ("ab", "properties is 'ab': expected a mapping of strings to strings"),
+]
+
+
+@pytest.mark.parametrize(("properties", "problem"), NO_TEXT)
+def test_properties_that_are_no_text(spark: SparkSession, catalog: sm.Catalog, properties: Any, problem: str) -> None:
+    with pytest.raises(sm.ValidationError, match=re.escape(f"ns/t: {problem}")):
+        catalog.create_table("ns.t", SCHEMA, properties=properties, spark=spark)
+    assert not catalog.table_exists("ns.t")
+    with pytest.raises(sm.ValidationError, match=re.escape(f"other: {problem}")):
+        catalog.create_namespace("other", properties)
+    assert not catalog.namespace_exists("other")
+
+
+def test_numbers_in_properties_become_text(spark: SparkSession, catalog: sm.Catalog) -> None:
+    properties: dict[str, Any] = {"format-version": 3, "a": 5, "b": True}
+    table = catalog.create_table("ns.t", SCHEMA, properties=properties, spark=spark)
+    assert (table.format_version, table.properties["a"], table.properties["b"]) == (3, "5", "true")
 
 
 @pytest.mark.parametrize("version", [2, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -155,6 +156,32 @@ def test_changes_that_an_outdated_view_already_has(catalog: Catalog, namespace: 
     current = catalog.load_view(name)
     assert (queries(current), current.schema().fields, current.properties) == (SQL, SCHEMA.fields, {"comment": "a"})
     assert old.set_properties(comment="a").metadata_location == current.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("properties", "problem"),
+    [
+        ({"a": None}, "properties['a'] is None: keys and values are strings"),
+        ({5: "x"}, "properties[5] is 'x': keys and values are strings"),
+        ([1], "properties is [1]: expected a mapping of strings to strings"),
+    ],
+)
+def test_properties_that_are_no_text(folders: FileSystemCatalog, properties: Any, problem: str) -> None:
+    view = folders.create_view("db.v", SCHEMA, SQL)
+    for change in (
+        lambda: folders.create_view("db.w", SCHEMA, SQL, properties=properties),
+        lambda: folders.create_or_replace_view("db.v", SCHEMA, SQL, properties=properties),
+        lambda: view.replace(SQL, properties=properties),
+        lambda: view.set_properties(properties),
+    ):
+        with pytest.raises(ValidationError, match=rf"^db\.[vw]: {re.escape(problem)}"):
+            change()
+    for keys in ((5,), (["a"],)):
+        with pytest.raises(ValidationError, match=re.escape(f"db.v: keys is {keys!r}: expected a list of strings")):
+            view.remove_properties(*keys)  # type: ignore[arg-type]
+    assert folders.list_views("db") == [("db", "v")]
+    assert folders.load_view("db.v").metadata == view.metadata
+    assert view.set_properties({"a": 5}, b=True).properties == {"a": "5", "b": "true"}  # type: ignore[dict-item, arg-type]
 
 
 # -- warehouses in folders --------------------------------------------------------------------------------------------

@@ -229,6 +229,31 @@ def test_files_that_are_no_frame(empty: sm.Table, spark: SparkSession, bad: Any)
             change()
 
 
+@pytest.mark.parametrize(
+    ("properties", "problem"),
+    [
+        ({"a": None}, "properties['a'] is None: keys and values are strings"),
+        ({"a": ["b"]}, "properties['a'] is ['b']: keys and values are strings"),
+        ({5: "x"}, "properties[5] is 'x': keys and values are strings"),
+        ([1], "properties is [1]: expected a mapping of strings to strings"),
+        ("ab", "properties is 'ab': expected a mapping of strings to strings"),
+    ],
+)
+def test_properties_of_a_table_that_are_no_text(empty: sm.Table, properties: Any, problem: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(f"db.t: {problem}")):
+        empty.transaction().set_properties(properties)
+    with pytest.raises(ValidationError, match=re.escape("db.t: properties['b'] is None: keys")):
+        empty.transaction().set_properties({"a": "x"}, b=None)
+    for names in ((5,), (["a"],), (None, "a")):
+        with pytest.raises(ValidationError, match=re.escape(f"db.t: names is {names!r}: expected a list of strings")):
+            empty.transaction().remove_properties(*names)  # type: ignore[arg-type]
+
+
+def test_numbers_in_properties_become_text(empty: sm.Table) -> None:
+    table = empty.transaction().set_properties({"a": 5, "b": True}, c=0.5).commit()
+    assert {key: table.properties[key] for key in "abc"} == {"a": "5", "b": "true", "c": "0.5"}
+
+
 @pytest.mark.parametrize("properties", [{"a": 1}, {"a": None}, {1: "x"}])
 def test_properties_of_a_snapshot_that_are_no_text(empty: sm.Table, properties: Any) -> None:
     (key, value), *_ = properties.items()
