@@ -22,11 +22,11 @@ from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import Step, commit_steps
 from sparkmeta.edit.new_snapshot import RefUpdate, refuse_tag
-from sparkmeta.errors import CommitConflictError, ValidationError, shown
+from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.builders import UpdateSortOrder
 from sparkmeta.spec.metadata import refuse_encrypted
-from sparkmeta.spec.new_table import VERSION_PROPERTY
+from sparkmeta.spec.reserved_properties import refuse_reserved
 from sparkmeta.spec.summary import summary_properties
 from sparkmeta.spec.update_schema import UpdateSchema
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
@@ -124,16 +124,12 @@ class Transaction(Generic[TableT]):
         """Set table properties.
 
         Raises:
-            ValidationError: the property is `format-version`, which `table.maintenance.upgrade` changes; or a key or
-                value is no text.
+            ValidationError: a key or value is no text; or a property is reserved, such as `format-version`, which
+                `table.maintenance.upgrade` changes.
         """
         name = f"{self.table.full_name}: properties"
         updates = property_texts(name, properties) | property_texts(name, values)
-        if VERSION_PROPERTY in updates:
-            raise ValidationError(
-                f"{self.table.full_name}: {VERSION_PROPERTY} is {shown(updates[VERSION_PROPERTY])}: it is no property "
-                "of a table: table.maintenance.upgrade changes the format version"
-            )
+        refuse_reserved(updates, self.table.full_name)
         self._apply((SetPropertiesUpdate(updates=updates),))
         return self
 

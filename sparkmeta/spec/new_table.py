@@ -16,6 +16,7 @@ from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import table_metadata_from_json
 from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
+from sparkmeta.spec.reserved_properties import VERSION_PROPERTY, unreserved
 from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.schema_visitors import with_fresh_ids
@@ -36,7 +37,6 @@ _NEWEST_WITH_LISTS = 3
 _EMPTY_LISTS = ("snapshots", "snapshot-log", "metadata-log", "statistics", "partition-statistics")
 # The default of Iceberg's own libraries.
 _DEFAULT_VERSION = 2
-VERSION_PROPERTY = "format-version"
 # Properties of every new table (semantics 3.3-8).
 _DEFAULT_PROPERTIES = {"write.parquet.compression-codec": "zstd"}
 
@@ -59,7 +59,7 @@ def new_metadata(
         spec: The partition spec.
         sort_order: The sort order.
         properties: The table's properties. As in Iceberg's own libraries, `format-version` chooses the format version
-            and is not stored as a property.
+            and is not stored as a property; neither are other reserved ones.
         format_version: 1, 2 (the default), 3, or 4, which has a metadata tree.
 
     Raises:
@@ -79,7 +79,6 @@ def new_metadata(
     except ValueError as error:
         raise ValidationError(f"{location}: {error}") from error
     refuse_unfit(location, columns, [fields], [order])
-    stored = {key: value for key, value in properties.items() if key != VERSION_PROPERTY}
     schema_json, spec_json = (
         schema_to_json(columns),
         _with_sources(partition_spec_to_json(fields), spec, schema, columns),
@@ -97,7 +96,7 @@ def new_metadata(
         "last-partition-id": fields.last_assigned_field_id,
         "sort-orders": [sort_order_to_json(order)],
         "default-sort-order-id": order.order_id,
-        "properties": {**_DEFAULT_PROPERTIES, **stored},
+        "properties": {**_DEFAULT_PROPERTIES, **unreserved(properties)},
         "current-snapshot-id": None,
         **{key: [] for key in _EMPTY_LISTS},
         "refs": {},

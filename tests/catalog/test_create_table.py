@@ -118,6 +118,23 @@ def test_properties_that_are_no_text(spark: SparkSession, catalog: sm.Catalog, p
     assert not catalog.namespace_exists("other")
 
 
+RESERVED = (
+    "uuid", "snapshot-count", "current-snapshot-id", "current-snapshot-summary", "current-snapshot-timestamp-ms",
+    "current-schema", "default-partition-spec", "default-sort-order",
+)  # fmt: skip
+
+
+def test_reserved_properties_are_not_stored(spark: SparkSession, catalog: sm.Catalog) -> None:
+    """As in Iceberg's Java library."""
+    properties = {**dict.fromkeys(RESERVED, "7"), "owner": "me"}
+    table = catalog.create_table("ns.t", SCHEMA, properties=properties, spark=spark)
+    assert table.properties == {"owner": "me", "write.parquet.compression-codec": "zstd"}
+    for name in RESERVED:
+        with pytest.raises(sm.ValidationError, match=f"^ns.t: the table property {name} is '9': it is reserved"):
+            table.transaction().set_properties({"owner": "you", name: "9"})
+    assert table.refresh().metadata_location == table.metadata_location
+
+
 def test_numbers_in_properties_become_text(spark: SparkSession, catalog: sm.Catalog) -> None:
     properties: dict[str, Any] = {"format-version": 3, "a": 5, "b": True}
     table = catalog.create_table("ns.t", SCHEMA, properties=properties, spark=spark)
