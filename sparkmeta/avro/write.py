@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import StructType
 
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.executors import ExecutorWriter
 
 ENTRY = "entry"
@@ -152,19 +153,20 @@ def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec
     return known if format_version == 1 else {**known, "content": _CONTENTS[content]}
 
 
-def manifest_codec(properties: Mapping[str, str]) -> tuple[str, int | None]:
+def manifest_codec(metadata: TableMetadata) -> tuple[str, int | None]:
     """Return the table properties `write.manifest.compression-codec` and `write.manifest.compression-level`.
 
     Raises:
         ValidationError: an unknown codec, or an invalid level.
     """
-    codec, key = choice_property(properties, _CODEC, tuple(_CODECS)), "write.manifest.compression-level"
+    properties, location, key = metadata.properties, metadata.location, "write.manifest.compression-level"
+    codec = choice_property(properties, _CODEC, tuple(_CODECS), location=location)
     text = properties.get(key)
     if text is None:
         return codec, None
     levels = {"gzip": range(-1, 10), "zstd": range(-7, 23)}.get(codec, range(-100, 100))
     if not _LEVEL.fullmatch(text) or int(text) not in levels:
-        raise ValidationError(f"the table property {key} is {shown(text)}: it is not a level of {codec}")
+        raise ValidationError(f"{location}: the table property {key} is {shown(text)}: it is not a level of {codec}")
     return codec, int(text)
 
 

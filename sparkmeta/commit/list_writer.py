@@ -104,7 +104,7 @@ class ListWriter:
 
     @property
     def _options(self) -> ListOptions:
-        return ListOptions.of(self.state.metadata.properties)
+        return ListOptions.of(self.state.metadata)
 
     @property
     def _rewriter(self) -> ManifestRewriter:

@@ -92,7 +92,7 @@ class TreeWriter:
 
     @property
     def _options(self) -> TreeOptions:
-        return TreeOptions.of(self.state.metadata.properties)
+        return TreeOptions.of(self.state.metadata)
 
     def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:
         """See `SnapshotWriter.commit`."""

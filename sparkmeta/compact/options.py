@@ -87,7 +87,7 @@ def scope_of(
         InvalidFilterError: the filter is not valid for the table.
     """
     options.check()
-    tree = TreeOptions.of(state.metadata.properties)
+    tree = TreeOptions.of(state.metadata)
     limits = Limits(
         target_bytes=_target(options, tree, root, state),
         min_masked_ratio=options.min_masked_ratio,

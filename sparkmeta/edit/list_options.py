@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sparkmeta.spec.table_properties import flag_property, number_property
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
 
 TARGET = "commit.manifest.target-size-bytes"
 MOST_BYTES = 64 << 20
@@ -30,11 +33,12 @@ class ListOptions:
     merges: bool = True
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> ListOptions:
+    def of(metadata: TableMetadata) -> ListOptions:
         """Return the options of a table. Raises ValidationError for an invalid value."""
-        target = number_property(properties, TARGET, ListOptions.target_bytes, least=1)
+        properties, location = metadata.properties, metadata.location
+        target = number_property(properties, TARGET, ListOptions.target_bytes, least=1, location=location)
         return ListOptions(
             target_bytes=min(target, MOST_BYTES),
-            min_count=number_property(properties, _MIN_COUNT, ListOptions.min_count, least=1),
-            merges=flag_property(properties, _MERGE, default=True),
+            min_count=number_property(properties, _MIN_COUNT, ListOptions.min_count, least=1, location=location),
+            merges=flag_property(properties, _MERGE, default=True, location=location),
         )

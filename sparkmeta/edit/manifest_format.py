@@ -35,7 +35,7 @@ def manifest_format(
     """
     metadata, spec = state.metadata, state.specs[spec_id]
     version, written_content = format_version or metadata.format_version, int(content) - int(ContentType.DATA_MANIFEST)
-    codec, level = manifest_codec(metadata.properties)
+    codec, level = manifest_codec(metadata)
     kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
     return ManifestFormat(
         version,

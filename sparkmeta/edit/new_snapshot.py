@@ -81,7 +81,7 @@ class NewSnapshot:
     def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
         """Write the root with the change applied and return the table's metadata with its snapshot."""
         state, base, metadata = self.state, self.base, self.state.metadata
-        options = TreeOptions.of(metadata.properties)
+        options = TreeOptions.of(metadata)
         first_row_id = next_row_id(metadata)
         stamp = Stamp(self.names.snapshot_id, metadata.last_sequence_number + 1, first_row_id + base.assigned_row_ids)
         new = next_root(

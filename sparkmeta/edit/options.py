@@ -1,11 +1,20 @@
-"""Table properties for V4 trees: how many files the root holds and how large leaves are."""
+"""Table properties for V4 trees: how many files the root holds and how large leaves are.
+
+`check_snapshot_options` also checks those of manifest lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
+from sparkmeta.avro.write import manifest_codec
+from sparkmeta.edit.list_options import ListOptions
+from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.table_properties import number_property
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
 
 
 @dataclass(frozen=True)
@@ -34,11 +43,27 @@ class TreeOptions:
     compact_entries: int = 0
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> TreeOptions:
+    def of(metadata: TableMetadata) -> TreeOptions:
         """Return the options of a table. Raises ValidationError for a value that is not a whole number."""
-        names = [field.name for field in fields(TreeOptions)]
-        values = {name: number_property(properties, property_name(name), getattr(TreeOptions, name)) for name in names}
-        return TreeOptions(**values)
+        properties, location = metadata.properties, metadata.location
+        defaults = {field.name: getattr(TreeOptions, field.name) for field in fields(TreeOptions)}
+        return TreeOptions(**{
+            name: number_property(properties, property_name(name), default, location=location)
+            for name, default in defaults.items()
+        })  # fmt: skip
+
+
+def check_snapshot_options(metadata: TableMetadata) -> None:
+    """Check the table properties that commits of snapshots use. Writers of rows call it before they write files.
+
+    Raises:
+        ValidationError: a property has an invalid value.
+    """
+    if has_tree(metadata):
+        TreeOptions.of(metadata)
+    else:
+        ListOptions.of(metadata)
+        manifest_codec(metadata)
 
 
 def property_name(field: str) -> str:

@@ -162,7 +162,7 @@ class Examination:
 
     @property
     def _merge_count(self) -> int:
-        return ListOptions.of(self.table.metadata.properties).min_count
+        return ListOptions.of(self.table.metadata).min_count
 
     def _ranges(self, group: ManifestGroup) -> LeafRanges:
         keyed = ClusteredManifests.of(self.table.state, group.manifests, {})

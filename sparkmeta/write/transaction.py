@@ -14,6 +14,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.edit.options import check_snapshot_options
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.table_properties import choice_property
@@ -378,6 +379,7 @@ class RowTransaction(Transaction[TableT]):
         if isolation is not None:
             ISOLATION.check("isolation", isolation)
         state = replace(self.table.state, metadata=self.table_metadata)
+        check_snapshot_options(state.metadata)
         head = branch_head(state, branch)
         if reads and any(hasattr(step, "names") for step in self._steps):
             problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"

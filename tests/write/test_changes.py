@@ -270,6 +270,44 @@ def test_a_failure_before_the_commit_deletes_files(
     assert not data_files(tmp_path)
 
 
+WRITES: dict[str, Callable[[sm.Table, DataFrame], Any]] = {
+    "append": lambda table, new: table.append(new),
+    "overwrite": lambda table, new: table.overwrite(new, "id < 5"),
+    "overwrite partitions": lambda table, new: table.dynamic_partition_overwrite(new),
+    "delete": lambda table, _: table.delete("id = 5"),
+    "equality delete": lambda table, new: table.equality_delete(new.select("id"), ["id"]),
+    "update": lambda table, _: table.update({"n": 0}, "id = 5"),
+    "upsert": lambda table, new: table.upsert(new, ["id"]),
+    "merge": lambda table, new: table.merge(new, ["id"]).when_not_matched().insert_all().merge(),
+    "rewrite of data": lambda table, _: table.maintenance.rewrite_data_files(rewrite_all=True).commit(),
+    "rewrite of deletes": lambda table, _: table.maintenance.rewrite_position_delete_files(rewrite_all=True).commit(),
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "value"),
+    [
+        (2, "commit.manifest.target-size-bytes", "abc"),
+        (2, "commit.manifest-merge.enabled", "perhaps"),
+        (2, "write.manifest.compression-codec", "rar"),
+        (2, "write.manifest.compression-level", "99"),
+        (4, "write.tree.direct-files", "abc"),
+    ],
+)
+def test_properties_of_the_snapshot_are_checked_before_files_are_written(
+    spark: SparkSession, tmp_path: Path, version: int, name: str, value: str
+) -> None:
+    table = new_table(spark, tmp_path, version=version, **MERGE_ON_READ).append(frame(spark, ordinary(0, 9)))
+    table = table.delete("id = 0")
+    folder = tmp_path / "elsewhere"
+    table = table.transaction().set_properties({name: value, "write.data.path": str(folder)}).commit()
+    for write in WRITES.values():
+        with pytest.raises(sm.ValidationError, match=rf"db[/.]t: the table property {name} is '{value}'"):
+            write(table, frame(spark, ordinary(100, 103)))
+        assert not folder.exists()
+    assert table.refresh().metadata_location == table.metadata_location
+
+
 def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> None:
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")

@@ -253,7 +253,7 @@ def _refuse(state: TableState, groups: Sequence[LeafGroup]) -> None:
         return
     for group in groups:
         refuse_unknown_transforms(group.state, group.manifests.column("partition_spec_id").to_pylist())
-    manifest_codec(state.metadata.properties)
+    manifest_codec(state.metadata)
     target_bytes(state.metadata, ManifestRewriteOptions())
     task_reader(state)
 

@@ -136,7 +136,7 @@ class _DanglingStep(RewriteStep):
             counts = ManifestCounts(kept=len(base.root.leaves))
             change = TreeChange(removed=removal.keys, masks=removal.masks)
             return new.commit(change, self.summary(head, counts, removed=removal.tally))
-        options = ListOptions.of(head.metadata.properties)
+        options = ListOptions.of(head.metadata)
         rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), options.target_bytes)
         listed = head.manifest_files
         unchanged = without_manifests(listed, removal.masks.keys())

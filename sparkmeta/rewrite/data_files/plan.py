@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.edit.options import check_snapshot_options
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteSummary
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError
 from sparkmeta.inspect.units import byte_size
@@ -286,6 +287,7 @@ def plan_data_rewrite(
     table.refuse_read_only()
     metadata = table.metadata
     refuse_rewrite(metadata)
+    check_snapshot_options(metadata)
     head = branch_head(table.state, branch)
     refuse_types(metadata.schema(), metadata.location)
     executor_writer(head.files)

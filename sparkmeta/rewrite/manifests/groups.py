@@ -97,7 +97,7 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
     """
     options.check()
     target = target_bytes(state.metadata, options)
-    manifest_codec(state.metadata.properties)
+    manifest_codec(state.metadata)
     keys = _keys(state, options)
     manifests = matching_manifests(state.manifests, ScanFilter.of(state, options.row_filter))
     groups = []
@@ -162,7 +162,7 @@ def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> in
         ValidationError: the table property has an invalid value.
     """
     size = options.target_manifest_bytes
-    return ListOptions.of(metadata.properties).target_bytes if size is None else size
+    return ListOptions.of(metadata).target_bytes if size is None else size
 
 
 def total_bytes(manifests: pa.Table) -> int:

@@ -13,6 +13,7 @@ from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.new_snapshot import branch_head, with_root
+from sparkmeta.edit.options import check_snapshot_options
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteSummary
 from sparkmeta.operations.base_table import TableT
@@ -161,6 +162,7 @@ def plan_delete_rewrite(
     table.refuse_read_only()
     metadata = table.metadata
     refuse_rewrite(metadata)
+    check_snapshot_options(metadata)
     head = branch_head(table.state, branch)
     state = with_root(head, base_root(head)) if has_tree(metadata) else head
     options.check()

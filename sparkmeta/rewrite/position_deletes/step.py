@@ -74,7 +74,7 @@ class DeleteRewriteStep(RewriteStep):
 
     def _without(self, head: TableState, removal: Removal) -> pa.Table:
         """Write the manifests that list removed entries without them, and return the rows of the new ones."""
-        target = ListOptions.of(head.metadata.properties).target_bytes
+        target = ListOptions.of(head.metadata).target_bytes
         rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), target)
         return rewriter.without_entries(head.manifest_files, removal.masks)
 
