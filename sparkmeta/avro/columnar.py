@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from sparkmeta.avro import execute, machine
 from sparkmeta.avro.container import Block, Data, Header, inflate
 from sparkmeta.avro.program import Column, Program
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.records import field_name, typed_values
+from sparkmeta.columns.bounds import bound_arrow_type, day_units
+from sparkmeta.entries.records import field_name, promoted_values, typed_values
 from sparkmeta.errors import CorruptFileError
 
 BATCH_BYTES = 4 * 1024 * 1024
@@ -129,6 +129,8 @@ class ColumnarRecords:
         kind, name, column = bound_arrow_type(type_name), f"partition.{field_id}", self._program.partition.get(field_id)
         if pa.types.is_decimal(kind):
             return typed_values(self._array(column, pa.binary(), name), type_name, self._location, name)
+        if column is not None and column.avro == "int" and day_units(type_name) is not None:
+            return promoted_values(self._array(column, pa.date32(), name), type_name, self._location, name)
         return self._array(column, kind, name)
 
     def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:

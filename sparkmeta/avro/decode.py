@@ -25,7 +25,14 @@ from sparkmeta.avro.schema import ManifestSchema, bytes_for_fixed, manifest_sche
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import EntryBuilder, RawRecords, field_name, projected_fields, typed_values
+from sparkmeta.entries.records import (
+    EntryBuilder,
+    RawRecords,
+    field_name,
+    projected_fields,
+    promoted_values,
+    typed_values,
+)
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 
@@ -234,6 +241,9 @@ class AvroRecords:
             values = [value if value is None else as_text(value) for value in values]
         if pa.types.is_decimal(kind):
             return typed_values(self._array(values, pa.binary(), name), type_name, self._schema.location, name)
+        if self._schema.holds_days(field_id, type_name):
+            days = self._array(values, pa.int32(), name).view(pa.date32())
+            return promoted_values(days, type_name, self._schema.location, name)
         storage = _STORAGE.get(kind.id)
         return self._array(values, storage, name).view(kind) if storage else self._array(values, kind, name)
 

@@ -13,6 +13,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from sparkmeta.columns.bounds import day_units
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAPS, PARTITION_FIELD_ID
 
@@ -45,6 +46,7 @@ class ManifestSchema:
         fields: field ids of the entry.
         file_fields: field ids of data_file.
         partition_fields: field ids of the partition tuple.
+        partition_ints: those of them with the Avro type int.
     """
 
     entry: dict[str, Any]
@@ -52,7 +54,15 @@ class ManifestSchema:
     fields: frozenset[int]
     file_fields: frozenset[int]
     partition_fields: frozenset[int]
+    partition_ints: frozenset[int]
     location: str
+
+    def holds_days(self, field_id: int, type_name: str) -> bool:
+        """Return whether values of a partition field are dates from before their promotion to its type.
+
+        Avro's dates are ints, and timestamps are longs.
+        """
+        return field_id in self.partition_ints and day_units(type_name) is not None
 
     def projected(self, keep: Keep, keep_partition: Keep) -> dict[str, Any]:
         """Return a reader schema with the fields of the entry and data_file that `keep` selects.
@@ -94,6 +104,7 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
     if file_record is None:
         raise CorruptFileError(location, "avro.schema", "data_file", "field 2 (data_file) is not a record")
     partition = record_of(file_record, PARTITION_FIELD_ID, location)
+    partition_fields = partition["fields"] if partition else []
     for field in file_record["fields"]:
         field_id = field_id_of(field)
         if field_id in METRICS_MAPS and not _is_metrics_map(field["type"]):
@@ -103,9 +114,15 @@ def manifest_schema(schema: dict[str, Any], location: str) -> ManifestSchema:
         parse(entry, location),
         frozenset(map(field_id_of, entry["fields"])),
         frozenset(map(field_id_of, file_record["fields"])),
-        frozenset(map(field_id_of, partition["fields"])) if partition else frozenset(),
+        frozenset(map(field_id_of, partition_fields)),
+        frozenset(field_id_of(field) for field in partition_fields if _is_int(field["type"])),
         location,
     )
+
+
+def _is_int(kind: Any) -> bool:
+    """Return whether a type is int, optionally null."""
+    return [branch for branch in (kind if isinstance(kind, list) else [kind]) if branch != "null"] == ["int"]
 
 
 def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:

@@ -108,16 +108,26 @@ def reads_as(name: str, later: str) -> bool:
     return name in {later, "unknown"} or (name, later) == ("string", "binary")
 
 
+def day_units(type_name: str) -> int | None:
+    """Return the number of units in a day of a type that dates are promoted to; None for other types."""
+    narrow, _, units = _PROMOTED.get(type_name, ("", "", 0))
+    return units if narrow == "date" else None
+
+
 def promoted_days(values: pa.Array, type_name: str) -> pa.Array:
-    """Convert dates to numbers of type `timestamp_ns`; Arrow casts other values to the type they were promoted to.
+    """Convert dates to a type that they were promoted to; return other values unchanged, which Arrow casts.
 
     Raises:
         ValueError: a date is outside of the type's range.
     """
-    if type_name != "timestamp_ns" or not pa.types.is_date32(values.type):
+    units = day_units(type_name)
+    if units is None or not pa.types.is_date32(values.type):
         return values
-    _, _, unit = _PROMOTED[type_name]
-    return pc.multiply_checked(values.cast(pa.int32()).cast(pa.int64()), unit)
+    days = values.cast(pa.int32()).cast(pa.int64())
+    beyond = days.filter(pc.greater(pc.abs(days), np.iinfo(np.int64).max // units))
+    if len(beyond):
+        raise ValueError(f"day {beyond[0]} since 1970 is not a value of type {type_name}: it is outside of its range")
+    return pc.multiply(days, units).cast(bound_arrow_type(type_name))
 
 
 def encode_bounds(values: pa.Array) -> pa.BinaryArray:

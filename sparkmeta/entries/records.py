@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bound_tests import Source
-from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, promoted_days
 from sparkmeta.entries.arrays import kept_rows, whole
 from sparkmeta.entries.inherit import (
     RowIdCounter,
@@ -103,6 +103,19 @@ def typed_values(raw: pa.Array, type_name: str, location: str, field: str) -> pa
     except ValueError as error:
         value = next((scalar.as_py() for scalar in raw if scalar.is_valid), None)
         raise CorruptFileError(location, field, value, str(error)) from error
+
+
+def promoted_values(values: pa.Array, type_name: str, location: str, field: str) -> pa.Array:
+    """Return partition values as the `bound_arrow_type` of a type that they may have been promoted to.
+
+    Raises:
+        CorruptFileError: a value does not fit the type, or values of the array's type are not promoted to it.
+    """
+    kind = bound_arrow_type(type_name)
+    try:
+        return promoted_days(values, type_name).cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorruptFileError(location, field, str(values.type), f"not {kind}: {error}"[:200]) from error
 
 
 class EntryBuilder:

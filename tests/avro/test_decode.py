@@ -30,6 +30,7 @@ from tests.avro.avro_files import (
 )
 from tests.avro.decoders import Always
 
+NANOS = 18_262 * 86_400 * 10**9
 LONG_BYTES = {number: number.to_bytes(8, "little", signed=True) for number in range(-5, 100)}
 CONTEXT = ManifestContext(snapshot_id=77, sequence_number=4, first_row_id=None)
 
@@ -102,6 +103,19 @@ def test_fixed_partition_values_as_avro_and_as_java_write_them() -> None:
         decoded = rows(data, projection)
         assert [row["partition"]["1000"] for row in decoded] == values
         assert [row["record_count"] for row in decoded] == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(("later", "expected"), [("timestamp", dt.datetime(2020, 1, 1)), ("timestamp_ns", NANOS)])  # noqa: DTZ001
+def test_partition_values_from_before_a_promotion(later: str, expected: Any) -> None:
+    """Days, which an Avro int holds, of a date that became a timestamp."""
+    schema = entry_schema(data_file(partition=[field("d", 1000, ["null", {"type": "int", "logicalType": "date"}])]))
+    data, beyond = (
+        avro_file(schema, [entry(partition={"d": day}) for day in days]) for days in ((18_262, None), (2**31 - 1,))
+    )
+    projection = EntryProjection.of(("location",), {1000: later})
+    assert [row["partition"]["1000"] for row in rows(data, projection)] == [expected, None]
+    with pytest.raises(CorruptFileError, match=r"m\.avro.*partition\.1000.*2147483647"):
+        rows(beyond, projection)
 
 
 def test_a_deletion_vector_of_version_3() -> None:

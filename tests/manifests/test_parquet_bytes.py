@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 from typing import Any
 
@@ -16,6 +17,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v3_parquet import decode as parquet_decode
 from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 
+DAY = dt.datetime(2020, 1, 1)  # noqa: DTZ001
 PART = ManifestPart(4, "s3://b/m.parquet", 2, ManifestContext(77, 9, 1000))
 ALL = EntryProjection.of(
     [*FILE_COLUMNS, "value_counts", "lower_bounds"], {1000: "string", 1001: "int"}, {1: "long", 2: "string"}
@@ -89,6 +91,18 @@ def test_counters_go_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_what_is_asked_for() -> None:
     [row] = decoded(manifest(entry(0)), EntryProjection.of(["version_info"]))
     assert row.keys() == {"version_info", "manifest", "ordinal"}
+
+
+@pytest.mark.parametrize(("later", "expected"), [("timestamp", DAY), ("timestamp_ns", 18_262 * 86_400 * 10**9)])
+def test_partition_values_from_before_a_promotion(later: str, expected: Any) -> None:
+    tuple_field = field("partition", pa.struct([field("d", pa.date32(), 1000)]), 102)
+    file = pa.struct([tuple_field if each.name == "partition" else each for each in FILE])
+    schema = SCHEMA.set(2, field("file", file, 2))
+    data, beyond = (manifest(entry(0, partition={"d": day}), schema=schema) for day in (18_262, 2**31 - 1))
+    projection = EntryProjection.of(("location",), {1000: later})
+    assert decoded(data, projection)[0]["partition"]["1000"] == expected
+    with pytest.raises(CorruptFileError, match=r"m\.parquet.*1000.*2147483647"):
+        decoded(beyond, projection)
 
 
 def test_damage() -> None:

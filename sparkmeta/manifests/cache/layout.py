@@ -24,8 +24,8 @@ from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 
-LAYOUT = 1
-"""The version of the leaves' layout, which is part of keys."""
+LAYOUT = 2
+"""The version of the layout and of the decoded values of leaves, which is part of keys."""
 
 LEAF_SUFFIX, TYPES_SUFFIX = ".parquet", ".json"
 _DIGITS, _FEW_DIGITS = 32, 16

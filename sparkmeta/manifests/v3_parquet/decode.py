@@ -18,7 +18,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.field_ids import field_id
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.records import EntryBuilder, projected_fields
+from sparkmeta.entries.records import EntryBuilder, projected_fields, promoted_values
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, PARTITION_FIELD_ID
 from sparkmeta.storage.read_errors import translated_read_errors
@@ -66,7 +66,9 @@ class ParquetRecords:
         return self._cast(self._fields.get(field_id), kind, field_id)
 
     def partition(self, field_id: int, type_name: str) -> pa.Array:
-        return self._cast(self._partition.get(field_id), bound_arrow_type(type_name), field_id)
+        if (values := self._partition.get(field_id)) is None:
+            return pa.nulls(len(self), bound_arrow_type(type_name))
+        return promoted_values(values, type_name, self._location, f"partition.{field_id}")
 
     def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
         return self._cast(self._fields.get(map_id), kind, map_id)
