@@ -117,6 +117,7 @@ class HandmadeTable:
 
     summaries: the manifest list has partition summaries, and counts of every status.
     schemas: the columns of each schema; the last is the current one.
+    tuples: the partition fields of manifests, by number, that have others than `_PARTITIONS`.
     """
 
     folder: Path
@@ -128,6 +129,7 @@ class HandmadeTable:
     summaries: bool = False
     row_ids: bool = True
     schemas: tuple[tuple[dict[str, Any], ...], ...] = (COLUMNS,)
+    tuples: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def add(self, content: int, spec_id: int, *entries: dict[str, Any]) -> HandmadeTable:
         self.manifests.append((content, spec_id, list(entries)))
@@ -149,7 +151,8 @@ class HandmadeTable:
         empty = {field["name"]: None for field in _FILE_FIELDS}
         for entry in entries:
             entry["data_file"] = empty | entry["data_file"]
-        schema = entry_schema(data_file(*_FILE_FIELDS, partition=_PARTITIONS[spec_id]), *SEQUENCES)
+        fields = self.tuples.get(number, _PARTITIONS[spec_id])
+        schema = entry_schema(data_file(*_FILE_FIELDS, partition=fields), *SEQUENCES)
         bytes_ = avro_file(schema, entries, block_bytes=self.block_bytes)
         return {
             "manifest_path": self._write(f"m{number}.avro", bytes_),

@@ -33,6 +33,7 @@ from sparkmeta.avro.decode import (
 )
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
 from sparkmeta.avro.write import ENTRY, REQUIRED_DEFAULTS, ManifestFormat, with_version_info
+from sparkmeta.columns.bounds import day_units
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import ORDINAL, EntryProjection
 from sparkmeta.entries.records import EntryBuilder
@@ -164,6 +165,8 @@ class _Copying(NamedTuple):
 
 def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
     """Return how to copy a data_file; None if the writer's schema encodes it differently from the new manifest."""
+    if _day_units(schema, form):
+        return None
     new, old = (_shapes(entry, schema.location) for entry in (form.encoded, schema.entry))
     new_ids, old_ids = [field_id for field_id, _ in new], [field_id for field_id, _ in old]
     divided = _ROW_ID in new_ids
@@ -176,6 +179,12 @@ def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
     if not is_prefix or any(not _is_optional(kind) for _, kind in appended):
         return None
     return _Copying((0, place, behind, len(old)), divided, len(appended))
+
+
+def _day_units(schema: ManifestSchema, form: ManifestFormat) -> dict[str, int]:
+    """Return the names of partition fields with dates that were promoted -> units in a day of the new type."""
+    promoted = ((field_id, name) for field_id, name in form.partition if schema.holds_days(field_id, name))
+    return {f"f{field_id}": units for field_id, name in promoted if (units := day_units(name)) is not None}
 
 
 def _shapes(entry: Mapping[str, Any], location: str) -> list[tuple[int, Any]]:
@@ -215,6 +224,7 @@ class _Encoder:
         partition = next(field["type"] for field in record["fields"] if field_id_of(field) == PARTITION_FIELD_ID)
         sizes = fixed_sizes(form.encoded)
         self._partition = {field["name"]: _fixed_size(field["type"], sizes) for field in partition["fields"]}
+        self._day_units = _day_units(schema, form)
         # Also of values whose type is lost: see `TableTypes.unwritable_fields`.
         self._texts = {field["name"] for field in partition["fields"] if "string" in field["type"]}
 
@@ -251,6 +261,8 @@ class _Encoder:
     def _partition_value(self, name: str, value: Any) -> Any:
         if value is not None and name in self._texts:
             return as_text(value)
+        if value is not None and name in self._day_units:
+            return value * self._day_units[name]
         return _widened(value, self._partition[name])
 
 

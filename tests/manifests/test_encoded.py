@@ -309,6 +309,20 @@ def test_two_fields_of_a_type(kind: str) -> None:
         assert [summary["contains_null"] for summary in row.to_pylist()[0]["partitions"]] == [value is None, True]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("later", "per_day"), [("timestamp", 86_400 * 10**6), ("timestamp_ns", 86_400 * 10**9)])
+def test_dates_that_were_promoted_are_not_copied(later: str, per_day: int, compiled: bool) -> None:
+    """The new manifest declares a long, and must not have the days of the source's int."""
+    sources = [sample(number, 3) for number in range(2)]
+    for source, day in zip(sources, (-18_262, None), strict=True):
+        source["data_file"]["partition"] = {"p1000": day}
+    form = form_of(3, {1000: later})
+    table = entries_of(avro_file(dict(form_of(3, {1000: "date"}).schema), sources), form, compiled)
+    assert [entry["f2"]["f102"]["f1000"] for entry in read_back(table, form)] == [-18_262 * per_day, None]
+    (summary,) = write_manifest(table, form)[1].to_pylist()[0]["partitions"]
+    assert summary["lower_bound"] == (-18_262 * per_day).to_bytes(8, "little", signed=True)
+
+
 @pytest.mark.parametrize(("values", "known"), [((b"\0" * 16, b"\1" * 16), True), ((b"\0" * 16, b"\xff" * 16), False)])
 def test_uuids_that_readers_order_in_different_ways(values: tuple[bytes, ...], known: bool) -> None:
     """Without summaries nobody leaves out the manifest."""

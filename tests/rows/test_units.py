@@ -14,9 +14,12 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimeType
 
 import sparkmeta as sm
+from tests.avro.avro_files import field as avro_field
+from tests.handmade import HandmadeTable, data, position_deletes
 from tests.rows.row_table import RowTable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -68,6 +71,65 @@ def test_an_equality_delete_of_a_promoted_date(name: str, spark: SparkSession, t
     table.add(0, 0, table.data(name, file(pa.array([DATE, None]))))
     table.add(1, 0, table.keys("keys.parquet", pa.table({"v": pa.array([DAY * 10**9], pa.timestamp("ns"))}), [2]))
     assert [row.id for row in table.load(spark).scan().to_df().collect()] == [2]
+
+
+@pytest.fixture
+def setting(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    changed: set[str] = set()
+
+    def change(name: str, value: str) -> None:
+        changed.add(f"spark.sparkmeta.{name}")
+        spark.conf.set(f"spark.sparkmeta.{name}", value)
+
+    yield change
+    for name in changed:
+        spark.conf.unset(name)
+
+
+def by_date(folder: Path, later: str) -> HandmadeTable:
+    """Partitioned by a date, which is promoted before the position deletes are written."""
+    by_v = {"source-id": 2, "field-id": 1000, "name": "v", "transform": "identity"}
+    kinds = ({"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-micros"})
+    tuples = {number: [avro_field("v", 1000, ["null", kind])] for number, kind in enumerate(kinds)}
+    table = HandmadeTable(folder, specs=((), (by_v,)), schemas=(column("date"), column(later)), tuples=tuples)
+    table.add(0, 1, *(data(f"file:///t/{day}", partition={"v": day}) for day in (18_262, 18_263, None)))
+    at = DAY * (10**6 if later == "timestamp" else 10**9)
+    return table.add(1, 1, position_deletes("file:///t/deletes", 3, partition={"v": at}))
+
+
+def planned(table: sm.Table, row_filter: str) -> dict[str, int]:
+    """The names of files -> the number of their deletes."""
+    rows = table.scan(row_filter).plan_files().collect()
+    return {row.file_path.rpartition("/")[2]: len(row.deletes) for row in rows}
+
+
+FILES = {
+    "v = '2020-01-01T00:00:00'": {"18262": 1},
+    "v > '2020-01-01T00:00:00'": {"18263": 0},
+    "v < '2020-01-01T00:00:00'": {},
+    "v is null": {"None": 0},
+    "true": {"18262": 1, "18263": 0, "None": 0},
+}
+
+
+@pytest.mark.parametrize("change", ["none", "rewritten", "upgraded", "cached", "by tasks"])
+@pytest.mark.parametrize("later", ["timestamp", "timestamp_ns"])
+def test_partitions_of_a_promoted_date(
+    later: str, change: str, spark: SparkSession, tmp_path: Path, setting: Callable[[str, str], None]
+) -> None:
+    """Manifests from before have days, whoever reads them."""
+    by_date(tmp_path / "t", later).write()
+    table = sm.load_table(f"file://{tmp_path}/t", spark=spark)
+    if change == "cached":
+        setting("manifest-cache", (tmp_path / "cache").as_uri())
+        assert planned(table, "true") == FILES["true"]
+    if change == "by tasks":
+        setting("driver-manifest-bytes", "0")
+    if change == "rewritten":
+        table = table.maintenance.rewrite_manifests().commit()
+    if change == "upgraded":
+        table = table.maintenance.upgrade(4).commit()
+    assert {row_filter: planned(table, row_filter) for row_filter in FILES} == FILES
 
 
 def with_id(field: pa.Field, field_id: int) -> pa.Field:
