@@ -5,7 +5,7 @@ which of the two is used, and where.
 
     format                    from bytes, on the driver or in tasks    by Spark's sources
     Avro                      avro.decode                              whole files (binaryFile), then as in tasks
-    Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark
+    Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark; as Avro, if Spark misreads it
     V4 leaf                   v4.decode                                v4.spark
     V4 leaf of another layout v4.decode                                whole files (binaryFile), then as in tasks
       or that Spark misreads
@@ -245,7 +245,8 @@ class ManifestReader:
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None
     ) -> list[DataFrame]:
         by_spark = pc.equal(manifests.column("file_format"), "PARQUET")
-        if not self._spark_opens(manifests.filter(by_spark), placement):
+        opened = self._spark_opens(manifests.filter(by_spark), placement)
+        if not opened or not self.types.spark_reads_partitions(projection):
             by_spark = pa.repeat(False, len(manifests))
         parquet, decoded = manifests.filter(by_spark), manifests.filter(pc.invert(by_spark))
         frames = []

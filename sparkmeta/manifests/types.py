@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -311,9 +311,18 @@ class TableTypes:
         It takes days for nanoseconds, where a date was promoted to timestamp_ns.
         """
         names = self.tree_types.stats_of(projection)
-        nanos = [field_id for field_id, name in names.items() if name == "timestamp_ns"]
-        dates = (index_by_id(schema).get(field_id) for schema in self.metadata.schemas for field_id in nanos)
-        return not any(date is not None and str(date.field_type) == "date" for date in dates)
+        return not self._were_dates({field_id for field_id, name in names.items() if name == "timestamp_ns"})
+
+    def spark_reads_partitions(self, projection: EntryProjection) -> bool:
+        """Return whether Spark's Parquet reader widens the partition values of manifests; see `spark_reads_stats`."""
+        nanos = {field_id for field_id, name in projection.partition if name == "timestamp_ns"}
+        fields = (field for spec in self.specs.values() for field in spec.fields)
+        return not self._were_dates({field.source_id for field in fields if field.field_id in nanos})
+
+    def _were_dates(self, field_ids: Collection[int]) -> bool:
+        """Return whether one of the columns is a date in any schema."""
+        earlier = (index_by_id(schema).get(field_id) for schema in self.metadata.schemas for field_id in field_ids)
+        return any(field is not None and str(field.field_type) == "date" for field in earlier)
 
     # -- what readers take ------------------------------------------------------------------------------------------
 

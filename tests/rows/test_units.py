@@ -86,12 +86,12 @@ def setting(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
         spark.conf.unset(name)
 
 
-def by_date(folder: Path, later: str) -> HandmadeTable:
+def by_date(folder: Path, later: str, kind: type[HandmadeTable] = HandmadeTable) -> HandmadeTable:
     """Partitioned by a date, which is promoted before the position deletes are written."""
     by_v = {"source-id": 2, "field-id": 1000, "name": "v", "transform": "identity"}
     kinds = ({"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-micros"})
     tuples = {number: [avro_field("v", 1000, ["null", kind])] for number, kind in enumerate(kinds)}
-    table = HandmadeTable(folder, specs=((), (by_v,)), schemas=(column("date"), column(later)), tuples=tuples)
+    table = kind(folder, specs=((), (by_v,)), schemas=(column("date"), column(later)), tuples=tuples)
     table.add(0, 1, *(data(f"file:///t/{day}", partition={"v": day}) for day in (18_262, 18_263, None)))
     at = DAY * (10**6 if later == "timestamp" else 10**9)
     return table.add(1, 1, position_deletes("file:///t/deletes", 3, partition={"v": at}))
@@ -129,6 +129,32 @@ def test_partitions_of_a_promoted_date(
         table = table.maintenance.rewrite_manifests().commit()
     if change == "upgraded":
         table = table.maintenance.upgrade(4).commit()
+    assert {row_filter: planned(table, row_filter) for row_filter in FILES} == FILES
+
+
+class ParquetManifests(HandmadeTable):
+    """Its data manifests are Parquet files with the layout of versions 1 to 3, whose dates are dates."""
+
+    def _manifest(self, number: int, content: int, spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        row = super()._manifest(number, content, spec_id, entries)
+        if content:
+            return row
+        tuples = pa.struct([with_id(pa.field("v", pa.date32()), 1000)])
+        texts, numbers = {"file_path": 100, "file_format": 101}, {"record_count": 103, "file_size_in_bytes": 104}
+        fields = [with_id(pa.field(name, pa.string()), field_id) for name, field_id in texts.items()]
+        fields += [with_id(pa.field(name, pa.int64()), field_id) for name, field_id in numbers.items()]
+        file = pa.struct([*fields, with_id(pa.field("partition", tuples), 102)])
+        counts = {"snapshot_id": 1, "sequence_number": 3, "file_sequence_number": 4}
+        schema = [with_id(pa.field(name, pa.int64()), field_id) for name, field_id in counts.items()]
+        schema += [with_id(pa.field("status", pa.int32()), 0), with_id(pa.field("data_file", file), 2)]
+        path = self.folder / "metadata" / f"m{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(entries, pa.schema(schema)), path)
+        return {**row, "manifest_path": f"file://{path}", "manifest_length": path.stat().st_size}
+
+
+@pytest.mark.parametrize("later", ["timestamp", "timestamp_ns"])
+def test_partitions_of_a_promoted_date_in_parquet_manifests(later: str, spark: SparkSession, tmp_path: Path) -> None:
+    table = sm.load_table(by_date(tmp_path, later, ParquetManifests).write(), spark=spark)
     assert {row_filter: planned(table, row_filter) for row_filter in FILES} == FILES
 
 
