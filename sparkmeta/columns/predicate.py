@@ -52,6 +52,7 @@ from sparkmeta.columns.junctions import depth, fold, junction_of
 from sparkmeta.columns.literals import Place, place_literal
 from sparkmeta.columns.transform_terms import TransformedColumn, bound_transform
 from sparkmeta.errors import InvalidFilterError, shown
+from sparkmeta.spec.iso_times import DAY_MICROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,15 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Sql
 
-__all__ = ["bind_filter", "expression_to_json", "parse_filter", "referenced_ids", "referenced_names", "row_predicate"]
+__all__ = [
+    "bind_filter",
+    "expression_to_json",
+    "parse_filter",
+    "referenced_ids",
+    "referenced_names",
+    "row_predicate",
+    "with_promoted_dates",
+]
 
 MAX_DEPTH: Final = 100
 """Most alternating levels of AND and OR, since Spark's analysis is recursive."""
@@ -202,6 +211,34 @@ def _bound(kind: Any, *arguments: Any) -> BooleanExpression:
     """Return a bound predicate, or the simpler predicate or constant to which pyiceberg reduces it."""
     bound: BooleanExpression = kind(*arguments)
     return bound
+
+
+def with_promoted_dates(bound: BooleanExpression, types: Mapping[int, PrimitiveType]) -> BooleanExpression:
+    """Bind a filter's predicates on dates anew, to the types that the columns were promoted to.
+
+    Args:
+        bound: a bound filter without NOT.
+        types: column id -> ``timestamp`` or ``timestamp_ns``, of promoted columns.
+    """
+    if not types:
+        return bound
+
+    def promoted(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
+        reference = leaf.term.ref() if isinstance(leaf, BoundPredicate) else None
+        if not isinstance(reference, FieldReference) or reference.field.field_id not in types:
+            return leaf
+        later = reference.field.model_copy(update={"field_type": types[reference.field.field_id]})
+        field = FieldReference(later, reference.accessor, reference.name)
+        match leaf:
+            case BoundIn() | BoundNotIn():
+                placed = (place_literal(LongLiteral(day * DAY_MICROS), _primitive(field)) for day in leaf.value_set)
+                return _bound(type(leaf), field, {literal(value) for value, place in placed if place is Place.AT})
+            case BoundLiteralPredicate():
+                midnight = LongLiteral(leaf.literal.value * DAY_MICROS)
+                return _bind_comparison(leaf.as_unbound(Reference(field.name), midnight), field)
+        return _bound(type(leaf), field)
+
+    return fold(bound, promoted, junction_of)
 
 
 def _primitive(field: FieldReference) -> PrimitiveType:

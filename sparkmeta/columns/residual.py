@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, BoundPredicate
@@ -19,7 +20,7 @@ from sparkmeta.columns.expression_json import (
     leaf_to_json,
 )
 from sparkmeta.columns.junctions import Junction, depth, fold
-from sparkmeta.columns.predicate import row_predicate
+from sparkmeta.columns.predicate import row_predicate, with_promoted_dates
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
+    from pyiceberg.types import PrimitiveType
 
 Text = Sql | str
 """Expression JSON, or SQL for it if it depends on the partition tuple."""
@@ -42,18 +43,18 @@ _DEPTH_LIMIT: Final = 20
 def residual(
     bound: BooleanExpression,
     spec: PartitionSpec,
-    schema: Schema,
     value: Callable[[int], Sql],
     literal: Literal = sql.lit,
+    types: Mapping[int, PrimitiveType] = MappingProxyType({}),
 ) -> Sql:
     """Return the residual of a filter for the rows of a partition (Iceberg's ResidualEvaluator).
 
     Args:
-        bound: a filter bound to ``schema``, without NOT.
+        bound: a bound filter without NOT.
         spec: the partition spec of the tuple.
-        schema: the table's schema.
         value: partition field id -> the field's value in bound form.
         literal: returns the Sql of a constant text.
+        types: see ``with_promoted_dates``, for predicates that the tuple decides.
 
     Returns:
         A string Sql with Iceberg's expression JSON, which is equivalent to the filter for rows of the partition.
@@ -63,7 +64,7 @@ def residual(
     """
     if _decided(bound, spec) > _DECIDED_LIMIT or depth(bound) > _DEPTH_LIMIT:
         return literal(expression_to_json(bound))
-    text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, schema, value, literal), partial(_join, literal))
+    text = fold(bound, lambda leaf, _negated: _leaf(leaf, spec, value, literal, types), partial(_join, literal))
     return literal(text) if isinstance(text, str) else text
 
 
@@ -78,18 +79,22 @@ def _decided(bound: BooleanExpression, spec: PartitionSpec) -> int:
 
 
 def _leaf(
-    leaf: BooleanExpression, spec: PartitionSpec, schema: Schema, value: Callable[[int], Sql], literal: Literal
+    leaf: BooleanExpression,
+    spec: PartitionSpec,
+    value: Callable[[int], Sql],
+    literal: Literal,
+    types: Mapping[int, PrimitiveType],
 ) -> Text:
-    text = leaf_to_json(leaf)
+    text, leaf = leaf_to_json(leaf), with_promoted_dates(leaf, types)
     if not isinstance(leaf, BoundPredicate):
         return text
     decisions = [
         (row_predicate(projected, value, strict=True), TRUE_JSON)
-        for projected in projections(leaf, spec, schema, strict=True)
+        for projected in projections(leaf, spec, strict=True)
         if not isinstance(projected, AlwaysFalse)
     ] + [
         (~row_predicate(projected, value), FALSE_JSON)
-        for projected in projections(leaf, spec, schema, strict=False)
+        for projected in projections(leaf, spec, strict=False)
         if not isinstance(projected, AlwaysTrue)
     ]
     return _first(decisions, text, literal)

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pyiceberg.partitioning import PartitionField, PartitionSpec
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import PrimitiveType
+    from pyiceberg.types import IcebergType, PrimitiveType
 
     from sparkmeta.columns.junctions import Junction
 
@@ -65,28 +64,27 @@ _TICKS_PER_SECOND: Final = {
 }
 
 
-def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
+def inclusive_projection(bound: BooleanExpression, spec: PartitionSpec) -> BooleanExpression:
     """Return a filter's inclusive projection to the partition tuples of matching rows.
 
     If it is false of a tuple, no row of the partition matches.
 
     Args:
-        bound: a filter bound to ``schema``, without NOT.
+        bound: a bound filter without NOT. Its columns have the types of the tuples' sources.
         spec: the partition spec of the tuples.
-        schema: the table's schema, for the types of the spec's source columns.
 
     Returns:
         An expression over partition field ids; TRUE if the filter implies nothing.
     """
-    return _project(bound, spec, schema, strict=False)
+    return _project(bound, spec, strict=False)
 
 
-def strict_projection(bound: BooleanExpression, spec: PartitionSpec, schema: Schema) -> BooleanExpression:
+def strict_projection(bound: BooleanExpression, spec: PartitionSpec) -> BooleanExpression:
     """Return a condition on partition tuples under which all rows of the partition match a filter.
 
     Arguments and result are as for ``inclusive_projection``; it is FALSE if no tuple guarantees a match.
     """
-    return _project(bound, spec, schema, strict=True)
+    return _project(bound, spec, strict=True)
 
 
 def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanExpression:
@@ -124,18 +122,16 @@ def _is_decided(leaf: BooleanExpression, identities: Collection[int]) -> bool:
     return is_certain and field.field_id in identities
 
 
-def _project(bound: BooleanExpression, spec: PartitionSpec, schema: Schema, *, strict: bool) -> BooleanExpression:
+def _project(bound: BooleanExpression, spec: PartitionSpec, *, strict: bool) -> BooleanExpression:
     def project(leaf: BooleanExpression, _negated: bool) -> BooleanExpression:
         if not isinstance(leaf, BoundPredicate):
             return leaf
-        return junction_of(Or if strict else And, projections(leaf, spec, schema, strict=strict))
+        return junction_of(Or if strict else And, projections(leaf, spec, strict=strict))
 
     return fold(bound, project, junction_of)
 
 
-def projections(
-    predicate: BoundPredicate, spec: PartitionSpec, schema: Schema, *, strict: bool
-) -> list[BooleanExpression]:
+def projections(predicate: BoundPredicate, spec: PartitionSpec, *, strict: bool) -> list[BooleanExpression]:
     """Return the existing projections of a predicate onto the partition fields of its column.
 
     A predicate on a transform has one onto a field of the same transform, whose values it is about.
@@ -143,19 +139,20 @@ def projections(
     reference = predicate.term.ref()
     if isinstance(reference, TransformReference):
         targets = [(field, position) for position, field in enumerate(spec.fields) if reference.is_value_of(field)]
-        return [_same(predicate, _reference(field, position, schema)) for field, position in targets]
-    source_id = reference.field.field_id
+        return [
+            _same(predicate, _reference(field, position, reference.field.field_type)) for field, position in targets
+        ]
+    source_id, source_type = reference.field.field_id, reference.field.field_type
     projected = (
-        _on_field(predicate, field, _reference(field, position, schema), strict)
+        _on_field(predicate, field, _reference(field, position, field.transform.result_type(source_type)), strict)
         for position, field in enumerate(spec.fields)
         if field.source_id == source_id
     )
     return [expression for expression in projected if expression is not None]
 
 
-def _reference(field: PartitionField, position: int, schema: Schema) -> FieldReference:
-    result_type = field.transform.result_type(schema.find_type(field.source_id))
-    partition = NestedField(field.field_id, field.name, result_type, required=False)
+def _reference(field: PartitionField, position: int, kind: IcebergType) -> FieldReference:
+    partition = NestedField(field.field_id, field.name, kind, required=False)
     return FieldReference(partition, Accessor(position), field.name)
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, BoundPredicate
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, TimestampNanoType, TimestampType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bound_tests import AllOf
 from sparkmeta.columns.bounds import reads_as
 from sparkmeta.columns.implied_tests import partition_tests, stats_tests
-from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate
+from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import might_match, must_match
 from sparkmeta.columns.sql import Sql
@@ -28,6 +29,7 @@ from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.types import PrimitiveType
     from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
@@ -94,15 +96,31 @@ class ScanFilter:
                 )
 
     @cached_property
+    def promoted_dates(self) -> dict[int, PrimitiveType]:
+        """The dates of the filter that manifests have as timestamps, since they were promoted later -> their types."""
+        fields = self.state.types.primitive_fields
+        dates = (field_id for field_id in self.filter_ids if isinstance(self.schema.find_type(field_id), DateType))
+        return {
+            field_id: kind
+            for field_id in dates
+            if isinstance(kind := fields[field_id].field_type, TimestampType | TimestampNanoType)
+        }
+
+    @cached_property
+    def typed_filter(self) -> BooleanExpression:
+        """The filter with the types that values have in manifests."""
+        return with_promoted_dates(self.row_filter, self.promoted_dates)
+
+    @cached_property
     def partition_filters(self) -> dict[int, BooleanExpression]:
         """Spec id -> the filter's inclusive projection to the partition tuples of that spec."""
         specs = self.state.specs
-        return {spec_id: inclusive_projection(self.row_filter, spec, self.schema) for spec_id, spec in specs.items()}
+        return {spec_id: inclusive_projection(self.typed_filter, spec) for spec_id, spec in specs.items()}
 
     @cached_property
     def stats_filter(self) -> BooleanExpression:
         """The filter's inclusive projection to the columns with stats, without transforms."""
-        return without_transforms(self.row_filter)
+        return without_transforms(self.typed_filter)
 
     @cached_property
     def filter_ids(self) -> frozenset[int]:
@@ -212,13 +230,13 @@ def all_rows_match(scan_filter: ScanFilter) -> Sql:
     def by_tuple(leaf: BoundPredicate) -> Sql:
         proven = sql.lit(False)
         for spec_id, spec in scan_filter.state.specs.items():
-            strict = projections(leaf, spec, scan_filter.schema, strict=True)
+            strict = projections(leaf, spec, strict=True)
             matches = [row_predicate(projected, partition_value, strict=True) for projected in strict]
             any_matches = reduce(or_, matches, sql.lit(False))
             proven = sql.when(sql.col("partition_spec_id") == spec_id, any_matches).otherwise(proven)
         return sql.coalesce(proven, False)
 
-    return must_match(scan_filter.row_filter, entry_stats, sql.col("record_count"), top_level, by_tuple)
+    return must_match(scan_filter.typed_filter, entry_stats, sql.col("record_count"), top_level, by_tuple)
 
 
 def data_projection(
@@ -244,11 +262,9 @@ def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.l
 
     The result is Iceberg's expression JSON. `literal` converts a constant text to Sql.
     """
-    schema, identities = scan_filter.schema, scan_filter.identities
+    identities, types = scan_filter.identities, scan_filter.promoted_dates
     texts = {
-        spec_id: residual(
-            undecided(scan_filter.row_filter, identities[spec_id]), spec, schema, partition_value, literal
-        )
+        spec_id: residual(undecided(scan_filter.row_filter, identities[spec_id]), spec, partition_value, literal, types)
         for spec_id, spec in scan_filter.state.specs.items()
     }
     first, *others = texts.items()

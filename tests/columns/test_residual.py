@@ -39,7 +39,7 @@ def left(spark: SparkSession, text: str, day: int | None, bucket: int | None, x:
         F.col("bucket").alias("1001"),
         F.col("x").alias("1002"),
     )
-    row = frame.selectExpr(residual(bound, SPEC, SCHEMA, partition).text).first()
+    row = frame.selectExpr(residual(bound, SPEC, partition).text).first()
     assert row is not None
     return json.loads(row[0])
 
@@ -104,7 +104,7 @@ def test_without_partition_nothing_changes(spark: SparkSession) -> None:
     bound = bind_filter(parse_filter(f"{EVENT} or x is nan"), SCHEMA)
     void = PartitionSpec(PartitionField(1, 1000, tr.VoidTransform(), "day"))
     for spec in (UNPARTITIONED_PARTITION_SPEC, void):
-        row = spark.range(1).selectExpr(residual(bound, spec, SCHEMA, partition).text).first()
+        row = spark.range(1).selectExpr(residual(bound, spec, partition).text).first()
         assert row is not None
         assert row[0] == expression_to_json(bound)
 
@@ -112,7 +112,7 @@ def test_without_partition_nothing_changes(spark: SparkSession) -> None:
 def test_size_is_linear_in_the_filter() -> None:
     def size(count: int, shape: str) -> int:
         text = " or ".join(shape.format(value) for value in range(count))
-        return len(residual(bind_filter(parse_filter(text), SCHEMA), SPEC, SCHEMA, partition).text)
+        return len(residual(bind_filter(parse_filter(text), SCHEMA), SPEC, partition).text)
 
     for shape in ("(id = {0} and other = {0})", "(x = {0}.0 and (id = {0} or other = {0}))"):
         assert size(80, shape) < 2.5 * size(40, shape)

@@ -61,7 +61,7 @@ def _short(node: Any) -> str:
 
 def both(row_filter: str | BooleanExpression, spec: PartitionSpec) -> tuple[str, str]:
     bound = bind_filter(parse_filter(row_filter), SCHEMA)
-    return short(inclusive_projection(bound, spec, SCHEMA)), short(strict_projection(bound, spec, SCHEMA))
+    return short(inclusive_projection(bound, spec)), short(strict_projection(bound, spec))
 
 
 def check(
@@ -276,9 +276,7 @@ def test_several_fields_of_one_column() -> None:
 
 def test_references_carry_partition_field_ids() -> None:
     bound = bind_filter(parse_filter("i = 5"), SCHEMA)
-    projected = inclusive_projection(
-        bound, spec_of(("l", tr.BucketTransform(4)), ("i", tr.IdentityTransform())), SCHEMA
-    )
+    projected = inclusive_projection(bound, spec_of(("l", tr.BucketTransform(4)), ("i", tr.IdentityTransform())))
     reference = projected.term.ref()
     assert (reference.field.field_id, reference.field.field_type, reference.field.required) == (
         1001,

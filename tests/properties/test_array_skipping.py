@@ -78,7 +78,7 @@ def test_no_partition_is_left_out_that_holds_a_row() -> None:
 
         for expression in batch.expressions:
             bound = bind_filter(expression, batch.schema)
-            tests = partition_tests(inclusive_projection(bound, batch.spec, batch.schema))
+            tests = partition_tests(inclusive_projection(bound, batch.spec))
             for row, is_kept in zip(batch.rows, passes(tests, columns, len(batch.rows)), strict=True):
                 assert is_kept or not matches(bound, row), f"{bound} leaves out {row}"
                 tally["rows"] += 1

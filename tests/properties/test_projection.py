@@ -334,10 +334,10 @@ def test_projections_and_residuals(spark: SparkSession, sources: list[t.Primitiv
 
 def tuple_columns(bound: BooleanExpression, batch: Batch) -> list[Sql]:
     return [
-        row_predicate(inclusive_projection(bound, batch.spec, batch.schema), partition_value),
-        row_predicate(strict_projection(bound, batch.spec, batch.schema), partition_value, strict=True),
-        residual(bound, batch.spec, batch.schema, partition_value),
-        residual(rest_of(bound, batch), batch.spec, batch.schema, partition_value),
+        row_predicate(inclusive_projection(bound, batch.spec), partition_value),
+        row_predicate(strict_projection(bound, batch.spec), partition_value, strict=True),
+        residual(bound, batch.spec, partition_value),
+        residual(rest_of(bound, batch), batch.spec, partition_value),
     ]
 
 
@@ -384,7 +384,7 @@ def test_manifest_summaries(spark: SparkSession) -> None:
     def check(batch: Batch, knows_nan: bool, size: int) -> None:
         manifests = [batch.tuples[at : at + size] for at in range(0, len(batch.tuples), size)]
         bounds = [bind_filter(expression, batch.schema) for expression in batch.expressions]
-        projected = [inclusive_projection(bound, batch.spec, batch.schema) for bound in bounds]
+        projected = [inclusive_projection(bound, batch.spec) for bound in bounds]
         table = summary_table(batch, manifests, knows_nan)
         results = evaluate(spark, table, [summary_might_match(predicate, summary_column) for predicate in projected])
         for predicate, decisions in zip(projected, results, strict=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,12 +17,11 @@ from pyiceberg.types import LongType, NestedField, StringType, TimeType
 
 import sparkmeta as sm
 from tests.avro.avro_files import field as avro_field
-from tests.handmade import HandmadeTable, data, position_deletes
+from tests.handmade import SNAPSHOT_ID, HandmadeTable, data, position_deletes
 from tests.rows.row_table import RowTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -130,6 +131,50 @@ def test_partitions_of_a_promoted_date(
     if change == "upgraded":
         table = table.maintenance.upgrade(4).commit()
     assert {row_filter: planned(table, row_filter) for row_filter in FILES} == FILES
+
+
+def by_date_bounds(folder: Path, later: str) -> HandmadeTable:
+    """Like `by_date` without partitions: the date is in bounds."""
+    table = HandmadeTable(folder, specs=((),), schemas=(column("date"), column(later)))
+    for day in (18_262, 18_263):
+        bounds = {name: [{"key": 2, "value": day.to_bytes(4, "little")}] for name in ("lower_bounds", "upper_bounds")}
+        counts = {"value_counts": [{"key": 2, "value": 10}], "null_value_counts": [{"key": 2, "value": 0}]}
+        table.add(0, 0, data(f"file:///t/{day}", **bounds, **counts))
+    return table
+
+
+@pytest.mark.parametrize("make", [by_date, by_date_bounds])
+@pytest.mark.parametrize("later", ["timestamp", "timestamp_ns"])
+def test_filters_on_a_date_that_was_promoted_later(
+    later: str, make: Callable[[Path, str], HandmadeTable], spark: SparkSession, tmp_path: Path
+) -> None:
+    """Time travel to a snapshot with the date. Values in manifests have the table's type."""
+    location = Path(make(tmp_path, later).write().removeprefix("file://"))
+    metadata = json.loads(location.read_text())
+    metadata["snapshots"][0]["schema-id"] = 0
+    location.write_text(json.dumps(metadata))
+    table = sm.load_table(str(location), spark=spark)
+    nulls, dates = {"None"} if make is by_date else set(), {"18262", "18263"}
+    for row_filter, expected in {
+        "v = '2020-01-01'": {"18262"},
+        "v in ('2020-01-02', '2021-01-01')": {"18263"},
+        "v not in ('2020-01-02', '2021-01-01')": {"18262"} | nulls,
+        "v != '2020-01-01'": {"18263"} | nulls,
+        "v > '2020-01-01'": {"18263"},
+        "v <= '1800-01-01'": set(),
+        "v > '1800-01-01'": dates,
+        "v > '2300-01-01'": set(),
+        "v < '2300-01-01'": dates,
+        "v is null": nulls,
+        "id = 1 or v = '2020-01-01'": dates | nulls,
+        " or ".join(f"v = '20{year}-01-02'" for year in range(10, 30)): {"18263"},
+    }.items():
+        scan = table.scan(row_filter, snapshot_id=SNAPSHOT_ID)
+        assert {row.file_path.rpartition("/")[2] for row in scan.plan_files().collect()} == expected, row_filter
+        tasks = [json.loads(row.task) for row in scan.to_rest_tasks().collect()]
+        assert len(tasks) == len(expected), row_filter
+        if make is by_date and row_filter == "v > '1800-01-01'":
+            assert {task["residual-filter"] for task in tasks} == {True}
 
 
 class ParquetManifests(HandmadeTable):
