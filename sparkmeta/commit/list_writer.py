@@ -21,7 +21,7 @@ from sparkmeta.edit.new_manifests import write_added
 from sparkmeta.edit.new_snapshot import SnapshotNames
 from sparkmeta.edit.rewritten_manifests import ManifestRewriter
 from sparkmeta.edit.summary import ManifestCounts
-from sparkmeta.entries.counts import live_counts
+from sparkmeta.entries.counts import may_be_live
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree, lacks_definitions
 
@@ -122,7 +122,7 @@ class ListWriter:
         listed = []
         for content in (_DATA, _DELETES):
             rows = pa.concat_tables([_of_content(new, content), _of_content(existing, content)])
-            merged, count = self._merge(rows.filter(pc.or_(is_new(rows), _may_be_live(rows))), options)
+            merged, count = self._merge(rows.filter(pc.or_(is_new(rows), may_be_live(rows))), options)
             listed.append(merged)
             replaced += count
         manifests = pa.concat_tables(listed).combine_chunks()
@@ -190,8 +190,3 @@ def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:
 
 def _of_content(manifests: pa.Table, content: int) -> pa.Table:
     return manifests.filter(pc.equal(manifests.column("content"), content))
-
-
-def _may_be_live(manifests: pa.Table) -> pa.Array:
-    """Return which manifests may have live files. Unknown counts may be above 0."""
-    return pc.fill_null(pc.greater(live_counts(manifests), 0), True)

@@ -61,8 +61,9 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
                     metadata = step.apply(replace(table.state, metadata=metadata))
             metadata = without_intermediate(metadata, table.metadata)
         except Exception as error:
-            newest = _refreshed(table, steps) if isinstance(error, NotFoundError) else table
-            if attempt < retries.count and newest.version != table.version:
+            may_be_outdated = isinstance(error, NotFoundError) and attempt < retries.count
+            newest = _refreshed(table, steps) if may_be_outdated else table
+            if newest.version != table.version:
                 # An expiry has deleted files of the version that the attempt was based on.
                 _discard_snapshots(table, metadata, steps)
                 table = newest

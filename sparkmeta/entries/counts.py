@@ -46,12 +46,13 @@ def sums(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array
         manifests: rows with the counts in `manifest_stats`, as in roots, or as columns, as in manifest lists.
         names: the names of the counts.
     """
-    if "manifest_stats" in manifests.schema.names:
-        stats = whole(manifests.column("manifest_stats"))
-        counts = [pc.struct_field(stats, name) for name in names]
-    else:
-        counts = [whole(manifests.column(name)) for name in names]
-    return reduce(pc.add, (values.cast(pa.int64()) for values in counts))
+    return reduce(pc.add, (values.cast(pa.int64()) for values in _columns(manifests, names)))
+
+
+def may_be_live(manifests: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Return which manifests may have live files: all but those whose counts of them are known to be 0."""
+    zeros = (pc.fill_null(pc.equal(count, 0), False) for count in _columns(manifests, LIVE_FILES))
+    return pc.invert(reduce(pc.and_, zeros))
 
 
 def live_counts(manifests: pa.Table | pa.RecordBatch) -> pa.Array:
@@ -71,3 +72,10 @@ def entry_count(manifests: pa.Table) -> int | None:
 
 def _total(counts: pa.Array) -> int | None:
     return None if counts.null_count else pc.sum(counts).as_py() or 0
+
+
+def _columns(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+    if "manifest_stats" not in manifests.schema.names:
+        return [whole(manifests.column(name)) for name in names]
+    stats = whole(manifests.column("manifest_stats"))
+    return [pc.struct_field(stats, name) for name in names]

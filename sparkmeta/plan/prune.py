@@ -21,7 +21,7 @@ from sparkmeta.columns.implied_tests import stats_tests, summary_tests
 from sparkmeta.columns.predicate import referenced_ids
 from sparkmeta.columns.skipping import might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.counts import LIVE_ROWS, live_counts, sums
+from sparkmeta.entries.counts import LIVE_ROWS, live_counts, may_be_live, sums
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.entries.records import as_numbers
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
@@ -74,14 +74,10 @@ def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
 
 
 def live_manifests(manifests: pa.Table) -> pa.Table:
-    """Return the manifests that may hold live files. Unknown counts are treated as nonzero."""
+    """Return the manifests that may have live files that manifest DVs don't mask."""
     if MASKED in manifests.column_names:
         return manifests.filter(pc.greater(live_files(manifests), 0))
-    stats = manifests.column("manifest_stats").combine_chunks()
-    empty = [
-        pc.fill_null(pc.equal(stats.field(name), 0), False) for name in ("added_files_count", "existing_files_count")
-    ]
-    return manifests.filter(pc.invert(pc.and_(*empty)))
+    return manifests.filter(may_be_live(manifests))
 
 
 def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:

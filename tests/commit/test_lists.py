@@ -21,6 +21,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.operations import SCHEMA, SPEC
+from tests.handmade import HandmadeTable, data
 from tests.rows.files import write_position_deletes, write_vector
 
 if TYPE_CHECKING:
@@ -381,3 +382,17 @@ def test_bad_rows_are_refused_however_many_there_are(
             change(table, bad)
         assert {path.name for path in metadata.iterdir()} == before, problem
     assert live(table.refresh()) == set()
+
+
+class UnknownAsMinusOne(HandmadeTable):
+    def _manifest(self, *arguments: Any) -> dict[str, Any]:
+        return super()._manifest(*arguments) | {"added_data_files_count": -1, "existing_files_count": 0}
+
+
+def test_only_counts_of_zero_tell_that_no_file_is_live(spark: SparkSession, tmp_path: Path) -> None:
+    UnknownAsMinusOne(tmp_path / "t", version=2, specs=((),)).add(0, 0, data("old")).write()
+    table = sm.load_table(f"file://{tmp_path}/t", spark=spark)
+    new = spark.sql("SELECT 'new' file_path, 'parquet' file_format, 0L record_count, 9L file_size_in_bytes")
+    assert [row.file_path for row in table.scan().plan_files().collect()] == ["old"]
+    changed = change(table, added=new)
+    assert sorted(row.file_path for row in changed.scan().plan_files().collect()) == ["new", "old"]

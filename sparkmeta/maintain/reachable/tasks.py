@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.entries.arrays import kept_rows
-from sparkmeta.entries.counts import live_counts
+from sparkmeta.entries.counts import may_be_live
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.decoder import decode
@@ -140,7 +140,7 @@ def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordB
         "partitions": "partitions",
     }
     values = {name: manifests.column(source) for name, source in columns.items()}
-    return listed(MANIFEST, values | {"has_live": pc.greater(live_counts(manifests), 0)}, retained=retained)
+    return listed(MANIFEST, values | {"has_live": may_be_live(manifests)}, retained=retained)
 
 
 def listed(content: str, columns: Mapping[str, Any], *, retained: bool, removed: bool = False) -> pa.RecordBatch:
