@@ -6,12 +6,15 @@ import json
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.avro.avro_files import LONG, SEQUENCES, avro_file, data_file, entry_schema, pairs
 from tests.avro.avro_files import entry as avro_entry
 from tests.avro.avro_files import field as avro_field
 from tests.avro.test_manifest_list import V2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 COUNT = ["null", "int"]
 ROW_COUNTS = {"existing_rows_count": 513, "added_rows_count": 512, "deleted_rows_count": 514}
@@ -68,6 +71,16 @@ def _summary(spec_id: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
         "lower_bound": bound(known[0]) if known else None,
         "upper_bound": bound(known[-1]) if known else None,
     }
+
+
+def _ids(node: Any) -> Iterator[int]:
+    """The ids of columns and of what is inside them."""
+    if isinstance(node, dict):
+        yield from (node[name] for name in ("id", "element-id", "key-id", "value-id") if name in node)
+        node = tuple(node.values())
+    if isinstance(node, tuple | list):
+        for child in node:
+            yield from _ids(child)
 
 
 def _rows(entries: list[dict[str, Any]], status: int) -> int:
@@ -184,7 +197,7 @@ class HandmadeTable:
             "location": f"file://{self.folder}",
             "last-sequence-number": SEQUENCE,
             "last-updated-ms": 1,
-            "last-column-id": 100,
+            "last-column-id": max(_ids(self.schemas)),
             "next-row-id": 1000,
             "schemas": [
                 {"type": "struct", "schema-id": number, "fields": list(fields)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from sparkmeta.spec.partitioning import (
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
+    from sparkmeta.spec.expressions import Expression
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
 # Reserved columns of delete files: field id -> Iceberg type name.
@@ -124,8 +125,14 @@ class TableTypes:
 
     @cached_property
     def has_all_schemas(self) -> bool:
-        """Whether the metadata has every schema that files may have been written with."""
-        return len(self.schemas) > max(self.schemas)
+        """Whether the metadata has every schema that files may have been written with.
+
+        Ids of removed schemas and of their columns are missing. Nothing shows the removal of the newest schema if it
+        had no new column.
+        """
+        ids = range(1, self.metadata.last_column_id + 1)
+        known = {*self.fields, *(expression.expr_id for expression in self._expressions)}
+        return len(self.schemas) > max(self.schemas) and sum(key in ids for key in known) == len(ids)
 
     @cached_property
     def widened_decimals(self) -> frozenset[int]:
@@ -284,16 +291,19 @@ class TableTypes:
             if source not in self.column_types
         }
 
+    @property
+    def _expressions(self) -> Sequence[Expression]:
+        return self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else ()
+
     @cached_property
     def tuple_sources(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones."""
-        expressions = self.metadata.expressions if isinstance(self.metadata, TableMetadataV4) else []
         return {
             spec_id: tuple(
                 (unique.field_id, source)
                 for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
                 if self.partition_fields[unique.field_id] != ANY
-                and (source := stats_field_id(expressions, spec, field)) is not None
+                and (source := stats_field_id(self._expressions, spec, field)) is not None
             )
             for spec_id, spec in self.metadata.specs().items()
         }

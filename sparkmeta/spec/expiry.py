@@ -127,8 +127,8 @@ def without_expired(
         metadata: the metadata.
         expired: what expires.
         used_spec_ids: the partition specs of the remaining snapshots' manifests, to remove all others but the default,
-            and all schemas but the current one, those of remaining snapshots, and the newest that has the source
-            column of a remaining spec or a column that equality deletes may compare. None removes none.
+            and all schemas but the current one, the newest, those of remaining snapshots, and the newest that has the
+            source column of a remaining spec or a column that equality deletes may compare. None removes none.
         now_ms: the time of the change, in milliseconds since 1970.
     """
     removed = expired_ids(metadata, expired)
@@ -144,7 +144,9 @@ def without_expired(
     }
     if used_spec_ids is not None:
         specs = {*used_spec_ids, metadata.default_spec_id}
-        schemas = {metadata.current_schema_id, *(snapshot.schema_id for snapshot in snapshots)}
+        # While the newest schema stays, ids that are missing tell that schemas of files were removed.
+        newest = max(schema.schema_id for schema in metadata.schemas)
+        schemas = {metadata.current_schema_id, newest, *(snapshot.schema_id for snapshot in snapshots)}
         changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]
         columns = set(
             chain.from_iterable(ids for spec in changes["partition_specs"] for ids in partition_sources(spec))

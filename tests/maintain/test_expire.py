@@ -370,6 +370,42 @@ def test_a_spec_whose_column_is_dropped(spark: SparkSession, version: int, by_ja
     assert {(row.id, row.c) for row in shop.sql("SELECT * FROM {t}").collect()} == rows
 
 
+@pytest.mark.java
+@pytest.mark.parametrize("by_java", [False, True])
+@pytest.mark.parametrize("kind", ["STRING", "INT"])
+def test_a_column_that_is_added_again_after_its_schema_was_removed(
+    spark: SparkSession, kind: str, by_java: bool
+) -> None:
+    shop = Workshop(Java(spark), f"added_again_{kind}_{by_java}")
+    shop.create("id BIGINT")
+    shop.sql("ALTER TABLE {t} ADD COLUMN c STRING")
+    shop.insert("1, 'dropped'")
+    shop.sql("ALTER TABLE {t} DROP COLUMN c")
+    shop.insert("2")
+    if by_java:
+        shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
+        assert len(opened(shop).metadata.schemas) == 1
+    else:
+        opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
+        shop.sql("REFRESH TABLE {t}")
+    shop.sql(f"ALTER TABLE {{t}} ADD COLUMN c {kind}")
+    assert row_texts(opened(shop).scan().to_df()) == row_texts(shop.sql("SELECT * FROM {t}"))
+
+
+@pytest.mark.java
+def test_a_column_that_got_its_name_back_before_its_schema_expired(spark: SparkSession) -> None:
+    shop = Workshop(Java(spark), "named_back")
+    shop.create("id BIGINT, c STRING")
+    shop.sql("ALTER TABLE {t} RENAME COLUMN c TO d")
+    shop.insert("1, 'x'")
+    shop.sql("ALTER TABLE {t} RENAME COLUMN d TO c")
+    shop.insert("2, 'y'")
+    table = opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
+    assert {(row.id, row.c) for row in table.scan().to_df().collect()} == {(1, "x"), (2, "y")}
+    updated = table.update({"id": 3}, "c = 'x'")
+    assert {(row.id, row.c) for row in updated.scan().to_df().collect()} == {(3, "x"), (2, "y")}
+
+
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: int) -> None:
     """Partition values whose type no schema has any more stay distinct, and survive rewrites as text."""
