@@ -1,7 +1,7 @@
 """Plan a scan of an Iceberg table with spark-submit, and write the plan for other jobs to read.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/plan_table.py \
-        --catalog prod --table db.events --filter "ts >= '2026-01-01'" --output s3a://plans/events --format parquet
+        --catalog prod --table db.events --filter "day >= '2026-01-01'" --output s3a://plans/events --format parquet
 
 Spark's tasks write the plan. It has a row per data file with its deletes or, with --tasks, a row per task of splits.
 The last line of standard output is a JSON object: the table, the snapshot, the number of files, the time in seconds,

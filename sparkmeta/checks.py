@@ -90,6 +90,11 @@ def one_of(*allowed: Any) -> Rule:
     return Rule(f"{', '.join(others)} or {last}", lambda value: isinstance(value, kind) and value in allowed)
 
 
+def instance_of(kind: type) -> Rule:
+    """Return the rule of instances of a class."""
+    return Rule(f"a {kind.__name__} of {kind.__module__}", lambda value: isinstance(value, kind))
+
+
 def names_of(what: str) -> Rule:
     """Return the rule of one or more different names."""
     return Rule(f"names of {what}, each once", lambda value: are_texts(value) and 0 < len(set(value)) == len([*value]))

@@ -117,7 +117,7 @@ class ChangelogScan(_RangeScan):
         try:
             field_id = schema.find_field(name, self.scan.case_sensitive).field_id
         except ValueError as error:
-            raise ValidationError(f"identifier column {name}: {error}") from error
+            raise ValidationError(f"identifier column {name}: there is no such column") from error
         if field_id not in fields_of_rows(schema):
             raise ValidationError(f"identifier column {name}: it is inside a list or map")
         return field_id

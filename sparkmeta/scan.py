@@ -13,7 +13,7 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 
-from sparkmeta.checks import NAMES, OPTIONS, TEXT, between
+from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 ALL_FIELDS = ("*",)
 # The limits of a DataFrame.
 _ROWS = between(0, 2**31 - 1)
+_SELECTION = Rule("each name as an argument", are_texts)
 
 # Iceberg's read options and the table properties that they override.
 _SPLIT_OPTIONS = {
@@ -104,7 +105,7 @@ class Scan:
         Raises:
             ValidationError: a name is not a string.
         """
-        NAMES.check("select", field_names)
+        _SELECTION.check("select", field_names)
         if self.selected_fields == ALL_FIELDS:
             return replace(self, selected_fields=field_names)
         key = str if self.case_sensitive else str.lower

@@ -68,7 +68,7 @@ class Table(RowTable):
         snapshot_id: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Scan:
-        """Return a scan of the rows that match a filter: `table.scan("ts >= '2026-01-01' and id = 7").plan_files()`.
+        """Return a scan of the rows that match a filter: `table.scan("day >= '2026-01-01' and id = 7").plan_files()`.
 
         Raises:
             InvalidFilterError: the filter is invalid.

@@ -172,6 +172,12 @@ def test_arguments_that_do_not_fit(table: sm.Table) -> None:
             call()
 
 
+def test_columns_are_selected_by_separate_arguments(table: sm.Table) -> None:
+    names: Any = ["id"]
+    with pytest.raises(sm.ValidationError, match=r"select is .*: expected each name as an argument"):
+        table.scan().select(names)
+
+
 def test_options_of_maintenance_that_do_not_fit(table: sm.Table) -> None:
     maintenance: Any = table.maintenance
     calls: dict[str, Callable[[], object]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import CatalogType, load_catalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
@@ -19,7 +19,7 @@ from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
 from sparkmeta.catalog.names import as_names
 from sparkmeta.catalog.views import RestViews
 from sparkmeta.checks import property_texts
-from sparkmeta.errors import InvalidArgumentError, UnsupportedError, first_line
+from sparkmeta.errors import InvalidArgumentError, UnsupportedError, first_line, shown
 from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalog, settled
 from sparkmeta.operations.rest import (
     LoadedTable,
@@ -72,6 +72,7 @@ class IcebergCatalog(Catalog):
     @staticmethod
     def load(name: str, properties: Mapping[str, Any]) -> IcebergCatalog:
         """Load a catalog by pyiceberg's configuration and ``properties``."""
+        _refuse_unknown(name, properties)
         is_rest = str(properties.get("uri", "")).startswith("http") and "py-catalog-impl" not in properties
         with errors_of_catalog(name, properties):
             if is_rest and str(properties.get("type", "rest")).lower() == "rest":
@@ -340,6 +341,15 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
     except _LocatedError as located:
         return Located(located.location, catalog._load_file_io(location=located.location))
     return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
+
+
+def _refuse_unknown(name: str, properties: Mapping[str, Any]) -> None:
+    kinds, kind = [*(each.value for each in CatalogType), "hadoop"], properties.get("type")
+    if kind is not None and str(kind).lower() not in kinds:
+        raise InvalidArgumentError(f"catalog {name}: type is {shown(kind)}: expected one of {', '.join(kinds)}")
+    if not any(properties.get(key) for key in ("type", "uri", "py-catalog-impl")):
+        places = f".pyiceberg.yaml, the variable PYICEBERG_CATALOG__{name.upper()}__URI or the properties"
+        raise InvalidArgumentError(f"catalog {name}: no uri is configured in {places}")
 
 
 def _locating(catalog: PyIcebergCatalog) -> PyIcebergCatalog:

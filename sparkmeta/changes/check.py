@@ -57,7 +57,7 @@ def check(state: TableState) -> DataFrame:
     if location is None:
         raise UnsupportedError(
             f"{state.metadata.location}: snapshot {state.snapshot.snapshot_id} has a manifest list: "
-            "invariants are those of a metadata tree"
+            "only metadata trees can be checked"
         )
     stamp = (state.snapshot.snapshot_id, state.snapshot.sequence_number or 0)
     root = read_unchecked_root(

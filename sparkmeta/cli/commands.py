@@ -115,7 +115,7 @@ def main() -> None:
     \b
       sparkmeta describe /warehouse/db/events
       sparkmeta files /warehouse/db/events --where "file_size_in_bytes < 1000000" --output json
-      sparkmeta plan --catalog prod db.events --filter "ts >= '2026-01-01' and id = 7" --report
+      sparkmeta plan --catalog prod db.events --filter "day >= '2026-01-01' and id = 7" --report
       sparkmeta tree /warehouse/db/events --svg tree.svg
       sparkmeta health /warehouse/db/events --html health.html
       sparkmeta compact /warehouse/db/events --commit

@@ -167,7 +167,13 @@ def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commi
     "--prefix-mismatch-mode", type=click.Choice(["error", "ignore", "delete"]), default="error", show_default=True,
     help="What to do with files that the table has under another scheme or authority.",
 )  # fmt: skip
-@click.option("--equal-scheme", "equal_schemes", type=KeyValue(), multiple=True, help="s3a,s3n=s3; repeatable.")
+@click.option(
+    "--equal-scheme",
+    "equal_schemes",
+    type=KeyValue(),
+    multiple=True,
+    help="Equal schemes, as in s3a,s3n=s3; repeatable.",
+)
 @click.option("--equal-authority", "equal_authorities", type=KeyValue(), multiple=True, help="a,b=c; repeatable.")
 @click.option("--force", is_flag=True, help="Permit --older-than to be less than 24 hours ago.")
 @click.option("--shared-location", is_flag=True, help="Delete files of another table that has the same location.")

@@ -132,6 +132,8 @@ def configured_catalog(name: str | None, properties: dict[str, str]) -> Catalog:
 
     try:
         return load_catalog(name, **properties)
+    except SparkmetaError:
+        raise
     except ValueError as error:
         raise SparkmetaError(f"catalog {name}: {error}" if name else str(error)) from error
 

@@ -44,9 +44,10 @@ class PurgeSummary:
 
     def __str__(self) -> str:
         who = "the catalog deletes" if self.by_catalog else "a purge deletes"
-        total = f"{self.table}: {who} {sum(self.files.values())} files with {sum(self.bytes.values())} bytes"
+        total = f"{self.table}: {who} {sum(self.files.values())} files with at least {sum(self.bytes.values())} bytes"
         gone = f"  {self.missing} lists and manifests are missing; the files that they list stay"
-        counts = (f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items())
+        sizes = {content: f", {size} bytes" for content, size in self.bytes.items() if size}
+        counts = (f"  {content}: {count} files{sizes.get(content, '')}" for content, count in self.files.items())
         return "\n".join([total, *counts, *([gone] if self.missing else [])])
 
 

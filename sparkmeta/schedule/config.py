@@ -64,7 +64,9 @@ def read_config(path: str | Path) -> MaintenanceConfig:
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValidationError(f"{path}: it can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ValidationError(f"{path}: it can't be read: {error}") from error
     if path.suffix in (".yaml", ".yml"):
         return _yaml(text, path)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparkmeta.service.access import Principals
 
 DEFAULT_PORT = 8181
+_LAST_PORT = 65_535
 _MIB = 1 << 20
 _SHORTEST_SECRET = 16
 
@@ -70,7 +71,9 @@ class ServeOptions:
         for name in ("page_tasks", "page_bytes", "slots", "max_request_bytes", "max_pages", "keep_seconds"):
             if getattr(self, name) <= 0:
                 raise SettingError(f"{name} is {getattr(self, name)}: expected a number above 0")
-        for name in ("port", "driver_files", "wait_seconds", "plan_seconds", "queued", "cached_bytes"):
+        if not 0 <= self.port <= _LAST_PORT:
+            raise SettingError(f"port is {self.port}: expected a number from 0 to {_LAST_PORT}")
+        for name in ("driver_files", "wait_seconds", "plan_seconds", "queued", "cached_bytes"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} is {getattr(self, name)}: expected a number from 0")
         if len(self.secret) < _SHORTEST_SECRET:

@@ -6,10 +6,11 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.partitioning import assign_fresh_partition_spec_ids
-from pyiceberg.table.sorting import assign_fresh_sort_order_ids
+from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_ids
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 
-from sparkmeta.checks import property_texts
+from sparkmeta.checks import instance_of, property_texts
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
@@ -24,10 +25,6 @@ from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
-    from pyiceberg.table.sorting import SortOrder
 
     from sparkmeta.spec.metadata import TableMetadata
 
@@ -67,6 +64,7 @@ def new_metadata(
         ValidationError: The property `format-version` and the argument differ, the format version does not support a
             column or partition field, or a column, partition field, sort field or property is invalid.
     """
+    _refuse_other_types(location, schema, spec, sort_order)
     properties = property_texts(f"{location}: properties", properties)
     version = _version(location, properties, format_version)
     refuse_unsupported(version, [schema], [spec], location)
@@ -120,6 +118,16 @@ def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema
         several = {key: value for key, value in entry.items() if key != "source-id"} | {"source-ids": ids}
         fields.append(several if len(ids) > 1 else entry)
     return spec_json | {"fields": fields}
+
+
+def _refuse_other_types(location: str, schema: Any, spec: Any, sort_order: Any) -> None:
+    """Refuse arguments that are not pyiceberg's, and fields of columns that the schema lacks."""
+    instance_of(Schema).check(f"{location}: schema", schema)
+    instance_of(PartitionSpec).check(f"{location}: partition_spec", spec)
+    instance_of(SortOrder).check(f"{location}: sort_order", sort_order)
+    for field in (*spec.fields, *sort_order.fields):
+        if field.source_id not in schema._lazy_id_to_field:
+            raise ValidationError(f"{location}: {field}: the schema has no column with the id {field.source_id}")
 
 
 def _version(location: str, properties: Mapping[str, str], format_version: int | None) -> int:

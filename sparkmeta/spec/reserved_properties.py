@@ -48,8 +48,8 @@ def refuse_reserved(properties: Mapping[str, str], table: str) -> None:
     for name, value in properties.items():
         if name == VERSION_PROPERTY:
             raise ValidationError(
-                f"{table}: {name} is {shown(value)}: it is no property of a table: table.maintenance.upgrade changes "
-                "the format version"
+                f"{table}: {name} is {shown(value)}: it can't be set as a property: table.maintenance.upgrade "
+                "changes the format version"
             )
         if name in _RESERVED:
             raise ValidationError(

@@ -10,6 +10,9 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyiceberg.schema import Schema
+
+from sparkmeta.checks import instance_of
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_from_json, schema_to_json
@@ -17,8 +20,6 @@ from sparkmeta.spec.view_metadata import OtherRepresentation, ViewHistoryEntry, 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from pyiceberg.schema import Schema
 
     from sparkmeta.spec.view_metadata import ViewVersion
 
@@ -71,7 +72,7 @@ def roll_back_view(base: ViewMetadata, version_id: int, timestamp_ms: int) -> Vi
     """
     if base.version_by_id(version_id) is None:
         ids = [version.version_id for version in base.versions]
-        raise ValidationError(f"{base.location}: there is no version {version_id}: versions has {ids}")
+        raise ValidationError(f"{base.location}: there is no version {version_id}, only {ids}")
     return _built(base, _with_current(base, version_id, timestamp_ms))
 
 
@@ -103,6 +104,7 @@ def _with_properties(base: ViewMetadata, updates: Mapping[str, str]) -> ViewMeta
 
 def _with_version(base: ViewMetadata, schema: Schema, version: ViewVersion) -> ViewMetadata:
     _check_representations(_place(base), version)
+    instance_of(Schema).check(f"{base.location}: schema", schema)
     schema_id = next((known.schema_id for known in base.schemas if same_columns(known, schema)), None)
     schemas = base.schemas
     if schema_id is None:

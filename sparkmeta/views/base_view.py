@@ -119,7 +119,7 @@ class BaseView:
         queries = self.current_version().sql_representations
         if not queries or not translate:
             dialects = [query.dialect for query in queries]
-            hint = ": translate=True has sqlglot translate one" if queries else ""
+            hint = ": translate=True translates one" if queries else ""
             raise UnsupportedError(
                 f"{self.full_name}: no query in the dialect {shown(dialect)}, only in {dialects}{hint}"
             )

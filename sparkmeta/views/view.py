@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.view.metadata import ViewVersion as PyIcebergViewVersion
 
-from sparkmeta.checks import NAMES, property_texts
+from sparkmeta.checks import NAMES, property_texts, string_map
 from sparkmeta.errors import CommitFailedError, ValidationError, shown
 from sparkmeta.operations.view_operations import LoadedView
 from sparkmeta.session import resolve_session
@@ -190,7 +190,8 @@ def as_version(
         return replace(definition, default_namespace=tuple(definition.default_namespace))
     if isinstance(definition, PyIcebergViewVersion):
         return view_version_from_json(JsonNode(json.loads(definition.model_dump_json()), "view version"))
-    queries = tuple(SQLViewRepresentation(sql, dialect) for dialect, sql in definition.items())
+    texts = string_map("view_version", definition)
+    queries = tuple(SQLViewRepresentation(sql, dialect) for dialect, sql in texts.items())
     summary = {"engine-name": "sparkmeta", "engine-version": package_version("sparkmeta")}
     return ViewVersion(0, 0, _now_ms(), summary, queries, default_namespace, default_catalog)
 

@@ -10,6 +10,7 @@ from pyspark.errors import AnalysisException, PySparkTypeError, PySparkValueErro
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from sparkmeta.checks import OPTIONS
 from sparkmeta.columns import sql
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError, shown
@@ -41,6 +42,7 @@ def assigned_values(
         ValidationError: there is no assignment, the table does not have a column, a value can't be evaluated, or a
             nested value is of another type.
     """
+    OPTIONS.check(f"{table}: assignments", assignments)
     fields = {field.name: field for field in schema.fields}
     if not assignments:
         raise ValidationError(f"{table}: an update or insert takes at least one assignment")

@@ -13,6 +13,7 @@ from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransf
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType, StructType, UnknownType
 from pyspark.sql import functions as F
 
+from sparkmeta.checks import NAMES
 from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.plan.deletes.views import is_global
@@ -142,6 +143,8 @@ class EqualityDeletes:
 
 def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[int, ...]:
     """Return the field ids of the key."""
+    if names is not None:
+        NAMES.check(f"{table}: equality_cols", names)
     given = sorted(schema.identifier_field_names()) if names is None else [*names]
     if not given:
         none = "the table's schema names no identifier fields" if names is None else "it names no column"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.types import MapType
 from pyspark.sql import functions as F
 
+from sparkmeta.checks import NAMES
 from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import ValidationError
 from sparkmeta.rows.projected import child_fields
@@ -38,6 +39,8 @@ def upsert_of(
     Raises:
         ValidationError: a column does not fit, or there is no key.
     """
+    if keys is not None:
+        NAMES.check(f"{table}: join_cols", keys)
     names = tuple(keys) if keys is not None else tuple(sorted(schema.identifier_field_names()))
     if not names:
         raise ValidationError(f"{table}: an upsert needs join_cols: the table's schema names no identifier fields")

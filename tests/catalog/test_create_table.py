@@ -118,6 +118,26 @@ def test_properties_that_are_no_text(spark: SparkSession, catalog: sm.Catalog, p
     assert not catalog.namespace_exists("other")
 
 
+OTHER_TYPES: list[tuple[tuple[Any, ...], str]] = [
+    (("id long",), "schema is 'id long': expected a Schema of pyiceberg.schema"),
+    ((SCHEMA, ["id"]), "partition_spec is ['id']: expected a PartitionSpec of pyiceberg.partitioning"),
+    ((SCHEMA, PartitionSpec(), "id"), "sort_order is 'id': expected a SortOrder of pyiceberg.table.sorting"),
+    (
+        (SCHEMA, PartitionSpec(PartitionField(99, 1000, IdentityTransform(), "x"))),
+        "1000: x: identity(99): the schema has no column with the id 99",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "problem"), OTHER_TYPES)
+def test_layouts_of_other_types(
+    spark: SparkSession, catalog: sm.Catalog, arguments: tuple[Any, ...], problem: str
+) -> None:
+    with pytest.raises(sm.ValidationError, match=re.escape(problem)):
+        catalog.create_table("ns.t", *arguments, spark=spark)
+    assert not catalog.table_exists("ns.t")
+
+
 RESERVED = (
     "uuid", "snapshot-count", "current-snapshot-id", "current-snapshot-summary", "current-snapshot-timestamp-ms",
     "current-schema", "default-partition-spec", "default-sort-order",

@@ -135,5 +135,7 @@ def test_an_unknown_catalog(spark: SparkSession, catalog: IcebergCatalog) -> Non
 
 
 def test_no_such_type() -> None:
-    with pytest.raises(ValueError, match="'nothing' is not a valid CatalogType"):
+    with pytest.raises(ValueError, match=r"catalog \w+: type is 'nothing': expected one of rest, .*, hadoop"):
         load_catalog("x", type="nothing")
+    with pytest.raises(ValueError, match=r"catalog x: no uri is configured in .*PYICEBERG_CATALOG__X__URI"):
+        load_catalog("x")

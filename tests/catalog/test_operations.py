@@ -223,6 +223,7 @@ def test_purging(catalog: sm.Catalog, ns: str, tmp_path: Path, version: int, spa
 
     plan = catalog.purge_table(name)
     assert plan.summary().files == expected
+    assert f"\n  metadata: {expected['metadata']} files\n" in f"{plan.summary()}\n"
     paths = [Path(row.path.removeprefix("file:")) for row in plan.files().collect()]
     assert len(paths) == sum(expected.values())
     assert all(path.exists() for path in paths)

@@ -86,6 +86,11 @@ def test_a_view_from_creation_to_drop(catalog: Catalog, namespace: str) -> None:
     assert view.metadata == catalog.load_view((namespace, "v")).metadata
     with pytest.raises(ViewAlreadyExistsError):
         catalog.create_view(name, SCHEMA, SQL)
+    text: Any = "SELECT 1 id"
+    with pytest.raises(ValidationError, match="view_version is 'SELECT 1 id': expected a mapping"):
+        catalog.create_view(f"{namespace}.other", SCHEMA, text)
+    with pytest.raises(ValidationError, match="schema is 'SELECT 1 id': expected a Schema"):
+        catalog.create_view(f"{namespace}.other", text, SQL)
 
     trino = view.add_dialect("trino", 'SELECT "id", name FROM users')
     assert queries(trino) == {**SQL, "trino": 'SELECT "id", name FROM users'}

@@ -395,6 +395,7 @@ def test_users_of_a_proxy(tables: Mapping[str, str], spark: SparkSession):
         ({"secret": b"short"}, "the secret has 5 bytes"),
         ({"page_tasks": 0}, "page_tasks is 0"),
         ({"queued": -1}, "queued is -1"),
+        ({"port": 99_999}, "port is 99999: expected a number from 0 to 65535"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, spark: SparkSession, tables):

@@ -90,7 +90,7 @@ def test_rollback() -> None:
     metadata = roll_back_view(replace_view(view(), SCHEMAS[1], version(2, spark="select 2")), 1, 9)
     assert (metadata.current_version_id, log(metadata)) == (1, [(1, 1), (2, 2), (9, 1)])
     assert roll_back_view(metadata, 1, 10) == metadata
-    with pytest.raises(ValidationError, match=rf"{LOCATION}: there is no version 3: versions has \[1, 2\]"):
+    with pytest.raises(ValidationError, match=rf"{LOCATION}: there is no version 3, only \[1, 2\]"):
         roll_back_view(metadata, 3, 10)
 
 

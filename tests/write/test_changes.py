@@ -357,6 +357,14 @@ def test_what_is_refused_before_rows_are_read(spark: SparkSession, tmp_path: Pat
     ):
         with pytest.raises(sm.ValidationError, match="isolation is 'none': expected serializable or snapshot"):
             change()
+    texts: Any = "n = 1"
+    for problem, call in {
+        "assignments is 'n = 1': expected a mapping of names": lambda: table.update(texts),
+        "join_cols is 'n = 1': expected a list of strings": lambda: table.upsert(unread, texts),
+        "equality_cols is 'n = 1': expected a list of strings": lambda: table.equality_delete(unread, texts),
+    }.items():
+        with pytest.raises(sm.ValidationError, match=problem):
+            call()
 
 
 @pytest.mark.java

@@ -79,7 +79,7 @@ def cache_contents(cache: ManifestCache) -> CacheContents:
     files = cache.files.list(cache.folder)
     documents = {status: types for status in files if (types := _document(cache, status)) is not None}
     if not documents and not all(map(is_temporary, chain((status.location for status in files), _below(cache)))):
-        raise ValidationError(f"{cache.folder}: this is no manifest cache: it has files, but none with types of leaves")
+        raise ValidationError(f"{cache.folder}: this is no manifest cache: it has other files")
     folders = sorted({types.manifests for types in documents.values()})
     return CacheContents(tuple(_folder(cache, folder) for folder in folders), tuple(documents))
 
