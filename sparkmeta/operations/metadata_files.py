@@ -124,13 +124,14 @@ def _last_of(files: Files, metadata: str, newest: MetadataLocation) -> MetadataL
 def _highest(files: Files, folder: str, metadata: str) -> MetadataLocation:
     try:
         names = [file_name(status.location) for status in files.list(metadata, METADATA_FILES)]
-    except NotFoundError:
-        names = []
+        reason = ""
+    except NotFoundError as error:
+        names, reason = [], f": {error}"
     if newest := _newest_version(metadata, names):
         return _last_of(files, metadata, newest)
     numbered = [(int(match[1]), name) for name in names if (match := _METASTORE.fullmatch(name))]
     if not numbered:
-        raise NoSuchTableError(f"{folder}: there is no Iceberg table: {metadata} holds no metadata file")
+        raise NoSuchTableError(f"{folder}: there is no Iceberg table: {metadata} holds no metadata file{reason}")
     return _only_highest(metadata, numbered)
 
 
