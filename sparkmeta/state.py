@@ -66,6 +66,10 @@ class TableState:
     snapshot: Snapshot | None
     root: Root | None = None
 
+    def __repr__(self) -> str:
+        snapshot = "no snapshot" if self.snapshot is None else f"snapshot {self.snapshot.snapshot_id}"
+        return f"TableState({self.metadata.location}, {snapshot})"
+
     def at(self, snapshot: Snapshot | None) -> TableState:
         """Return the same table at a snapshot: this state if it is of that snapshot and of the current settings."""
         is_same = snapshot == self.snapshot and self.root is None and settings(self.spark) == self.settings

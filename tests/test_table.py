@@ -178,6 +178,22 @@ def test_columns_are_selected_by_separate_arguments(table: sm.Table) -> None:
         table.scan().select(names)
 
 
+def test_plans_are_shown_without_metadata(table: sm.Table) -> None:
+    maintenance = table.maintenance
+    for plan in (
+        maintenance.rewrite_data_files(),
+        maintenance.rewrite_position_delete_files(),
+        maintenance.remove_dangling_deletes(),
+        maintenance.compact_manifests(),
+        maintenance.expire_snapshots(),
+        maintenance.remove_orphan_files(),
+        maintenance.downgrade(3),
+    ):
+        assert table.metadata_location in repr(plan)
+        assert "schemas" not in repr(plan)
+        assert len(repr(plan)) < 1_000
+
+
 def test_options_of_maintenance_that_do_not_fit(table: sm.Table) -> None:
     maintenance: Any = table.maintenance
     calls: dict[str, Callable[[], object]] = {
