@@ -80,7 +80,7 @@ def _columns(state: TableState, options: HealthOptions) -> dict[int, str]:
     by_name = {schema.find_column_name(field_id): field_id for field_id in known}
     for name in options.columns:
         if name not in by_name:
-            raise ValidationError(f"{state.metadata.location}: columns has {name!r}: no such column has bounds")
+            raise ValidationError(f"{state.metadata.location}: columns names {name!r}: no such column has bounds")
     return {by_name[name]: name for name in options.columns}
 
 

@@ -240,7 +240,7 @@ def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
         try:
             column = schema.find_field(name)
         except ValueError as error:
-            raise ValidationError(f"{where}: there is no column {shown(name)}") from error
+            raise ValidationError(f"{where}: the schema has no column {shown(name)}") from error
         if not _is_countable(column.field_type):
             raise UnsupportedError(f"{where}: column {name} is of type {column.field_type}: it has no distinct values")
         if column.field_id not in fields_of_rows(schema):
