@@ -345,7 +345,7 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
 
 def _refuse_unknown(name: str, properties: Mapping[str, Any]) -> None:
     kinds, kind = [*(each.value for each in CatalogType), "hadoop"], properties.get("type")
-    if kind is not None and str(kind).lower() not in kinds:
+    if kind and str(kind).lower() not in kinds:
         raise InvalidArgumentError(f"catalog {name}: type is {shown(kind)}: expected one of {', '.join(kinds)}")
     if not any(properties.get(key) for key in ("type", "uri", "py-catalog-impl")):
         places = f".pyiceberg.yaml, the variable PYICEBERG_CATALOG__{name.upper()}__URI or the properties"
