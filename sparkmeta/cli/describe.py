@@ -70,7 +70,7 @@ def facts(table: Table) -> dict[str, object]:
         "snapshots": known["snapshots"],
         "refs": _limited([f"{name} ({ref['type']}) -> {ref['snapshot_id']}" for name, ref in known["refs"].items()]),
         "partitioned by": known["partition_spec"] or "nothing",
-        "sorted by": known["sort_order"] or "unsorted",
+        "sorted by": known["sort_order"] or "nothing",
         "columns": [column_line(column) for column in known["schema"]],
         "properties": property_lines(known["properties"]),
     }

@@ -50,7 +50,7 @@ def sums(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array
 
 
 def may_be_live(manifests: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Return which manifests may have live files: all but those whose counts of them are known to be 0."""
+    """Return which manifests may have live files: all but those whose counts say that there are none."""
     zeros = (pc.fill_null(pc.equal(count, 0), False) for count in _columns(manifests, LIVE_FILES))
     return pc.invert(reduce(pc.and_, zeros))
 

@@ -127,8 +127,8 @@ class TableTypes:
     def has_all_schemas(self) -> bool:
         """Whether the metadata has every schema that files may have been written with.
 
-        Ids of removed schemas and of their columns are missing. Nothing shows the removal of the newest schema if it
-        had no new column.
+        A gap in the ids of schemas or columns shows that schemas were removed. Nothing shows it if the newest schema
+        was removed and had no new column.
         """
         ids = range(1, self.metadata.last_column_id + 1)
         known = {*self.fields, *(expression.expr_id for expression in self._expressions)}

@@ -97,7 +97,7 @@ class ScanFilter:
 
     @cached_property
     def promoted_dates(self) -> dict[int, PrimitiveType]:
-        """The dates of the filter that manifests have as timestamps, since they were promoted later -> their types."""
+        """Date columns of the filter that were promoted later -> their types in manifests."""
         fields = self.state.types.primitive_fields
         dates = (field_id for field_id in self.filter_ids if isinstance(self.schema.find_type(field_id), DateType))
         return {
@@ -108,7 +108,7 @@ class ScanFilter:
 
     @cached_property
     def typed_filter(self) -> BooleanExpression:
-        """The filter with the types that values have in manifests."""
+        """The filter on columns of the types that they have in manifests."""
         return with_promoted_dates(self.row_filter, self.promoted_dates)
 
     @cached_property

@@ -144,7 +144,7 @@ def without_expired(
     }
     if used_spec_ids is not None:
         specs = {*used_spec_ids, metadata.default_spec_id}
-        # While the newest schema stays, ids that are missing tell that schemas of files were removed.
+        # The newest schema stays, so that a gap in the ids shows that others were removed.
         newest = max(schema.schema_id for schema in metadata.schemas)
         schemas = {metadata.current_schema_id, newest, *(snapshot.schema_id for snapshot in snapshots)}
         changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]

@@ -344,6 +344,14 @@ def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path
     assert any("removed" in row.path for row in reachable_paths(state).collect())
 
 
+def cleaned(shop: Workshop, *, by_java: bool) -> sm.Table:
+    """The table after Java, or else we, expired what the current snapshot does not need."""
+    if by_java:
+        shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
+        return opened(shop)
+    return opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
+
+
 @pytest.mark.java
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("by_java", [False, True])
@@ -355,13 +363,8 @@ def test_a_spec_whose_column_is_dropped(spark: SparkSession, version: int, by_ja
     shop.sql("ALTER TABLE {t} DROP PARTITION FIELD part")
     shop.sql("ALTER TABLE {t} DROP COLUMN part")
     shop.insert("2, 'y'")
-    if by_java:
-        shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
-        table = opened(shop)
-        assert len(table.metadata.schemas) == 1
-    else:
-        table = opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
-        assert len(table.metadata.schemas) == 2
+    table = cleaned(shop, by_java=by_java)
+    assert len(table.metadata.schemas) == (1 if by_java else 2)
     rows = {(1, "x"), (2, "y")}
     assert {(row.id, row.c) for row in table.scan().to_df().collect()} == rows
     assert table.inspect.files().count() == 2
@@ -382,12 +385,9 @@ def test_a_column_that_is_added_again_after_its_schema_was_removed(
     shop.insert("1, 'dropped'")
     shop.sql("ALTER TABLE {t} DROP COLUMN c")
     shop.insert("2")
-    if by_java:
-        shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
-        assert len(opened(shop).metadata.schemas) == 1
-    else:
-        opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
-        shop.sql("REFRESH TABLE {t}")
+    table = cleaned(shop, by_java=by_java)
+    assert len(table.metadata.schemas) == (1 if by_java else 2)
+    shop.sql("REFRESH TABLE {t}")
     shop.sql(f"ALTER TABLE {{t}} ADD COLUMN c {kind}")
     assert row_texts(opened(shop).scan().to_df()) == row_texts(shop.sql("SELECT * FROM {t}"))
 
@@ -400,7 +400,7 @@ def test_a_column_that_got_its_name_back_before_its_schema_expired(spark: SparkS
     shop.insert("1, 'x'")
     shop.sql("ALTER TABLE {t} RENAME COLUMN d TO c")
     shop.insert("2, 'y'")
-    table = opened(shop).maintenance.expire_snapshots(older_than=soon(), clean_expired_metadata=True).commit()
+    table = cleaned(shop, by_java=False)
     assert {(row.id, row.c) for row in table.scan().to_df().collect()} == {(1, "x"), (2, "y")}
     updated = table.update({"id": 3}, "c = 'x'")
     assert {(row.id, row.c) for row in updated.scan().to_df().collect()} == {(3, "x"), (2, "y")}
@@ -416,8 +416,7 @@ def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: i
     shop.sql("ALTER TABLE {t} DROP PARTITION FIELD bucket(4, code)")
     shop.sql("ALTER TABLE {t} DROP COLUMNS part, code")
     shop.insert("5")
-    shop.call("expire_snapshots", "older_than => TIMESTAMP '2099-01-01', clean_expired_metadata => true")
-    table = opened(shop)
+    table = cleaned(shop, by_java=True)
     assert len(table.metadata.schemas) == 1
 
     def assert_rows(table: sm.Table, *ids: int) -> None:
