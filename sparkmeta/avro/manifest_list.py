@@ -86,7 +86,7 @@ def inline_manifest_list(paths: Sequence[str], lengths: Sequence[int], snapshot_
     return pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
 
 
-# The fields of a list in the order in which they are written, by format version (semantics 3.1-3).
+# The fields of a list in the order in which they are written, by format version (semantics 9.3).
 _V2 = (500, 501, 502, 517, 515, 516, 503, 504, 505, 506, 512, 513, 514, 507, 519)
 _LIST_FIELDS = {1: (500, 501, 502, 503, 504, 505, 506, 507, 512, 513, 514, 519), 2: _V2, 3: (*_V2, 520)}
 

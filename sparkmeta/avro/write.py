@@ -1,6 +1,6 @@
 """Write v1 to v3 manifests from encoded entries.
 
-Layouts and field orders are like those of Iceberg's Java library (semantics 3.1-1, 3.1-2).
+Layouts and field orders are like those of Iceberg's Java library (semantics 9.1, 9.2).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = ("version_info", "record_count", "first_row_id")
 """The columns that are needed to encode entries, in addition to the partition tuple."""
 
 REQUIRED_DEFAULTS = {134: 0, 105: 67_108_864}
-"""The values of required fields of data_file that a writer may not know: content and block size (semantics 3.1-2)."""
+"""The values of required fields of data_file that a writer may not know: content and block size (semantics 9.2)."""
 
 # The fields of data_file in the order in which they are written, by format version.
 _V2 = (134, 100, 101, 102, 103, 104, 108, 109, 110, 137, 125, 128, 131, 132, 135, 140)
@@ -139,7 +139,7 @@ _CONTENTS = ("data", "deletes")
 
 
 def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec, content: int) -> dict[str, str]:
-    """Return the key-value metadata of a manifest (semantics 2.2-9)."""
+    """Return the key-value metadata of a manifest (semantics 8.8)."""
     from sparkmeta.spec.partitioning import partition_spec_to_json
     from sparkmeta.spec.schema import schema_to_json
 

@@ -1,4 +1,4 @@
-"""Check the invariants of a snapshot's whole metadata tree (semantics 8.5 E, C50).
+"""Check the invariants of a snapshot's whole metadata tree (semantics 18.4).
 
 There are three tables of rules. The driver evaluates those of the root, one pass over the leaves those of entries, and
 separate queries those of the tree.
@@ -140,7 +140,7 @@ def _masks_of_missing_leaves(tree: CheckedTree) -> Iterator[Broken]:
     problem = "a live deletion vector masks a manifest that the root does not hold, or has deleted"
     for location, masks in sorted(tree.masks_by_leaf.items()):
         live, leaf = [mask for mask in masks if mask["status"] != Status.DELETED], tree.leaf_by_location.get(location)
-        # A mask that is added to a leaf removed in the same commit lists the removed entries (semantics C11).
+        # A mask that is added to a leaf removed in the same commit lists the removed entries (semantics 16.16).
         is_removed = leaf is not None and leaf["status"] == Status.DELETED
         if live and (leaf is None or (is_removed and any(mask["status"] != Status.ADDED for mask in live))):
             yield Broken(tree.root.location, "referenced_file", location, problem)
@@ -354,7 +354,7 @@ def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
 
 
 def _entries_with_broken_fields(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Find entries that break the field matrix (semantics 8.4), in leaves with the layout of trees."""
+    """Find entries that break the field matrix (semantics 18.4), in leaves with the layout of trees."""
     leaves = tree.manifests.filter(tree.tree.has_tree_layout(tree.manifests))
     if not len(leaves):
         return

@@ -1,6 +1,6 @@
 """Find the entries that a range of snapshots added and removed.
 
-The driver compares roots; Spark reads only leaves that a snapshot added or masked (semantics 8.5 B), so the cost is
+The driver compares roots; Spark reads only leaves that a snapshot added or masked (semantics 18.1), so the cost is
 proportional to the change. For snapshots with a manifest list, Spark reads the manifests that they added.
 """
 

@@ -76,15 +76,15 @@ class RootChanges:
 
 
 def root_changes(root: Root, snapshot_id: int, parent: ParentRoot, *, lenient: bool = False) -> RootChanges:
-    """Return the changes of a snapshot by its root (semantics 8.5 B).
+    """Return the changes of a snapshot by its root (semantics 18.1).
 
     Args:
-        lenient: accept roots that strict readers refuse (semantics C51): with several live DVs of one leaf, which are
+        lenient: accept roots that strict readers refuse (semantics 18.3): with several live DVs of one leaf, which are
             merged, or with an added leaf that has DELETED entries.
 
     Raises:
         CorruptFileError: the root contradicts itself.
-        ValidationError: manifest DVs of the parent are needed, but it has expired (semantics C52).
+        ValidationError: manifest DVs of the parent are needed, but it has expired (semantics 18.2).
     """
     if not lenient:
         _ = root.manifest_dvs  # raises for two of one leaf
@@ -133,7 +133,10 @@ class _Finder:
             yield LeafChange(LeafKind.UNMADE, row, leaf)
 
     def _of_deleted(self, row: int, leaf: Row) -> LeafChange:
-        """Return the change of a removed leaf. If a DV is added to it, only the entries it masks are removed (C11)."""
+        """Return the change of a removed leaf.
+
+        If a vector is added to it, only the entries that the vector masks are removed (semantics 16.16).
+        """
         new = self._new(leaf)
         if new:
             return LeafChange(LeafKind.MASKED, row, leaf, new=new)

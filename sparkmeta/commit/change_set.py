@@ -120,7 +120,7 @@ class ChangeSet:
 
     @property
     def operation(self) -> str:
-        """The operation of the snapshot's summary (semantics 3.2-6)."""
+        """The operation of the snapshot's summary (semantics 10.4)."""
         if self.rewrites:
             return "replace"
         adds_data = any(DATA[0] in part.kinds for part in self.added)

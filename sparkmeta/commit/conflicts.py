@@ -1,4 +1,4 @@
-"""Detect conflicts of an operation with commits made since it began (semantics 4).
+"""Detect conflicts of an operation with commits made since it began (semantics 12.3 to 12.6).
 
 Each added or removed file is compared by its own partition and stats. Only leaves that other commits wrote and that may
 hold relevant files are read.
@@ -91,7 +91,7 @@ class Operation:
 
 
 def validate(head: TableState, validation: Validation, operation: Operation, start: int | None) -> None:
-    """Refuse an operation that conflicts with commits since the snapshot `start` (semantics 4.7-4.9).
+    """Refuse an operation that conflicts with commits since the snapshot `start` (semantics 12.3 to 12.5).
 
     Deletes that apply to files removed by name are checked by `refuse_new_deletes`.
 
@@ -136,7 +136,7 @@ def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> No
 
 
 def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *, with_deletes: bool) -> None:
-    """Refuse deletes of rows in data files that others have removed since the snapshot `start` (semantics 4.9).
+    """Refuse deletes of rows in data files that others have removed since the snapshot `start` (semantics 12.5).
 
     The deletes would not apply to the files that replace these.
 
@@ -162,7 +162,7 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
 def refuse_new_dvs(
     head: TableState, state: TableState, new: NewFiles, named: Sequence[DataFrame], start: int | None
 ) -> None:
-    """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 4.9).
+    """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 12.5).
 
     A change that names a live deletion vector to replace it has read it.
 

@@ -105,7 +105,7 @@ class FilteredFiles:
 class ReplacedFiles:
     """Finds the data files in the partitions of new files.
 
-    If a new file has an unpartitioned spec, these are all files of all specs (semantics 4.8).
+    If a new file has an unpartitioned spec, these are all files of all specs (semantics 12.4).
     """
 
     files: DataFrame

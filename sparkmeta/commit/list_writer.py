@@ -114,7 +114,7 @@ class ListWriter:
         """See `SnapshotWriter.commit`.
 
         The list contains the commit's new data manifests, the other data manifests, then delete manifests in the same
-        order (semantics 3.1-10). Manifests without live files are dropped unless the commit has written them.
+        order (semantics 9.7). Manifests without live files are dropped unless the commit has written them.
         """
         options = self._options
         new = self._new_manifests(added)

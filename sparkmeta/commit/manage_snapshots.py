@@ -213,7 +213,7 @@ class ManageSnapshots(IcebergManageSnapshots):
         return self
 
     def cherry_pick(self, snapshot_id: int) -> Self:
-        """Apply the changes of a snapshot that is not on main to main (semantics 4.15).
+        """Apply the changes of a snapshot that is not on main to main (semantics 12.8).
 
         If the head of main is the snapshot's parent, main is fast-forwarded. Otherwise, the data files of an append are
         added. A dynamic partition overwrite replaces the same files, provided that it started from an ancestor of main

@@ -40,7 +40,7 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
 
 
 def replaces_everything(state: TableState, partitions: DataFrame) -> bool:
-    """Return whether `new_partitions` include an unpartitioned one, which replaces all files (semantics 4.8)."""
+    """Return whether `new_partitions` include an unpartitioned one, which replaces all files (semantics 12.4)."""
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
     if not unpartitioned:
         return False

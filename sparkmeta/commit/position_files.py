@@ -1,7 +1,7 @@
 """Compare new deletion vectors with the position delete files that apply to their data files.
 
 If a data file has a deletion vector, readers ignore its position delete files, including those of its partition
-(semantics 1.7-5). The vector must therefore include their positions, as with Java's writers (semantics 5.5).
+(semantics 6.5). The vector must therefore include their positions, as with Java's writers (semantics 13.5).
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class SnapshotUpdate:
         """Replace files with others that hold the same rows, so that readers see no change.
 
         `deletes` are deletion vectors that delete the same rows as the removed deletes. New data files require removed
-        data files, and new deletes require removed deletes (semantics 4.10).
+        data files, and new deletes require removed deletes (semantics 12.6).
 
         The commit raises CommitConflictError if concurrent commits deleted rows of the replaced files. Equality deletes
         do not conflict if a data sequence number is given, since it is lower than theirs.
@@ -179,7 +179,7 @@ class SnapshotUpdate:
         isolation: Isolation = "serializable",
         ignore_deletes: bool = False,
     ) -> Self:
-        """Fail the commit if other commits changed the data that this one is based on (semantics 4.7-4.9).
+        """Fail the commit if other commits changed the data that this one is based on (semantics 12.3 to 12.5).
 
         Conflicts are:
 

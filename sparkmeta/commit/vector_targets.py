@@ -2,7 +2,7 @@
 
 A lost deletion vector or position would make deleted rows reappear. Each new deletion vector must be the only one of a
 live data file, have the file's partition, have no more positions than the file has rows, and include all positions of
-the deletion vector that it replaces and of its data file's position delete files (semantics 5.5, 8.5 E).
+the deletion vector that it replaces and of its data file's position delete files (semantics 13.5).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which leaves of an upgraded table, in the layout of versions 1 to 3, can become leaves of the tree's own layout.
 
-Position delete files of version 2 have no place in a tree but in the manifests that they are in (semantics C34), and
+Position delete files of version 2 have no place in a tree but in the manifests that they are in (semantics 19.3), and
 partition values of unknown transforms none at all.
 """
 

@@ -76,7 +76,7 @@ def rebase(
     """Return the groups that fit `base`, the root of `state`.
 
     Entries that have been removed from their leaves since, and files that have left the root, are masked in the new
-    leaves, by path (semantics 8.5 G). A group is left out if one of its leaves is gone, as after another compaction, or
+    leaves, by path (semantics 12.10). A group is left out if one of its leaves is gone, as after another compaction, or
     has regained entries that were masked, as after a rollback, since the new leaves lack these.
 
     A data file that has left the root may have moved to a leaf of another commit, while its deletion vector has not.

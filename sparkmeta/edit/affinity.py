@@ -1,4 +1,4 @@
-"""Write delete leaves that are affiliated with one data leaf (semantics N24).
+"""Write delete leaves that are affiliated with one data leaf (semantics 16.12).
 
 Many deletion vectors for one data leaf get a separate delete leaf, which only plans that open the data leaf read. For
 few deletion vectors, another file would cost more than it saves.

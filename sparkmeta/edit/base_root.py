@@ -59,7 +59,7 @@ def _conformed(root: Root, head: TableState) -> Root:
 
 
 def _from_list(head: TableState) -> BaseRoot:
-    """Return a root with a list's manifests as EXISTING leaves, without rewriting any (semantics N29, C31-C33).
+    """Return a root with a list's manifests as EXISTING leaves, without rewriting any (semantics 19.2).
 
     Data manifests without first row ids get them, as in the first commit of format version 3.
     """
@@ -132,7 +132,7 @@ def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.Str
 
 
 def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
-    """Convert a field's summary to stats. Null and NaN counts are 0 or unknown (semantics C32)."""
+    """Convert a field's summary to stats. Null and NaN counts are 0 or unknown (semantics 19.2)."""
     rows = len(summary)
     zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
 

@@ -49,7 +49,7 @@ class EntryTasks(SortedManifests):
 
 
 def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: int) -> pa.RecordBatch:
-    """Return new files as ADDED entries of a snapshot, with the column `entry` (semantics 3.1-4).
+    """Return new files as ADDED entries of a snapshot, with the column `entry` (semantics 9.4).
 
     Args:
         entries: all columns of content entries, metrics maps, `partition`, `manifest` and `ordinal`.

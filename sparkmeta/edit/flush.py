@@ -55,7 +55,7 @@ class Flush:
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
     """Return the flush that the thresholds for data and delete files require. May run a job.
 
-    Only carried-over files are moved; the commit's new files stay in the root (semantics N10, N28).
+    Only carried-over files are moved; the commit's new files stay in the root (semantics 16.6).
     """
     if base is None:
         return Flush()

@@ -20,7 +20,7 @@ _MERGE = "commit.manifest-merge.enabled"
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Table properties `commit.manifest.*` (semantics 3.1-9, 3.1-11).
+    """Table properties `commit.manifest.*` (semantics 9.9).
 
     Attributes:
         target_bytes: target size of a manifest.

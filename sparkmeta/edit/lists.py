@@ -94,7 +94,7 @@ def list_properties(
 
 
 def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
-    """Set the commit's snapshot id and sequence number on new manifests (semantics 3.1-5)."""
+    """Set the commit's snapshot id and sequence number on new manifests (semantics 9.5)."""
     new = is_new(manifests)
     columns = {name: whole(manifests.column(name)) for name in manifests.column_names}
     columns["min_sequence_number"] = pc.coalesce(
@@ -106,7 +106,7 @@ def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.
 
 
 def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]:
-    """Assign first row ids to data manifests without one. Return the manifests and next row id (semantics 3.1-6).
+    """Assign first row ids to data manifests without one. Return the manifests and next row id (semantics 9.6).
 
     A manifest without counts takes no ids; version 3 lists have no such manifest.
     """

@@ -22,7 +22,7 @@ _NOTHING = dict.fromkeys(_COUNTS, 0)
 
 
 def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
-    """Return complete `manifest_stats` for rows of `head.manifests`. Reads manifests without counts (semantics C33)."""
+    """Return `manifest_stats` for rows of `head.manifests`; read manifests without counts (semantics 19.2)."""
     stats = manifests.column("manifest_stats").combine_chunks()
     unknown = _lacks_counts({name: stats.field(name) for name in _COUNTS})
     if not pc.any(unknown).as_py():

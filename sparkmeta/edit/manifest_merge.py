@@ -1,4 +1,4 @@
-"""Choose the manifests that a commit merges, as merging commits of Iceberg's Java library do (semantics 3.1-11)."""
+"""Choose the manifests that a commit merges, as merging commits of Iceberg's Java library do (semantics 9.9)."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _range_of(location: str, place: Mapping[str, Any]) -> FileRange:
 
 
 def _new_snapshot_id(metadata: TableMetadata) -> int:
-    """Return a random positive 63-bit id that no snapshot has (semantics 3.3-1)."""
+    """Return a random positive 63-bit id that no snapshot has (semantics 11.1)."""
     while True:
         bits = uuid.uuid4().int
         snapshot_id = ((bits >> 64) ^ bits) & ((1 << 63) - 1)

@@ -198,7 +198,7 @@ def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
 
 
 def _without_lost_owners(table: pa.Table) -> pa.Table:
-    """Return the root's entries without affinity to data manifests that are not in the root (semantics C40)."""
+    """Return the root's entries without affinity to data manifests that are not in the root (semantics 16.13)."""
     owners = table.column("referenced_file")
     held = table.filter(pc.and_(one_of(table, [ContentType.DATA_MANIFEST]), is_live(table))).column("location")
     lost = pc.and_(one_of(table, [ContentType.DELETE_MANIFEST]), pc.invert(pc.is_in(owners, held.combine_chunks())))

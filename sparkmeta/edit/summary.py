@@ -46,7 +46,7 @@ def snapshot_summary(
     *,
     replaces_partitions: bool = False,
 ) -> Summary:
-    """Return the summary (semantics 3.2).
+    """Return the summary (semantics 10.1).
 
     Raises:
         ValidationError: a property has the name of a computed one, or a rewrite adds more rows than it removes.

@@ -3,7 +3,7 @@
 Only table metadata is replaced. Snapshots keep their manifest lists, and manifests keep their layout. The first
 snapshot of version 3 assigns row ids to the manifests that it lists.
 
-For a tree, every partition field gets an expression (semantics N29, N30; examples 17 and 18). The first commit to a
+For a tree, every partition field gets an expression (semantics 17.7, 19.2). The first commit to a
 branch converts the list of its head to a root. Manifests keep their layout until a compaction, which can be part of the
 same commit.
 """

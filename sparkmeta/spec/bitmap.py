@@ -149,7 +149,7 @@ def _check_cardinality(bitmap: PositionBitmap, location: str, record_count: int 
 
 
 def read_inline_vector(blob: bytes, location: str, record_count: int | None = None) -> PositionBitmap:
-    """Return the positions in the inline_content of a manifest deletion vector (V4, semantics C15).
+    """Return the positions in the inline_content of a manifest deletion vector (semantics 16.14).
 
     Args:
         blob: A `deletion-vector-v1` blob, recognized by its magic number, or bare 64-bit Roaring bitmaps.

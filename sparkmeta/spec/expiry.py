@@ -1,4 +1,4 @@
-"""Choose the snapshots and refs of a table that expire, and remove them from its metadata (semantics 6.1)."""
+"""Choose the snapshots and refs of a table that expire, and remove them from its metadata (semantics 14.1)."""
 
 from __future__ import annotations
 

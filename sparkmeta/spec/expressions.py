@@ -1,7 +1,7 @@
 """Read and write the expressions of V4 table metadata, which compute the values of partition fields.
 
 Expression ids and column ids share one id space. In the metadata file, ``expressions`` is a list that the fields of
-partition specs refer to (semantics N30, C28-C31):
+partition specs refer to (semantics 17.7, 17.8):
 
     "expressions": [
       {"expr-id": 12, "expr": {"source-id": 9, "transform": "day", "name": "ts_day"}, "partition-field-id": 1000},
@@ -13,8 +13,8 @@ partition specs refer to (semantics N30, C28-C31):
 An expression without ``partition-field-id`` is virtual: no spec refers to it, and its ``expr`` is preserved as read.
 ``partition-field-id`` may also be inside ``expr``. Iceberg 1.12.0 writes all partition fields in full; such a field is
 written in full again until its spec gets expressions. In tables with a metadata tree, a spec without fields, such as
-spec 1 above, is written without the key ``fields``, so that Iceberg 1.12.0 refuses the table (C41). In memory, specs
-never refer to expressions: only this module deals with ``expr-id``.
+spec 1 above, is written without the key ``fields``, so that Iceberg 1.12.0 refuses the table (semantics 19.1).
+In memory, specs never refer to expressions: only this module deals with ``expr-id``.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def without_empty_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 def stats_field_id(
     expressions: Iterable[Expression], spec: PartitionSpec, partition_field: PartitionField
 ) -> int | None:
-    """Return the id under which content_stats has a partition field's value (C31).
+    """Return the id under which content_stats has a partition field's value (semantics 17.2).
 
     Returns:
         For an identity transform the id of the source column, otherwise the id of the field's expression. None for a

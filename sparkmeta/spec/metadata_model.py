@@ -212,7 +212,7 @@ class TableMetadataV4(TableMetadataV3):
 
     The file may lack the table's location, which then follows from the location of the file. In a tree, partition
     fields that have an expression are written as references to it, and specs without fields lack the key ``fields``.
-    Iceberg 1.12.0 refuses both, as it must, because it can't read the tree (semantics C41).
+    Iceberg 1.12.0 refuses both, as it must, because it can't read the tree (semantics 19.1).
 
     Attributes:
         expressions: The expressions of partition fields. Empty in tables that Iceberg 1.12.0 writes.

@@ -34,7 +34,7 @@ _NEWEST_WITH_LISTS = 3
 _EMPTY_LISTS = ("snapshots", "snapshot-log", "metadata-log", "statistics", "partition-statistics")
 # The default of Iceberg's own libraries.
 _DEFAULT_VERSION = 2
-# Properties of every new table (semantics 3.3-8).
+# Properties of every new table (semantics 11.4).
 _DEFAULT_PROPERTIES = {"write.parquet.compression-codec": "zstd"}
 
 

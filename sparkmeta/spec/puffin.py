@@ -93,7 +93,7 @@ class PuffinFile:
 
 
 def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int) -> Blob:
-    """Return the blob of a deletion vector, with the properties that the Puffin spec requires (semantics 5.8).
+    """Return the blob of a deletion vector, with the properties that the Puffin spec requires (semantics 13.8).
 
     Args:
         content: The result of write_deletion_vector.
@@ -107,7 +107,7 @@ def deletion_vector_blob(content: bytes, referenced_file: str, cardinality: int)
 def write_puffin(
     blobs: Iterable[Blob], properties: Mapping[str, str] | None = None, *, compress_footer: bool = False
 ) -> PuffinFile:
-    """Return a Puffin file with some blobs (semantics 5.6).
+    """Return a Puffin file with some blobs (semantics 13.6).
 
     Args:
         blobs: The blobs.

@@ -1,4 +1,4 @@
-"""Reserved table properties: names that Iceberg's Java library shows with a table's own properties (semantics 3.3-8).
+"""Reserved table properties: names that Iceberg's Java library shows with a table's own properties (semantics 11.4).
 
 They are never stored, since their values follow from the rest of the metadata.
 """

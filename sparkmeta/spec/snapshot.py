@@ -87,7 +87,7 @@ class Snapshot(snapshots.Snapshot):
     def has_root(self) -> bool:
         """Whether the manifests are in a root manifest.
 
-        A `manifest-list` that ends in `.parquet` names a root as well (semantics C41).
+        A `manifest-list` that ends in `.parquet` names a root as well (semantics 19.1).
         """
         return bool(self.root_manifest) or (self.manifest_list or "").lower().endswith(".parquet")
 

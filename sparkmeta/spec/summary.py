@@ -1,4 +1,4 @@
-"""Build snapshot summaries: the files, rows and bytes that a commit adds and removes (semantics 3.2)."""
+"""Build snapshot summaries: the files, rows and bytes that a commit adds and removes (semantics 10.1)."""
 
 from __future__ import annotations
 

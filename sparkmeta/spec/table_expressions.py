@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMetadataV4:
     """Return the metadata with an expression for every field of a spec.
 
-    An existing expression is used if its source ids, transform, partition field id and name agree with the field (C31).
-    New expressions get ids from last-column-id + 1 on, and last-column-id advances (C30).
+    An existing expression is used if its source ids, transform, partition field id and name agree with the field.
+    New expressions get ids from last-column-id + 1 on, and last-column-id advances (semantics 17.7).
 
     Args:
         metadata: The table's metadata.

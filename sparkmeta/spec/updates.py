@@ -45,7 +45,7 @@ _Item = TypeVar("_Item")
 def update_table_metadata(
     metadata: TableMetadata, updates: Sequence[TableUpdate], metadata_location: str | None = None
 ) -> TableMetadata:
-    """Return the metadata with updates applied (semantics 3.3).
+    """Return the metadata with updates applied.
 
     The updates are applied by pyiceberg. In addition:
 
@@ -293,7 +293,7 @@ def _lists(base: TableMetadata, changed: TableMetadata, updates: Sequence[TableU
 
 
 def without_intermediate(metadata: TableMetadata, base: TableMetadata) -> TableMetadata:
-    """Return metadata whose snapshot log lacks snapshots that were never current for a reader (semantics 3.3-5).
+    """Return metadata whose snapshot log lacks snapshots that were never current for a reader (semantics 11.2).
 
     Args:
         metadata: The metadata after the changes of one commit.

@@ -1,6 +1,6 @@
 """Upgrade table metadata to a later format version (table spec, Appendix E), or to a metadata tree, and undo that.
 
-Trees follow semantics N29, N30 and 8.2-18.
+Trees follow semantics 17.7 and 19.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a table holds, in plain Python: its files, which deletes apply to which, and what each snapshot changed.
 
-It knows nothing of manifests: rules are those of Iceberg's table spec (semantics 1.7, 3.2, 3.3, 5).
+It knows nothing of manifests: rules are those of Iceberg's table spec (docs/semantics.md).
 """
 
 from __future__ import annotations

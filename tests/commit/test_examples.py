@@ -1,4 +1,4 @@
-"""The examples of the V4 document (semantics 8.2), in its order.
+"""The examples of the V4 document, in its order.
 
 Those that our commits write are made by commits; other encodings that the document shows are written by hand. Each
 states what is live, what the snapshot changed, and the root's entries as `name:status`, leaves first. Examples 18, 20
@@ -320,7 +320,7 @@ def test_16_a_data_file_goes_with_its_deletion_vector(spark: SparkSession, tmp_p
     assert (table.changes(), table.written) == ((set(), {"D1", "DV1"}), 1)
     assert planned(table.table) == {"D2"}
     table.commit("delete", table.paths("D2"))
-    # Of the delete leaf nothing was live any more: it leaves the root with its mask (C13).
+    # Of the delete leaf nothing was live any more: it leaves the root with its mask (semantics 16.17).
     assert sorted(table.root()) == ["(D1 D2):EXISTING", "mask{0 1}:ADDED", "mask{0}:DELETED"]
     assert planned(table.table) == set()
 
@@ -363,7 +363,7 @@ def test_17_upgrade(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_19_partition_values_of_equality_deletes(spark: SparkSession, tmp_path: Path) -> None:
-    """("commit", 2025-06-20): the day of the time, derived from the expression's stats (semantics C28)."""
+    """("commit", 2025-06-20): the day of the time, derived from the expression's stats (semantics 17.8)."""
     schema = Schema(NestedField(1, "event_type", StringType()), NestedField(2, "event_ts", TimestamptzType()))
     day = PartitionField(2, 1001, DayTransform(), "event_ts_day")
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "event_type"), day)

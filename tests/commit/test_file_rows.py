@@ -275,7 +275,7 @@ def test_sizes_of_texts_are_averaged(
 
 
 def test_a_partition_value_replaces_truncated_bounds() -> None:
-    """What the tuple is derived from is the value itself, whole (semantics N23)."""
+    """What the tuple is derived from is the value itself, whole (semantics 17.5)."""
     row = file(spec_id=1, partition={"part": "long value", "ts_day": date(2024, 1, 5)})
     table = with_maps(
         row, lower_bounds={2: b"lon"}, upper_bounds={2: b"loo"}, value_counts={2: 12}, null_value_counts={}

@@ -1,4 +1,4 @@
-"""Partition fields that are computed of several columns: the proposal's own example, semantics 8.2-18."""
+"""Partition fields that are computed of several columns: the proposal's own example."""
 
 from __future__ import annotations
 

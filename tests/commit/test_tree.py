@@ -577,7 +577,7 @@ def test_the_vector_of_a_leaf_that_is_not_there_is_left_behind() -> None:
 
 
 def test_row_ids_of_a_commit() -> None:
-    """Files first, in order, then leaves by their rows; deletes take none (semantics C22)."""
+    """Files first, in order, then leaves by their rows; deletes take none (semantics 16.10)."""
     rows = [data_entry("b", 5), entry(EQ, "eq", 9), data_entry("c", 0), data_entry("d", 2)]
     leaves = [leaf_entry("/l1"), leaf_entry("/l2", content_type=int(XM)), leaf_entry("/l3", 1)]
     new_root = next_root(
@@ -591,7 +591,7 @@ def test_row_ids_of_a_commit() -> None:
 
 
 def test_the_least_sequence_number_of_a_new_leaf() -> None:
-    """Entries that inherit their sequence number have the commit's, and the root says so (semantics N17)."""
+    """Entries that inherit their sequence number have the commit's, and the root says so (semantics 16.8)."""
     rows = [data_entry("x", 1), data_entry("y", 1)]
     new = leaf_row(table_of(*rows), LEAF, 100, ())
     assert new.to_pylist()[0]["manifest_stats"]["min_sequence_number"] is None

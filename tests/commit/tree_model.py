@@ -74,7 +74,7 @@ class Store:
 class Reading:
     """A root as rows, with the store that its leaves and blobs are in.
 
-    lenient: several live deletion vectors of a leaf count as their union (semantics C51).
+    lenient: several live deletion vectors of a leaf count as their union (semantics 18.3).
     """
 
     root: list[Row]
@@ -128,7 +128,7 @@ def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
 
 
 def inherited(manifest: Row, rows: list[Row]) -> list[Row]:
-    """All rows of a leaf, with the values that they inherit from its root entry (semantics N18, C21)."""
+    """All rows of a leaf, with the values that they inherit from its root entry (semantics 16.8, 16.10)."""
     given = manifest["version_info"]
     next_id = manifest["first_row_id"]
     filled = []
@@ -171,7 +171,7 @@ class Changes(NamedTuple):
 
 
 def change_set(now: Reading, parent: Reading | None) -> Changes:
-    """The changes of a snapshot from its root, by the steps of semantics 8.5 B."""
+    """The changes of a snapshot from its root, as in semantics 18.1."""
     added: set[FileKey] = set()
     removed: set[FileKey] = set()
     carried: set[FileKey] = set()

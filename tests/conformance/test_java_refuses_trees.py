@@ -1,4 +1,4 @@
-"""Iceberg 1.12.0 on our trees: every operation fails when it loads the table, before anything changes (C41)."""
+"""Iceberg 1.12.0 refuses to load our trees, so that no operation changes them (semantics 19.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot that names its root as `manifest-list` reads as with `root-manifest` (semantics C41)."""
+"""A snapshot that names its root as `manifest-list` reads as with `root-manifest` (semantics 19.1)."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def assert_row_ids_are_apart(planned: Plan, table: sm.Table) -> None:
 def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
     """Removed files are masked by the ordinals of their entries and of their deletion vectors; all else stays.
 
-    Position delete files of version 2 stay where they are (semantics 4.5).
+    Position delete files of version 2 stay where they are (semantics 12.2).
     """
     paths = Counter(row["file_path"] for row in planned.values())
     victims = [row for row in planned.values() if paths[row["file_path"]] == 1]

@@ -66,7 +66,7 @@ def test_strings_are_ordered_by_code_point() -> None:
 
 
 def test_a_missing_bound_makes_the_aggregate_unknown() -> None:
-    """That file's values may be anything (semantics 8.5 H)."""
+    """That file's values may be anything (semantics 17.6)."""
     assert span("int", bounds(1, 2), bounds(None, 5)) == (None, 5)
     assert span("int", bounds(1, 2), bounds(3, None)) == (1, None)
     assert span("int", bounds(1, 2), None) == (None, None)
@@ -113,20 +113,20 @@ def test_uuids_have_no_one_order() -> None:
 
 
 def test_a_value_in_the_lower_bound_only() -> None:
-    """The null upper bound of a partition value equals the lower one (semantics C25)."""
+    """The null upper bound of a partition value equals the lower one (semantics 17.2)."""
     assert span("int", bounds(3, None), bounds(7, None), source=True) == (3, 7)
     assert span("int", bounds(3, None), bounds(5, 6), source=True) == (3, 6)
     assert span("int", bounds(3, None), bounds(7, None)) == (3, None)
 
 
 def test_the_partition_value_null() -> None:
-    """Both bounds null is the value null, which leaves bounds as they are (semantics N31)."""
+    """Both bounds null is the value null, which leaves bounds as they are (semantics 17.3)."""
     assert span("int", bounds(3, None), bounds(None, None, None, None), source=True) == (3, 3)
     assert span("int", bounds(None, None), source=True) == (None, None)
 
 
 def test_the_partition_value_nan() -> None:
-    """NaN is not a bound; it is counted (semantics C27)."""
+    """NaN is not a bound; it is counted (semantics 17.3)."""
     nan = bounds(None, None, 10, 0, nan_value_count=10)
     stats = aggregate("double", bounds(3.0, 3.0, nan_value_count=0), nan, source=True)
     assert stats is not None

@@ -241,7 +241,7 @@ def test_leaves_leave_out_what_they_cannot_hold() -> None:
 
 
 def test_an_empty_partition_value_is_told_from_a_missing_one() -> None:
-    """The struct is there, with nothing in it but counts (semantics C26)."""
+    """The struct is there, with nothing in it but counts (semantics 17.4)."""
     rows = entry_table(file_row(content_stats={"101": bounds(None, None)}), file_row(content_stats=None))
     read, _ = read_manifest(write_manifest(rows, DATA), STATS, "leaf")
     stats = [(row["content_stats"] or {}).get("101") for row in read.to_pylist()]
@@ -277,7 +277,7 @@ def rewritten(data: bytes, change: Any) -> bytes:
 
 
 def test_fields_are_found_by_id() -> None:
-    """As in the proposal's own examples, whose names differ (semantics C3, C49)."""
+    """As in the proposal's own examples, whose names differ (semantics 17.1)."""
     data = write_manifest(whole_root(), ROOT)
 
     def change(table: pa.Table) -> pa.Table:

@@ -100,7 +100,7 @@ def test_an_entry_that_breaks_a_rule(row: Row, path: str, value: Any, problem: s
 
 
 def test_a_stored_vector() -> None:
-    """At an offset of a Puffin file it has a location and both numbers (semantics C5, C14)."""
+    """At an offset of a Puffin file it has a location and both numbers (semantics 16.14)."""
     place = {"offset": 4, "size_in_bytes": 40, "inline_content": None}
     stored = vector_row(location="/t/v.puffin", file_size_in_bytes=99, deletion_vector=place)
     check_root(entry_table(stored), SPECS, ROOT)
@@ -114,7 +114,7 @@ def test_a_stored_vector() -> None:
 
 
 def test_an_inline_vector_with_an_empty_location() -> None:
-    """Accepted as no location (semantics C5)."""
+    """Accepted as no location (semantics 16.15)."""
     check_root(entry_table(vector_row(location="")), SPECS, ROOT)
 
 

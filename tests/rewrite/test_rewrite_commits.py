@@ -392,7 +392,7 @@ def test_an_unknown_outcome_deletes_nothing(
 
 
 def test_row_ids_as_in_the_spec() -> None:
-    """The example of the table spec, First Row ID Assignment (semantics 5.4)."""
+    """The example of the table spec, First Row ID Assignment (semantics 13.4)."""
     counts = [(None, 100, 25), (None, 0, 100), (None, 125, 25), (925, 0, 0)]
     known = [
         {"manifest_path": str(place), "content": 0, "first_row_id": first, "added_rows_count": added,

@@ -46,7 +46,7 @@ ROWS: list[tuple[Any, ...]] = [
     (4, 2**31 - 1, 999.99, math.inf),
     (5, -(2**31), -999.99, -math.inf),
 ]
-# Bounds leave NaN out, so files are pruned by comparisons that it would satisfy (semantics 1.2-5).
+# Bounds leave NaN out, so files are pruned by comparisons that it would satisfy (semantics 2.5).
 NAN = (6, 0, 0.5, math.nan)
 DAY = date(2026, 1, 31)
 

@@ -103,7 +103,7 @@ def test_files_are_those_of_java(spark: SparkSession, granularity: str, monkeypa
     assert len(delete_files(after)) == len(peers) + (0 if granularity == "file" else 2)
 
 
-# name -> (change in progress, concurrent change, whether the first is refused), as Spark validates (semantics 4.12).
+# name -> (change in progress, concurrent change, whether the first is refused), as Spark validates (semantics 12.7).
 Change = Callable[[Any], Any]
 CONFLICTS: dict[str, tuple[Change, Change, bool]] = {
     "deletes of rows of one file": (lambda tx: tx.delete("id = 1"), lambda t: t.delete("id = 4"), False),

@@ -1,4 +1,4 @@
-"""Compare locations of files in Spark: by their path, then by their scheme and authority (semantics 6.3.3)."""
+"""Compare locations of files in Spark: by their path, then by their scheme and authority (semantics 14.3)."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def read_manifest(
     """Return a V4 manifest as rows of `tree_schema`, and its key-value metadata.
 
     Columns are resolved by field id. Missing fields are null, unknown ones are ignored. Stats without field ids are
-    resolved by name, including the names in the proposal's examples (semantics C49).
+    resolved by name, including the names in the proposal's examples (semantics 17.1).
 
     Args:
         data: the content of the file.
@@ -129,7 +129,7 @@ def read_manifest(
         location: the file's location, for errors.
         columns: the fields of the content entry to read; others are null. Defaults to all.
         fields: partition field id -> id of its stats. If a file lacks these stats, those of the source column may hold
-            the values as `partition_<partition field id>_<name>` (semantics 8.2-20 b).
+            the values as `partition_<partition field id>_<name>` (semantics 17.1).
 
     Raises:
         CorruptFileError: not a Parquet file, not a V4 manifest, or a field has another type.
@@ -314,7 +314,7 @@ def _read_struct(
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null())
 
 
-# Names of stats in the proposal's examples (semantics C49).
+# Names of stats in the proposal's examples (semantics 17.1).
 _SEEDS_NAMES = {
     "null_count": "null_value_count",
     "nan_count": "nan_value_count",

@@ -193,7 +193,7 @@ class EntryProblem:
 def entry_problems(
     table: pa.Table, specs: Collection[int], columns: Collection[int] | None = None, *, vectors: bool = True
 ) -> list[EntryProblem]:
-    """Return the entries that break a rule of the field matrix (semantics 8.4), rule by rule.
+    """Return the entries that break a rule of the field matrix (semantics 18.4), rule by rule.
 
     Args:
         table: entries, rows of `tree_schema`.

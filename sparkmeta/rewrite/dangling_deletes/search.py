@@ -1,4 +1,4 @@
-"""Find the delete entries that apply to no live data file, by the rules of scan planning (semantics 1.7)."""
+"""Find the delete entries that apply to no live data file, by the rules of scan planning (semantics 6.1 to 6.6)."""
 
 from __future__ import annotations
 
