@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,15 +34,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
-# Files that take long, the longest first, so that no process is left alone with one at the end.
-LONG = (
-    "test_plan_java.py", "test_notebooks.py", "test_jobs.py", "test_compact.py", "test_trees.py", "test_upgrade.py",
-    "test_matrix.py", "test_refused.py", "test_list_faults.py", "test_random_writers.py", "test_conflicts.py",
-    "test_processes.py", "test_transaction.py",
-    "test_retries.py", "test_session_settings.py", "test_rewrite_commits.py", "test_conflicts_java.py",
-    "test_colocate_avro.py", "test_foreign_layout.py", "test_sequences.py", "test_partition_writers.py",
-    "test_driver.py", "test_cli.py", "test_changes.py",
-)  # fmt: skip
+# Seconds of each file of tests, as `--record-durations` wrote them: the longest files run first, so that no process is
+# left alone with one at the end.
+DURATIONS = ROOT / "tests" / "durations.json"
 # Files whose tests compile their queries in the slice too.
 COMPILED = {"test_predicate.py", "test_deletes.py", "test_leaves.py"}
 ICEBERG = "org.apache.iceberg.spark"
@@ -74,6 +70,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--planning", choices=["auto", "join", "colocated"], help=text)
     text = "Refuse what serverless Spark refuses (tests/serverless.py). Tests that set such settings are skipped."
     parser.addoption("--serverless", action="store_true", help=text)
+    text = "Write the seconds of each file of tests to tests/durations.json, for the order of later runs."
+    parser.addoption("--record-durations", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,6 +101,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if (scratch := config.stash.get(_scratch, None)) is not None:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not config.option.record_durations:
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    whole = {file: round(total) for file, total in seconds.most_common() if round(total)}
+    DURATIONS.write_text(json.dumps(whole, indent=0) + "\n")
 
 
 def iceberg_jar() -> Path | None:
@@ -163,7 +173,8 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    seconds = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
     reasons = {}
     if iceberg_jar() is None:
         reasons["java"] = "no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS"
