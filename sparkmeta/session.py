@@ -18,8 +18,8 @@ from zipimport import zipimporter
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.errors import SessionError
 from sparkmeta.java import spark_java_home
 from sparkmeta.settings import is_unavailable, setting
@@ -210,11 +210,6 @@ def advised_shuffles(spark: SparkSession, size: int) -> Iterator[None]:
     finally:
         with suppress(PySparkException):
             spark.conf.unset(_ADVISORY_SIZE)
-
-
-def spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark type of rows of an Arrow schema; timestamps without a zone stay so."""
-    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:

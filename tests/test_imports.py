@@ -48,7 +48,7 @@ FLOORS = [
     {"entries"},
     {"storage"},
     {"session", "columns"},
-    {"settings", "spec", "java"},
+    {"settings", "spec", "java", "arrow_types"},
     {"checks"},
     {"errors"},
 ]
@@ -58,6 +58,8 @@ BANNED_ATTRIBUTES = {
     "cache", "persist", "checkpoint", "foreachPartition", "toPandas", "mapInPandas", "applyInPandas",
 }  # fmt: skip
 BANNED_NAMES = {"RDD", "SparkContext", "pandas_udf"}
+# The modules of PySpark that are in its reference. Others change between minor versions.
+PUBLIC_PYSPARK = {"pyspark"} | {f"pyspark.{name}" for name in ("errors", "logger", "sql", "sql.functions", "sql.types")}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOOR = {room: floor for floor, rooms in enumerate(reversed(FLOORS)) for room in rooms}
@@ -138,6 +140,15 @@ def test_no_circle_of_imports() -> None:
 def test_nothing_that_spark_connect_lacks() -> None:
     banned = [f"{module}, line {line}: {name}" for module, tree in TREES.items() for line, name in banned_names(tree)]
     assert not banned
+
+
+def test_only_what_pyspark_documents() -> None:
+    targets = {name for tree in TREES.values() for node in ast.walk(tree) for name in imported(node)}
+    of_pyspark = {name for name in targets if name.split(".")[0] == "pyspark"}
+    private = {
+        name for name in of_pyspark - PUBLIC_PYSPARK if "._" in name or name.rpartition(".")[0] not in PUBLIC_PYSPARK
+    }
+    assert not private
 
 
 def test_pandas_is_not_ours_to_import() -> None:

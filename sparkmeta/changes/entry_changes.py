@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.changes.root_changes import LeafChange, LeafKind, RootChanges, root_changes
 from sparkmeta.entries.metrics_maps import stats_for_maps, with_metrics_maps
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
@@ -25,7 +26,7 @@ from sparkmeta.manifests.v4.root import Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
 from sparkmeta.plan.filter import is_live
-from sparkmeta.session import local_frame, map_arrow, spark_schema
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.commit.candidates import root_manifests
 from sparkmeta.commit.search import rows_by_manifest
 from sparkmeta.edit.next_root import FileKey
 from sparkmeta.edit.tally import KindCount, PartitionKey, Tally, partition_keys, sums_by_kind, tally_of
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import ValidationError
-from sparkmeta.session import local_frame, materialize, spark_schema
+from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import FileKind
 

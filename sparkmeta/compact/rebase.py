@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.compact.job import Rewritten
 from sparkmeta.edit.leaves import leaf_frame
 from sparkmeta.edit.next_root import (
@@ -26,7 +27,7 @@ from sparkmeta.edit.summary import ManifestCounts
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.v4.root import Root
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 

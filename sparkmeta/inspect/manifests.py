@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.inspect.manifest_rows import (
@@ -56,7 +56,7 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
     """
     for snapshot in state.metadata.snapshots:
         refuse_unreadable(state.metadata, snapshot)
-    row_type = from_arrow_schema(schema)
+    row_type = spark_schema(schema)
     lists = pa.Table.from_pylist(
         [
             {

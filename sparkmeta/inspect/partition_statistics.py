@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import IntegerType, LongType, NestedField
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField as SparkField
 from pyspark.sql.types import StructType as SparkStructType
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.inspect.position_deletes import row_field
@@ -101,7 +101,7 @@ def rows_of_file(state: TableState, location: str) -> DataFrame:
     """Return the rows of a partition statistics file of the table, lazily, as `statistics_schema` in Spark's types."""
     struct = statistics_schema(state).as_struct()
     row_type = SparkStructType([SparkField(each.name, spark_type(each.field_type)) for each in struct.fields])
-    rows = StatisticsRows(to_arrow_schema(row_type), row_field(0, struct))
+    rows = StatisticsRows(arrow_schema(row_type), row_field(0, struct))
     files = pa.table({"location": pa.array([location], pa.string())})
     if state.access.tasks is not None:
         return map_arrow(local_frame(state.spark, files), partial(rows.read, state.access.tasks), row_type)

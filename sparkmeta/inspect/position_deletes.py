@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStructType
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns.types import spark_type
 from sparkmeta.inspect.delete_rows import DeleteRows
 from sparkmeta.inspect.deleted_row import RowField
@@ -46,7 +46,7 @@ def position_deletes(state: TableState) -> DataFrame:
     the paths when this is called.
     """
     schema = position_deletes_type(state)
-    rows = DeleteRows(to_arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
+    rows = DeleteRows(arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
     files = delete_files(state)
     if state.access.tasks is not None:
         return map_arrow(files.repartition(read_tasks(state.spark)), partial(rows.read, state.access.tasks), schema)

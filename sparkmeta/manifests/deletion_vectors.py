@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.session import local_frame, map_arrow, spark_schema
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges
 from sparkmeta.storage.reading import with_content

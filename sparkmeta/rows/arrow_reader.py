@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.types import NestedField, StructType
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStruct
 
+from sparkmeta.arrow_types import arrow_schema, arrow_type_of, spark_type_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.types import spark_type
@@ -95,7 +95,7 @@ def task_rows(
         (*map(projected_column, projected.fields), *metadata),
         leaves,
         tuple(_key_columns(state)),
-        to_arrow_schema(_row_type(state, projected, metadata, leaves)),
+        arrow_schema(_row_type(state, projected, metadata, leaves)),
         name_mapping(state.metadata),
         _identity_places(state),
     )
@@ -109,7 +109,7 @@ def _row_type(state: TableState, projected: Schema, metadata: Iterable[Column], 
     for column in metadata:
         row_type.add(f"c{len(row_type)}", metadata_type(column, state))
     for leaf in leaves:
-        row_type.add(_leaf_name(leaf.id), from_arrow_type(leaf.alone().kind, prefer_timestamp_ntz=True))
+        row_type.add(_leaf_name(leaf.id), spark_type_of(leaf.alone().kind))
     return row_type
 
 
@@ -132,7 +132,7 @@ def filter_leaves(scan_filter: ScanFilter) -> tuple[Leaf, ...]:
 def _leaves(field: NestedField) -> Iterator[Leaf]:
     """Yield a field and its nested fields, all as optional."""
     column = replace(projected_column(field), required=False)
-    yield Leaf(field.field_id, column, to_arrow_type(spark_type(field.field_type)))
+    yield Leaf(field.field_id, column, arrow_type_of(spark_type(field.field_type)))
     if isinstance(field.field_type, StructType):
         for child in field.field_type.fields:
             for leaf in _leaves(child):

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.commit.converters import file_rows
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.base_root import base_root
@@ -35,7 +36,6 @@ from sparkmeta.edit.next_root import TreeChange
 from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
 from sparkmeta.edit.tally import Tally
 from sparkmeta.manifests.v4.write import write_leaves
-from sparkmeta.session import spark_schema
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.growth import Growth, questions
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set

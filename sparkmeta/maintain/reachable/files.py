@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
 from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import translated_errors
@@ -34,7 +35,7 @@ from sparkmeta.maintain.reachable.tasks import (
     ListReader,
     listed_manifests,
 )
-from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks, spark_schema
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.decoder import CACHED_LEAF
 from sparkmeta.manifests.v4.spark import read_leaves, version_info
-from sparkmeta.session import spark_schema
 from sparkmeta.spec.entry import ROW_ID_OFFSET
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.parts import PART_SCHEMA, part_of
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import EntryBuilder, projected_fields
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.session import local_frame, map_arrow, spark_schema
+from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
 from sparkmeta.storage.location import PATH_KEY, spark_path_key
 from sparkmeta.storage.reading import failing_if_skipped, read_parquet

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
 
+from sparkmeta.arrow_types import spark_schema, spark_type_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.comparison import unpushed
@@ -20,7 +20,7 @@ from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.arrays import narrowed
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.manifests.v4.types import TupleSources
-from sparkmeta.session import local_frame, spark_schema
+from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
 from sparkmeta.spec.stats import BOUNDS
 from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
@@ -185,7 +185,7 @@ def _partition_value(field_id: int, type_name: str, tuples: TupleSources, widene
         for spec_field_id, source in fields:
             if spec_field_id == field_id:
                 by_source.setdefault(source, []).append(spec_id)
-    nothing = sql.lit(None).cast(from_arrow_type(bound_arrow_type(type_name), prefer_timestamp_ntz=True))
+    nothing = sql.lit(None).cast(spark_type_of(bound_arrow_type(type_name)))
     of_spec = sql.col("partition_spec_id")
     cases = [(of_spec.isin(specs), _derived(source, type_name, widened)) for source, specs in sorted(by_source.items())]
     return reduce(lambda other, case: sql.when(case[0], case[1]).otherwise(other), cases, nothing)

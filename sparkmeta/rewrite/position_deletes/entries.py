@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.columns import sql
 from sparkmeta.edit.entry_manifests import EntryManifests
@@ -18,7 +19,7 @@ from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.plan.rows import full_partition, manifest_path
 from sparkmeta.rewrite.manifests.groups import ManifestRewriteOptions, target_bytes
-from sparkmeta.session import materialize, spark_schema
+from sparkmeta.session import materialize
 from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType, Status
 
 if TYPE_CHECKING:

@@ -1,0 +1,103 @@
+"""Convert types between Arrow and Spark, the same way with every version of PySpark.
+
+PySpark has such functions for its own use only: their parameters and results differ between minor versions.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types as spark
+
+_PRIMITIVES: Final[dict[pa.DataType, spark.DataType]] = {
+    pa.null(): spark.NullType(),
+    pa.bool_(): spark.BooleanType(),
+    pa.int8(): spark.ByteType(),
+    pa.int16(): spark.ShortType(),
+    pa.int32(): spark.IntegerType(),
+    pa.int64(): spark.LongType(),
+    pa.float32(): spark.FloatType(),
+    pa.float64(): spark.DoubleType(),
+    pa.string(): spark.StringType(),
+    pa.binary(): spark.BinaryType(),
+    pa.date32(): spark.DateType(),
+    pa.timestamp("us"): spark.TimestampNTZType(),
+    pa.timestamp("us", "UTC"): spark.TimestampType(),
+}
+_ARROW_TYPES: Final = {kind: arrow for arrow, kind in _PRIMITIVES.items()}
+
+# A session may be configured to return the large types.
+_SPARK_TYPES: Final = _PRIMITIVES | {pa.large_string(): spark.StringType(), pa.large_binary(): spark.BinaryType()}
+
+# Spark takes a struct for a variant if the field `metadata` has this metadata.
+_VARIANT: Final = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
+)
+
+
+def spark_schema(schema: pa.Schema) -> spark.StructType:
+    """Return the Spark type of rows of an Arrow schema; timestamps without a zone stay so.
+
+    Raises:
+        TypeError: a type that no column of this package has.
+    """
+    return spark.StructType([_spark_field(field) for field in schema])
+
+
+def arrow_schema(row_type: spark.StructType) -> pa.Schema:
+    """Return the Arrow schema of rows of a Spark type, with timestamps in UTC.
+
+    Raises:
+        TypeError: a type that no column of this package has.
+    """
+    return pa.schema([_arrow_field(field) for field in row_type.fields])
+
+
+def spark_type_of(kind: pa.DataType) -> spark.DataType:
+    """Return the Spark type of an Arrow type; see `spark_schema`."""
+    if pa.types.is_decimal128(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_list(kind):
+        return spark.ArrayType(spark_type_of(kind.value_type), kind.value_field.nullable)
+    if pa.types.is_map(kind):
+        return spark.MapType(spark_type_of(kind.key_type), spark_type_of(kind.item_type), kind.item_field.nullable)
+    if kind.equals(_VARIANT, check_metadata=True):
+        return spark.VariantType()
+    if pa.types.is_struct(kind):
+        return spark.StructType([_spark_field(field) for field in kind])
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return spark.TimestampType()
+    if kind not in _SPARK_TYPES:
+        raise TypeError(f"{kind} has no Spark type")
+    return _SPARK_TYPES[kind]
+
+
+def arrow_type_of(kind: spark.DataType) -> pa.DataType:
+    """Return the Arrow type of a Spark type; see `arrow_schema`."""
+    match kind:
+        case spark.DecimalType():
+            return pa.decimal128(kind.precision, kind.scale)
+        case spark.ArrayType():
+            return pa.list_(pa.field("element", arrow_type_of(kind.elementType), kind.containsNull))
+        case spark.MapType():
+            value = pa.field("value", arrow_type_of(kind.valueType), kind.valueContainsNull)
+            return pa.map_(pa.field("key", arrow_type_of(kind.keyType), nullable=False), value)
+        case spark.StructType():
+            return pa.struct([_arrow_field(field) for field in kind.fields])
+        case spark.VariantType():
+            return _VARIANT
+    if kind not in _ARROW_TYPES:
+        raise TypeError(f"{kind.simpleString()} has no Arrow type")
+    return _ARROW_TYPES[kind]
+
+
+def _spark_field(field: pa.Field) -> spark.StructField:
+    return spark.StructField(field.name, spark_type_of(field.type), field.nullable)
+
+
+def _arrow_field(field: spark.StructField) -> pa.Field:
+    return pa.field(field.name, arrow_type_of(field.dataType), field.nullable)
