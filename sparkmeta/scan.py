@@ -77,6 +77,7 @@ class Scan:
         options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
         row_limit: the maximum number of rows to read; None for all.
         table_schema: whether to read a given snapshot with the table's schema, as for a branch, instead of its own.
+        session_branch: the branch to read if no snapshot is chosen; None for main.
     """
 
     state: TableState
@@ -88,6 +89,7 @@ class Scan:
     options: Mapping[str, str] = field(default_factory=dict)
     row_limit: int | None = None
     table_schema: bool = False
+    session_branch: str | None = None
 
     # -- refining ---------------------------------------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class Scan:
         TEXT.check("use_ref", name)
         self._refuse_second("a ref")
         if name == MAIN_BRANCH and name not in self.state.metadata.refs:
-            return self
+            return replace(self, session_branch=None)
         return replace(self, ref=name, snapshot_id=self.state.metadata_ref(name).snapshot_id)
 
     def as_of(self, timestamp: datetime | int) -> Scan:
@@ -169,6 +171,8 @@ class Scan:
             NoSuchSnapshotError: the table does not have the scan's snapshot.
             ValidationError: its id is not a whole number.
         """
+        if self.snapshot_id is None and self.session_branch is not None:
+            return self.state.metadata.snapshot_by_name(self.session_branch)
         if self.snapshot_id is None:
             return self.state.metadata.current_snapshot()
         return snapshot_of(self.state.metadata, self.snapshot_id)
@@ -376,7 +380,7 @@ class Scan:
         return SplitPlanning(**chosen)
 
     def __repr__(self) -> str:
-        shown = {"row_filter": self.row_filter, "snapshot_id": self.snapshot_id, "ref": self.ref}
+        shown = {"row_filter": self.row_filter, "snapshot_id": self.snapshot_id, "ref": self.ref or self.session_branch}
         text = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
         return f"Scan({self.state.metadata.location}, {text})"
 

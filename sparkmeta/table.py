@@ -13,6 +13,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from sparkmeta.changes.check import check
 from sparkmeta.changes.file_changes import file_changes
 from sparkmeta.commit.transaction import Transaction
+from sparkmeta.commit.write_target import session_branch_to_read
 from sparkmeta.inspect.draw import draw
 from sparkmeta.inspect.inspect_table import InspectTable
 from sparkmeta.maintain.maintenance import Maintenance
@@ -70,11 +71,17 @@ class Table(RowTable):
     ) -> Scan:
         """Return a scan of the rows that match a filter: `table.scan("day >= '2026-01-01' and id = 7").plan_files()`.
 
+        It reads the current snapshot unless `snapshot_id` or a method of the scan chooses another one. As in Iceberg's
+        Spark reader, it reads the branch `spark.wap.branch` of the session instead, if the table has this branch and
+        the property `write.wap.enabled`.
+
         Raises:
             InvalidFilterError: the filter is invalid.
             NoSuchSnapshotError: the table has no such snapshot.
+            ValidationError: the session has both `spark.wap.branch` and `spark.wap.id`.
         """
-        return table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
+        scan = table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
+        return scan if snapshot_id is not None else replace(scan, session_branch=session_branch_to_read(self.state))
 
     def incremental(
         self, from_snapshot_id_exclusive: int | None, to_snapshot_id_inclusive: int | None = None
@@ -86,7 +93,7 @@ class Table(RowTable):
                 for the whole history.
             to_snapshot_id_inclusive: the end snapshot. Defaults to the current one.
         """
-        return IncrementalScan(self.scan(), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
+        return IncrementalScan(Scan(self.state), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
 
     def changelog(
         self,
@@ -117,7 +124,7 @@ class Table(RowTable):
             ValidationError: updates are requested together with net changes, or without identifier columns.
         """
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
-        return changelog_scan(self.scan(), *ids, net_changes, compute_updates, identifier_columns)
+        return changelog_scan(Scan(self.state), *ids, net_changes, compute_updates, identifier_columns)
 
     def create_temp_view(self, name: str) -> None:
         """Register a temporary view of the table's rows as they are now; see `Scan.create_temp_view`."""
@@ -225,7 +232,7 @@ class Table(RowTable):
         return self._change().update_sort_order(case_sensitive)
 
     def manage_snapshots(self) -> ManageSnapshots:
-        """Return pyiceberg's builder of branches and tags, extended by `fast_forward` and `cherry_pick`."""
+        """Return pyiceberg's builder of branches and tags, with `fast_forward`, `cherry_pick` and `publish_changes`."""
         return self._change().manage_snapshots()
 
     def _change(self) -> Transaction[Table]:

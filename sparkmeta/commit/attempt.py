@@ -69,12 +69,12 @@ class Progress:
     writer: SnapshotWriter | None = None
     added: NewFiles | None = None
 
-    def writer_for(self, head: TableState, branch: str) -> SnapshotWriter:
+    def writer_for(self, head: TableState, branch: str | None) -> SnapshotWriter:
         """Return the snapshot writer, a new one if the last attempt's files can't be used for this head."""
         if self.writer is not None and not self.writer.fits(head):
             self.writer = self.added = None
         if self.writer is None:
-            kind: Callable[[str, SnapshotNames, Searches], SnapshotWriter]
+            kind: Callable[[str | None, SnapshotNames, Searches], SnapshotWriter]
             kind = TreeWriter if has_tree(head.metadata) else ListWriter
             self.writer = kind(branch, self.names, self.searches)
         return self.writer
@@ -105,7 +105,8 @@ class Attempt:
         if changes.moves_rows:
             refuse_new_row_ids(self.head, changes.read_snapshot)
         progress.names.next_attempt(self.head.metadata)
-        writer = progress.writer_for(self.head, changes.branch)
+        target = changes.target
+        writer = progress.writer_for(self.head, None if target.wap_id is not None else target.branch)
         state = writer.begin(self.head)
         if progress.added is None:
             try:

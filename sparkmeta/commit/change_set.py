@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.conflicts import Validation
     from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
+    from sparkmeta.commit.write_target import WriteTarget
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 
@@ -55,7 +56,7 @@ class ChangeSet:
 
     Attributes:
         started: the table when the transaction began.
-        branch: the branch.
+        target: where the snapshot goes.
         properties: extra properties for the snapshot's summary.
         added: the files to add.
         removed: rows that name files to remove.
@@ -74,7 +75,7 @@ class ChangeSet:
     """
 
     started: TableState
-    branch: str
+    target: WriteTarget
     properties: dict[str, str]
     added: list[AddedPart] = field(default_factory=list)
     removed: list[DataFrame] = field(default_factory=list)
@@ -96,8 +97,7 @@ class ChangeSet:
         """The id of the snapshot that was read: what was committed since may conflict. None for an empty table."""
         if self.from_snapshot_id is not None:
             return self.from_snapshot_id
-        head = self.started.metadata.snapshot_by_name(self.branch)
-        return None if head is None else head.snapshot_id
+        return self.target.head_id(self.started.metadata)
 
     @property
     def read_snapshot(self) -> Snapshot | None:

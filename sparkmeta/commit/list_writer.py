@@ -45,7 +45,7 @@ class ListWriter:
 
     nothing: ClassVar[NewFiles] = ListedFiles()
 
-    branch: str
+    branch: str | None
     names: SnapshotNames
     searches: Searches
     _state: TableState | None = None

@@ -11,13 +11,16 @@ from pyspark.sql import functions as F
 
 from sparkmeta.changes.entry_changes import ADDED, REMOVED
 from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
+from sparkmeta.checks import NAME
 from sparkmeta.commit.conflicts import refuse_new_data
 from sparkmeta.commit.named import NotLiveError
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.write_target import PUBLISHED_WAP_ID, WAP_ID, WriteTarget, staged_snapshots, wap_ids
 from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.spec.builders import names_table
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.idempotency import recorded, recording_properties
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 from sparkmeta.spec.summary import summary_of
 from sparkmeta.spec.updates import update_table_metadata
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 SOURCE_SNAPSHOT = "source-snapshot-id"
-WAP_ID, PUBLISHED_WAP_ID = "wap.id", "published-wap-id"
 _REPLACE_PARTITIONS = "replace-partitions"
 # Java's int and long.
 _MOST_SNAPSHOTS, _MOST_MILLISECONDS = (1 << 31) - 1, (1 << 63) - 1
@@ -218,19 +220,33 @@ class ManageSnapshots(IcebergManageSnapshots):
         If the head of main is the snapshot's parent, main is fast-forwarded. Otherwise, the data files of an append are
         added. A dynamic partition overwrite replaces the same files, provided that it started from an ancestor of main
         and no data has been added to its partitions since. The new snapshot's summary has `source-snapshot-id`, and
-        `published-wap-id` with the `wap.id` of the source.
+        `published-wap-id` with the `wap.id` of the source. It records the same idempotency key as the source.
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
-            ValidationError: at commit: main already has the snapshot or its `wap.id`, or the snapshot has another
-                operation.
+            ValidationError: at commit: main already has the snapshot, its `wap.id` or its idempotency key, or the
+                snapshot has another operation.
             CommitConflictError: at commit: files or partitions that the snapshot replaced have changed.
         """
         self._commit_if_ref_updates_exist()
         snapshot_of(self._transaction.table_metadata, snapshot_id)
         self._transaction._add_snapshot(CherryPick(snapshot_id))
         return self
+
+    def publish_changes(self, wap_id: str) -> Self:
+        """Cherry-pick the snapshot that was staged with an id; see `cherry_pick`.
+
+        Raises:
+            ValidationError: no snapshot has the id as its `wap.id`, or several have. Otherwise as `cherry_pick`.
+        """
+        location = self._transaction.table_metadata.location
+        NAME.check(f"{location}: wap_id", wap_id)
+        staged = [snapshot.snapshot_id for snapshot in staged_snapshots(self._transaction.table_metadata, wap_id)]
+        if len(staged) != 1:
+            problem = f"the snapshots {staged} are staged with it" if staged else "no snapshot is staged with it"
+            raise ValidationError(f"{location}: wap_id is {shown(wap_id)}: {problem}: expected one")
+        return self.cherry_pick(staged[0])
 
 
 @dataclass(frozen=True)
@@ -310,10 +326,10 @@ class _Copy:
         changes = file_changes(state, picked.parent_snapshot_id, picked.snapshot_id)
         data = changes.where(F.col("content") == int(ContentType.DATA))
         added = data.where(F.col(CHANGE_TYPE) == ADDED)
-        properties = {SOURCE_SNAPSHOT: str(picked.snapshot_id)}
+        properties = {SOURCE_SNAPSHOT: str(picked.snapshot_id)} | recording_properties(picked)
         if wap_id := summary_of(picked).get(WAP_ID):
             properties[PUBLISHED_WAP_ID] = wap_id
-        update = SnapshotUpdate(state, MAIN_BRANCH, properties)
+        update = SnapshotUpdate(state, WriteTarget(MAIN_BRANCH), properties)
         if _is_append(picked):
             update.append(added)
         else:
@@ -339,16 +355,20 @@ class _Copy:
 def _refuse_published(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:
     wap_id = summary_of(picked).get(WAP_ID)
     for snapshot in history if wap_id else ():
-        if wap_id in (summary_of(snapshot).get(WAP_ID), summary_of(snapshot).get(PUBLISHED_WAP_ID)):
+        if wap_id in wap_ids(snapshot):
             raise ValidationError(f"{_name(head, picked)} has the wap.id {wap_id!r}: it is published already")
 
 
 def _refuse_ancestor(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:
+    keys = recorded(picked)
     for snapshot in history:
         if snapshot.snapshot_id == picked.snapshot_id:
             raise ValidationError(f"{_name(head, picked)} is an ancestor of main already")
         if summary_of(snapshot).get(SOURCE_SNAPSHOT) == str(picked.snapshot_id):
             raise ValidationError(f"{_name(head, picked)} is on main already, as snapshot {snapshot.snapshot_id}")
+        if key := next((key for key in recorded(snapshot) if key in keys), None):
+            problem = f"has the idempotency key {key}, which snapshot {snapshot.snapshot_id} on main has"
+            raise ValidationError(f"{_name(head, picked)} {problem}: its changes are on main already")
 
 
 def _is_append(snapshot: Snapshot) -> bool:

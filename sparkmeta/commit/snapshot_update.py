@@ -11,7 +11,7 @@ from sparkmeta.commit.change_set import DATA, DELETES, AddedPart, ChangeSet, Rep
 from sparkmeta.commit.conflicts import ISOLATION, Isolation, Validation
 from sparkmeta.commit.filtered import FilteredFiles, ReplacedFiles
 from sparkmeta.commit.table_files import frame_of, table_of
-from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.commit.write_target import WAP_ID
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
 from sparkmeta.plan.filter import ScanFilter
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.write_target import WriteTarget
     from sparkmeta.edit.new_snapshot import SnapshotNames
-    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.idempotency import IdempotencyKey
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
 
 class SnapshotUpdate:
@@ -36,15 +38,23 @@ class SnapshotUpdate:
     ones, which is faster than a DataFrame of its files.
     """
 
-    def __init__(self, started: TableState, branch: str, properties: dict[str, str]) -> None:
+    def __init__(
+        self, started: TableState, target: WriteTarget, properties: dict[str, str], key: IdempotencyKey | None = None
+    ) -> None:
         """Create an update without changes. For `Transaction`.
 
         Args:
             started: the table when the transaction began.
-            branch: the branch.
+            target: where the snapshot goes.
             properties: extra properties for the snapshot's summary.
+            key: the idempotency key, which the snapshot records.
         """
-        self._changes = ChangeSet(started, branch, properties)
+        properties = properties | ({} if key is None else key.properties)
+        if target.wap_id is not None:
+            properties[WAP_ID] = target.wap_id
+        self.target, self.key = target, key
+        self.repetition_of: Snapshot | None = None
+        self._changes = ChangeSet(started, target, properties)
         self._progress = Progress()
         self._closed = False
 
@@ -279,8 +289,7 @@ class SnapshotUpdate:
 
     def _check_sequence_number(self, number: object) -> None:
         """Raise ValidationError unless the number is at most the head's, so that later equality deletes exceed it."""
-        metadata = self._changes.started.metadata
-        head = metadata.snapshot_by_name(self._changes.branch)
+        metadata, head = self._changes.started.metadata, self.head.snapshot
         most = 0 if head is None else head.sequence_number or 0
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
             raise ValidationError(
@@ -306,7 +315,18 @@ class SnapshotUpdate:
         # Another commit may have upgraded the table since the transaction began.
         refuse_lists_of_version_4(state.metadata, state.metadata.location)
         refuse_encrypted(state.metadata, "and can't be committed to")
-        return Attempt(self._changes, self._progress, branch_head(state, self._changes.branch)).apply()
+        self.target.refuse_used_id(state.metadata)
+        return Attempt(self._changes, self._progress, self.target.head(state)).apply()
+
+    def repeats(self, metadata: TableMetadata) -> bool:
+        """Return whether a snapshot has recorded the idempotency key: `repetition_of`. For `Transaction`."""
+        self.repetition_of = None if self.key is None else self.key.recorded_by(self.target.history(metadata))
+        return self.repetition_of is not None
+
+    @property
+    def head(self) -> TableState:
+        """The table at the snapshot that the update is based on, when the transaction began."""
+        return self.target.head(self._changes.started)
 
     @property
     def names(self) -> SnapshotNames:

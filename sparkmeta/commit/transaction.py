@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Self
@@ -20,11 +21,13 @@ from pyiceberg.table.update import (
 from sparkmeta.checks import NAMES, property_texts
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.write_target import write_target
 from sparkmeta.edit.attempts import Step, commit_steps
 from sparkmeta.edit.new_snapshot import RefUpdate, refuse_tag
-from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.operations.base_table import TableT
 from sparkmeta.spec.builders import UpdateSortOrder
+from sparkmeta.spec.idempotency import key_of
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.reserved_properties import refuse_reserved
 from sparkmeta.spec.summary import summary_properties
@@ -34,8 +37,10 @@ from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
+
+_log = logging.getLogger(__name__)
 
 # Changes of branches and tags, which tables of every format version support.
 _REF_UPDATES = (SetSnapshotRefUpdate, RemoveSnapshotRefUpdate)
@@ -69,10 +74,13 @@ class Transaction(Generic[TableT]):
     Attributes:
         table: the version that the changes are based on.
         autocommit: whether the first builder that ends commits the transaction, after which changes are refused.
+        repetition_of: the snapshot that has recorded the idempotency key of the transaction, which then commits
+            nothing; None as long as no such snapshot is known.
     """
 
     table: TableT
     autocommit: bool = False
+    repetition_of: Snapshot | None = field(default=None, init=False)
     _steps: list[Step] = field(default_factory=list)
     _metadata: TableMetadata | None = None
     _done: TableT | None = None
@@ -80,23 +88,49 @@ class Transaction(Generic[TableT]):
     # -- what can be changed ----------------------------------------------------------------------------------------
 
     def update_snapshot(
-        self, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+        self,
+        branch: str | None = None,
+        snapshot_properties: Mapping[str, str] | None = None,
+        *,
+        idempotency_key: tuple[str, int] | None = None,
     ) -> SnapshotUpdate:
         """Begin a new snapshot of a branch. Its changes of files take effect when the transaction commits.
 
         Args:
-            branch: the branch. It must exist, unless the table has no snapshots.
+            branch: the branch. It must exist, unless the table has no snapshots. Defaults to main, or in tables with
+                `write.wap.enabled` to the session's `spark.wap.branch`. With `spark.wap.id`, the snapshot is staged.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: an application and a version of it. If a snapshot of the branch has recorded this version
+                or a later one, the transaction commits nothing; see `repetition_of`.
 
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
-            ValidationError: the branch is a tag, or a property is not a string.
+            ValidationError: the branch is a tag, or a property is not a string; the transaction has another key; or a
+                snapshot has the session's `spark.wap.id` already.
         """
-        refuse_tag(self.table_metadata, branch)
-        started = replace(self.table.state, metadata=self.table_metadata)
-        update = SnapshotUpdate(started, branch, summary_properties(snapshot_properties))
+        update = self._new_update(branch, snapshot_properties, idempotency_key)
+        if not update.repeats(self.table_metadata):
+            update.target.refuse_used_id(self.table_metadata)
         self._add_snapshot(update)
         return update
+
+    def _new_update(
+        self, branch: str | None, properties: Mapping[str, str] | None, idempotency_key: tuple[str, int] | None
+    ) -> SnapshotUpdate:
+        """Return an update that is not a step yet; see `update_snapshot`."""
+        started, texts = replace(self.table.state, metadata=self.table_metadata), summary_properties(properties)
+        target, key = write_target(started, branch), key_of(idempotency_key, texts)
+        refuse_tag(started.metadata, target.branch)
+        for step in self._steps:
+            if not isinstance(step, SnapshotUpdate):
+                continue
+            if None not in (step.key, key) and step.key != key:
+                problem = f"idempotency_key is {key}, and that of an earlier change is {step.key}"
+                raise ValidationError(f"{self.table.full_name}: {problem}: expected one key for a transaction")
+            if None not in (step.target.wap_id, target.wap_id):
+                problem = f"an earlier change of the transaction makes the snapshot of wap.id {shown(target.wap_id)}"
+                raise ValidationError(f"{self.table.full_name}: {problem}: commit it, and give the next one a new id")
+        return SnapshotUpdate(started, target, texts, key)
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
         """Return pyiceberg's builder of schema changes, which ends with its `commit` or its `with` block.
@@ -184,6 +218,8 @@ class Transaction(Generic[TableT]):
     def commit(self) -> TableT:
         """Make all changes in one commit and return the resulting table. Repeated calls return the same table.
 
+        If a branch has recorded the idempotency key of a change, nothing is committed; see `repetition_of`.
+
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitConflictError: another commit changed the files that this one changes.
@@ -191,10 +227,15 @@ class Transaction(Generic[TableT]):
             ValidationError: a change is not valid for the table.
         """
         if self._done is None:
-            self._done = commit_steps(self.table, self._steps) if self._steps else self.table
+            has_changes = bool(self._steps) and self.repetition_of is None
+            self._done = commit_steps(self.table, self._steps) if has_changes else self.table
             for step in self._steps:
                 if isinstance(step, SnapshotUpdate):
                     step.close()
+                    self.repetition_of = self.repetition_of or step.repetition_of
+            if self.repetition_of is not None:
+                recorded = f"snapshot {self.repetition_of.snapshot_id} has recorded its idempotency key"
+                _log.warning("%s: the transaction commits nothing: %s", self.table.full_name, recorded)
         return self._done
 
     def _refuse_committed(self) -> None:

@@ -45,7 +45,7 @@ class TreeWriter:
 
     nothing: ClassVar[NewFiles] = NewFiles()
 
-    branch: str
+    branch: str | None
     names: SnapshotNames
     searches: Searches
     flush: Flush | None = None

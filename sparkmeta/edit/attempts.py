@@ -31,7 +31,8 @@ _MAY_BE_LEFT = "may be left of a commit that failed"
 class Step(Protocol):
     """A change of a table, which each attempt of a commit applies to the newest version.
 
-    A step that writes files has the attribute `names`, a `SnapshotNames`.
+    A step that writes files has the attribute `names`, a `SnapshotNames`. One that may have an idempotency key has the
+    method `repeats(metadata)`, which returns whether the table has recorded the key.
     """
 
     def apply(self, state: TableState) -> TableMetadata:
@@ -40,6 +41,8 @@ class Step(Protocol):
 
 def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
     """Apply steps to a table in order and commit the result. Retry if another commit came first.
+
+    If the table has recorded the idempotency key of a step, nothing is committed.
 
     Returns:
         The table after the commit.
@@ -57,22 +60,15 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
         metadata = table.metadata
         try:
             with translated_errors():
+                if _repeat(steps, metadata):
+                    _discard_attempts(table, steps)
+                    return table
                 for step in steps:
                     metadata = step.apply(replace(table.state, metadata=metadata))
             metadata = without_intermediate(metadata, table.metadata)
-        except Exception as error:
-            may_be_outdated = isinstance(error, NotFoundError) and attempt < retries.count
-            newest = _refreshed(table, steps) if may_be_outdated else table
-            if newest.version != table.version:
-                # An expiry has deleted files of the version that the attempt was based on.
-                _discard_snapshots(table, metadata, steps)
-                table = newest
-                continue
-            _discard_attempts(table, steps)
-            if not isinstance(error, ValidationError):
-                # Tasks of a failed job may still be running.
-                _log_names(table, steps, _MAY_BE_LEFT)
-            raise
+        except Exception as error:  # noqa: BLE001  raised unless the table is outdated
+            table = _newer_after(error, table, metadata, steps, may_retry=attempt < retries.count)
+            continue
         try:
             committed = table.operations.commit(table.version, metadata)
         except CommitFailedError:
@@ -90,6 +86,29 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             _discard_unused(table, steps)
             return table.at(committed)
     raise AssertionError("unreachable")
+
+
+def _repeat(steps: Sequence[Step], metadata: TableMetadata) -> bool:
+    """Return whether the table has recorded the idempotency key of one of the steps."""
+    return any(step.repeats(metadata) for step in steps if hasattr(step, "repeats"))
+
+
+def _newer_after(
+    error: Exception, table: TableT, attempted: TableMetadata, steps: Sequence[Step], *, may_retry: bool
+) -> TableT:
+    """Return a newer version of the table, if files of the version that an attempt was based on are gone.
+
+    An expiry may have deleted them. If that is not why the attempt failed, raise its error.
+    """
+    newest = _refreshed(table, steps) if may_retry and isinstance(error, NotFoundError) else table
+    if newest.version != table.version:
+        _discard_snapshots(table, attempted, steps)
+        return newest
+    _discard_attempts(table, steps)
+    if not isinstance(error, ValidationError):
+        # Tasks of a failed job may still be running.
+        _log_names(table, steps, _MAY_BE_LEFT)
+    raise error
 
 
 def _current(table: TableT, steps: Sequence[Step]) -> TableT:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewList:
-    """A snapshot with a manifest list to commit to a branch, based on the snapshot of `state`."""
+    """A snapshot with a manifest list, based on the snapshot of `state`, to commit to a branch; None to no branch."""
 
     state: TableState
-    branch: str
+    branch: str | None
     names: SnapshotNames
 
     def commit(self, manifests: pa.Table, summary: Summary) -> TableMetadata:

@@ -71,11 +71,11 @@ class SnapshotNames:
 
 @dataclass(frozen=True)
 class NewSnapshot:
-    """A snapshot with a root to commit to a branch, based on `base`, the root of `state`."""
+    """A snapshot with a root, based on `base`, the root of `state`, to commit to a branch; None to no branch."""
 
     state: TableState
     base: BaseRoot
-    branch: str
+    branch: str | None
     names: SnapshotNames
 
     def commit(self, change: TreeChange, summary: Callable[[], Summary]) -> TableMetadata:
@@ -111,10 +111,11 @@ class NewSnapshot:
                 yield from leaves.column("location").to_pylist()
 
 
-def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> TableMetadata:
-    """Return the table's metadata with a new snapshot, a child of the state's, as the head of a branch.
+def with_snapshot(state: TableState, branch: str | None, fields: dict[str, Any]) -> TableMetadata:
+    """Return the table's metadata with a new snapshot, a child of the state's.
 
     Args:
+        branch: the branch that it becomes the head of; None for none.
         fields: the snapshot's JSON without its parent, time and schema.
     """
     metadata, parent = state.metadata, state.snapshot
@@ -126,8 +127,8 @@ def with_snapshot(state: TableState, branch: str, fields: dict[str, Any]) -> Tab
     if parent is not None:
         common["parent-snapshot-id"] = parent.snapshot_id
     snapshot = Snapshot.model_validate(fields | common)
-    set_ref = branch_update(metadata, branch, snapshot.snapshot_id)
-    return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), set_ref))
+    set_ref = () if branch is None else (branch_update(metadata, branch, snapshot.snapshot_id),)
+    return update_table_metadata(metadata, (AddSnapshotUpdate(snapshot=snapshot), *set_ref))
 
 
 def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> SetSnapshotRefUpdate:

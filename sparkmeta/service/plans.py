@@ -16,7 +16,7 @@ from sparkmeta.columns.junctions import fold
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, ValidationError, shown
 from sparkmeta.plan.rest_tasks import refuse_dropped
 from sparkmeta.range_scan import IncrementalScan
-from sparkmeta.scan import ALL_FIELDS, Scan
+from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.service.errors import BAD_REQUEST, INTERNAL, ApiError
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.session import map_arrow
@@ -62,7 +62,7 @@ class Pages:
 
 
 def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
-    """Return the scan that a request asks for.
+    """Return the scan that a request asks for. It does not depend on the settings of this process's session.
 
     Raises:
         NoSuchSnapshotError: the table has no such snapshot.
@@ -75,11 +75,11 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
             snapshots_between(table.metadata, request.from_exclusive, request.to_inclusive)
         except ValidationError as error:
             raise ApiError(400, BAD_REQUEST, str(error)) from error
-        scan = table.scan(request.row_filter, case_sensitive=request.case_sensitive)
+        scan = table_scan(table.state, request.row_filter, ALL_FIELDS, request.case_sensitive, None, {})
         _ = scan.plan_filter
         return IncrementalScan(scan, request.from_exclusive, request.to_inclusive)
     # `refuse_dropped_columns` has checked which columns the client reads; the plan does not depend on them.
-    scan = table.scan(request.row_filter, (), request.case_sensitive, request.snapshot_id)
+    scan = table_scan(table.state, request.row_filter, (), request.case_sensitive, request.snapshot_id, {})
     if request.snapshot_id is not None:
         scan = _by_its_schema(table, scan) if request.by_snapshot else scan.with_table_schema()
     _ = scan.plan_filter

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
+from sparkmeta.checks import NAME
+from sparkmeta.commit.write_target import write_target
 from sparkmeta.operations.base_table import BaseTable
+from sparkmeta.spec.idempotency import last_version
 from sparkmeta.write.merge import Merge
 from sparkmeta.write.transaction import RowTransaction
 
@@ -30,8 +33,21 @@ class RowTable(BaseTable):
         """
         return RowTransaction(self)
 
+    def committed_version(self, application: str, *, branch: str | None = None) -> int | None:
+        """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
+
+        None if there is none. Snapshots that have expired don't count.
+        """
+        NAME.check("application", application)
+        return last_version(write_target(self.state, branch).history(self.metadata), application)
+
     def append(
-        self, df: DataFrame, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+        self,
+        df: DataFrame,
+        *,
+        branch: str | None = None,
+        snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
         """Append rows: `table = table.append(df)`. Tasks write them to data files, which one commit adds.
 
@@ -40,8 +56,12 @@ class RowTable(BaseTable):
 
         Args:
             df: the rows. It is computed once.
-            branch: the branch to commit to.
+            branch: the branch to commit to. Defaults to main, or in tables with `write.wap.enabled` to the session's
+                `spark.wap.branch`. With `spark.wap.id`, the snapshot is staged and no branch moves.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: an application and a version, such as `("loader", 7)`, which the snapshot records. If a
+                snapshot of the branch has recorded this version of the application or a later one, nothing is
+                committed and a warning is logged.
 
         Returns:
             The table after the commit.
@@ -53,15 +73,20 @@ class RowTable(BaseTable):
             CommitFailedError: all attempts lost to concurrent commits.
             CommitStateUnknownError: the commit may have succeeded; no file is deleted.
         """
-        return self.transaction().append(df, branch=branch, snapshot_properties=snapshot_properties).commit()
+        return (
+            self.transaction()
+            .append(df, branch=branch, snapshot_properties=snapshot_properties, idempotency_key=idempotency_key)
+            .commit()
+        )
 
     def add_files(
         self,
         paths: Sequence[str] | DataFrame,
         *,
         check_duplicate_files: bool = True,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
         """Add existing Parquet, ORC or Avro files as they are: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
 
@@ -73,8 +98,9 @@ class RowTable(BaseTable):
             paths: the files, or a DataFrame with their paths in a column `file_path` or `path`, or as its only column.
             check_duplicate_files: whether to look for the files among all files of the table. Otherwise they are
                 compared only with files of the same partition, by exact path.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
 
         Returns:
             The table after the commit.
@@ -92,6 +118,7 @@ class RowTable(BaseTable):
                 check_duplicate_files=check_duplicate_files,
                 branch=branch,
                 snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
             )
             .commit()
         )
@@ -101,8 +128,9 @@ class RowTable(BaseTable):
         df: DataFrame,
         overwrite_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Replace the rows that match a filter, by default all rows, with new rows in one snapshot.
@@ -113,8 +141,9 @@ class RowTable(BaseTable):
         Args:
             df: the new rows; see `append`. They need not match the filter.
             overwrite_filter: which rows to remove.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
             isolation: "serializable" or "snapshot" fails the commit if concurrent commits changed matching data (see
                 `SnapshotUpdate.validate_no_conflicts`). Defaults to "serializable" if files have to be read
                 and rows are replaced, and otherwise to no check.
@@ -123,16 +152,26 @@ class RowTable(BaseTable):
             CommitConflictError: another commit changed the files that this one replaces.
             ValidationError: as `append`.
         """
-        return self.transaction().overwrite(
-            df, overwrite_filter, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
-        ).commit()  # fmt: skip
+        return (
+            self.transaction()
+            .overwrite(
+                df,
+                overwrite_filter,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
+                isolation=isolation,
+            )
+            .commit()
+        )
 
     def dynamic_partition_overwrite(
         self,
         df: DataFrame,
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Replace only the partitions that have new rows.
@@ -142,16 +181,25 @@ class RowTable(BaseTable):
         Raises:
             ValidationError: the table is not partitioned; or as `append`.
         """
-        return self.transaction().dynamic_partition_overwrite(
-            df, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
-        ).commit()  # fmt: skip
+        return (
+            self.transaction()
+            .dynamic_partition_overwrite(
+                df,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
+                isolation=isolation,
+            )
+            .commit()
+        )
 
     def delete(
         self,
         delete_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is made.
@@ -164,8 +212,9 @@ class RowTable(BaseTable):
 
         Args:
             delete_filter: which rows to delete.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
             isolation: "serializable" or "snapshot". Defaults to the table property `write.delete.isolation-level`, and
                 for deletes of whole files to "snapshot".
 
@@ -174,17 +223,26 @@ class RowTable(BaseTable):
             InvalidFilterError: the filter is invalid.
             UnsupportedError: as `append`.
         """
-        return self.transaction().delete(
-            delete_filter, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
-        ).commit()  # fmt: skip
+        return (
+            self.transaction()
+            .delete(
+                delete_filter,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
+                isolation=isolation,
+            )
+            .commit()
+        )
 
     def equality_delete(
         self,
         df: DataFrame,
         equality_cols: Sequence[str] | None = None,
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Delete the rows that have given keys, without reading them: `table.equality_delete(keys, ["id"])`.
@@ -203,8 +261,9 @@ class RowTable(BaseTable):
             equality_cols: the key columns, of any primitive type except float and double. Defaults to the schema's
                 identifier fields. Struct fields ("address.zip") are allowed, but Iceberg 1.12 for Java applies such
                 deletes wrongly if a query does not read the struct.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
             isolation: "serializable" fails the commit if concurrent commits added rows that may have one of the keys,
                 since these would be deleted as well. By default nothing conflicts.
 
@@ -213,17 +272,27 @@ class RowTable(BaseTable):
                 a key can't be known.
             UnsupportedError: the table has format version 1; or as `append`.
         """
-        return self.transaction().equality_delete(
-            df, equality_cols, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
-        ).commit()  # fmt: skip
+        return (
+            self.transaction()
+            .equality_delete(
+                df,
+                equality_cols,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
+                isolation=isolation,
+            )
+            .commit()
+        )
 
     def update(
         self,
         assignments: Mapping[str, Any],
         where: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Update the rows that match a filter: `table.update({"price": F.col("price") * 2}, "day = '2026-01-31'")`.
@@ -234,26 +303,37 @@ class RowTable(BaseTable):
         Args:
             assignments: column name -> value, or Column over the table's columns. Values are cast to the column's type.
             where: which rows to update.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
             isolation: as for `delete`.
 
         Raises:
             ValidationError: there is no such column; or as `append`.
         """
-        return self.transaction().update(
-            assignments, where, branch=branch, snapshot_properties=snapshot_properties, isolation=isolation
-        ).commit()  # fmt: skip
+        return (
+            self.transaction()
+            .update(
+                assignments,
+                where,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
+                isolation=isolation,
+            )
+            .commit()
+        )
 
-    def upsert(
+    def upsert(  # noqa: PLR0913  keyword arguments
         self,
         df: DataFrame,
         join_cols: Sequence[str] | None = None,
         *,
         when_matched_update_all: bool = True,
         when_not_matched_insert_all: bool = True,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Update the rows whose keys are in the given rows, and insert the given rows whose keys are new.
@@ -266,8 +346,9 @@ class RowTable(BaseTable):
             join_cols: the key columns. Defaults to the schema's identifier fields.
             when_matched_update_all: whether to update existing rows.
             when_not_matched_insert_all: whether to insert new rows.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
             isolation: as for `delete`.
 
         Raises:
@@ -283,6 +364,7 @@ class RowTable(BaseTable):
                 when_not_matched_insert_all=when_not_matched_insert_all,
                 branch=branch,
                 snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
                 isolation=isolation,
             )
             .commit()
@@ -293,8 +375,9 @@ class RowTable(BaseTable):
         source: DataFrame,
         on: str | Sequence[str] | Column,
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Merge[Self]:
         """Begin a merge of a source's rows into the table, which is committed as one snapshot.
@@ -319,15 +402,21 @@ class RowTable(BaseTable):
             source: the rows. It is computed once.
             on: names of key columns that are equal in matching rows, where a null equals nothing; or a condition over
                 `target` and `source`, a Column or SQL text, which requires reading every row of the table.
-            branch: the branch to commit to.
+            branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
             isolation: as for `delete`.
         """
 
         def run(merge: Merge[Self]) -> Self:
-            transaction = self.transaction()
-            properties = snapshot_properties
-            started = transaction.merge(source, on, branch=branch, snapshot_properties=properties, isolation=isolation)
+            started = self.transaction().merge(
+                source,
+                on,
+                branch=branch,
+                snapshot_properties=snapshot_properties,
+                idempotency_key=idempotency_key,
+                isolation=isolation,
+            )
             return replace(started, clauses=merge.clauses).merge().commit()
 
         return Merge(source, on, run)

@@ -13,7 +13,6 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.transaction import Transaction
-from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.edit.options import check_snapshot_options
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.base_table import TableT
@@ -61,10 +60,17 @@ class RowTransaction(Transaction[TableT]):
     # -- changes of rows --------------------------------------------------------------------------------------------
 
     def append(
-        self, df: DataFrame, *, branch: str = "main", snapshot_properties: Mapping[str, str] | None = None
+        self,
+        df: DataFrame,
+        *,
+        branch: str | None = None,
+        snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
         """Add rows; see `Table.append`."""
-        with self._change(branch, snapshot_properties) as change:
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
+        with self._change(branch, snapshot_properties, idempotency_key) as change:
             change.update.append(self._write(df))
         return self
 
@@ -73,12 +79,15 @@ class RowTransaction(Transaction[TableT]):
         df: DataFrame,
         overwrite_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Replace the rows that match a filter; see `Table.overwrite`."""
-        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
+        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
             matching = Matching(change.head, overwrite_filter)
             if matching.has_parts:
                 change.update.append(self._write(df))
@@ -95,14 +104,17 @@ class RowTransaction(Transaction[TableT]):
         self,
         df: DataFrame,
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Replace only the partitions that have new rows; see `Table.dynamic_partition_overwrite`."""
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
         if self.table_metadata.spec().is_unpartitioned():
             raise ValidationError(f"{self.table.full_name}: it has no partitions to overwrite: overwrite replaces all")
-        with self._change(branch, snapshot_properties, isolation) as change:
+        with self._change(branch, snapshot_properties, idempotency_key, isolation) as change:
             change.update.replace_partitions(self._write(df))
             if isolation is not None:
                 change.update.validate_no_conflicts(isolation=isolation)
@@ -112,12 +124,15 @@ class RowTransaction(Transaction[TableT]):
         self,
         delete_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Delete the rows that match a filter; see `Table.delete`."""
-        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
+        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
             matching = Matching(change.head, delete_filter)
             if matching.has_parts:
                 masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
@@ -136,12 +151,15 @@ class RowTransaction(Transaction[TableT]):
         df: DataFrame,
         equality_cols: Sequence[str] | None = None,
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Delete the rows that have given keys, without reading them; see `Table.equality_delete`."""
-        with self._change(branch, snapshot_properties, isolation) as change:
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
+        with self._change(branch, snapshot_properties, idempotency_key, isolation) as change:
             deletes = EqualityDeletes.of(change.head, df, equality_cols)
             for files in deletes.write():
                 self._written.append(files)
@@ -159,12 +177,15 @@ class RowTransaction(Transaction[TableT]):
         assignments: Mapping[str, Column | Any],
         where: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Update the rows that match a filter; see `Table.update`."""
-        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
+        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
             matching = Matching(change.head, where, by_rows=True)
             without_rows = change.head.spark.createDataFrame([], matching.row_type)
             metadata = self.table_metadata
@@ -174,22 +195,25 @@ class RowTransaction(Transaction[TableT]):
                 change.drop()
         return self
 
-    def upsert(
+    def upsert(  # noqa: PLR0913  keyword arguments
         self,
         df: DataFrame,
         join_cols: Sequence[str] | None = None,
         *,
         when_matched_update_all: bool = True,
         when_not_matched_insert_all: bool = True,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
         """Update the rows whose keys are in the given rows, and insert the others; see `Table.upsert`."""
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
         schema, table = self.table_metadata.schema(), self.table_metadata.location
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
         merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
-        with self._change(branch, snapshot_properties, isolation, reads=True) as change:
+        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
             if merge.clauses:
                 rows = merged_rows(change.head, merge, self._lineage)
                 if rows.source.duplicate is not None:
@@ -204,14 +228,17 @@ class RowTransaction(Transaction[TableT]):
         source: DataFrame,
         on: str | Sequence[str] | Column,
         *,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Merge[Self]:
         """Begin a merge; see `Table.merge`. Its `merge()` returns this transaction."""
 
         def run(merge: Merge[Self]) -> Self:
-            with self._change(branch, snapshot_properties, isolation, reads=True) as change:
+            if self._repeats(branch, snapshot_properties, idempotency_key):
+                return self
+            with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
                 self._merge(change, merged_rows(change.head, merge, self._lineage), isolation)
             return self
 
@@ -244,11 +271,14 @@ class RowTransaction(Transaction[TableT]):
         paths: Sequence[str] | DataFrame,
         *,
         check_duplicate_files: bool = True,
-        branch: str = "main",
+        branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
         """Add existing data files; see `Table.add_files`."""
-        with self._change(branch, snapshot_properties, writes=False) as change:
+        if self._repeats(branch, snapshot_properties, idempotency_key):
+            return self
+        with self._change(branch, snapshot_properties, idempotency_key, writes=False) as change:
             added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
             if added.needs_mapping:
                 self._add(AddNameMapping.of(self.table_metadata))
@@ -358,8 +388,9 @@ class RowTransaction(Transaction[TableT]):
     @contextmanager
     def _change(
         self,
-        branch: str,
+        branch: str | None,
         properties: Mapping[str, str] | None,
+        key: tuple[str, int] | None,
         isolation: Isolation | None = None,
         *,
         reads: bool = False,
@@ -368,8 +399,9 @@ class RowTransaction(Transaction[TableT]):
         """Begin a change of rows. If it fails, drop it from the transaction and delete its files.
 
         Args:
-            branch: the branch.
+            branch: the branch; None for the session's.
             properties: extra properties for the snapshot's summary.
+            key: the idempotency key. A change with a key makes a snapshot even if there is nothing to change.
             isolation: the isolation level, if the caller gave it.
             reads: whether the change depends on the branch's rows, so that no earlier step may change them.
             writes: whether the change writes all files that it adds, so that none can be in the table already.
@@ -378,25 +410,32 @@ class RowTransaction(Transaction[TableT]):
         self.table.refuse_read_only()
         if isolation is not None:
             ISOLATION.check("isolation", isolation)
-        state = replace(self.table.state, metadata=self.table_metadata)
-        check_snapshot_options(state.metadata)
-        head = branch_head(state, branch)
+        check_snapshot_options(self.table_metadata)
         if reads and any(hasattr(step, "names") for step in self._steps):
             problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
-        update = self.update_snapshot(branch, properties)
-        if writes:
-            update.assume_new_files()
-        change, before = _Change(update, head), len(self._written)
+        update, before = self.update_snapshot(branch, properties, idempotency_key=key), len(self._written)
         try:
             with translated_errors():
+                if writes:
+                    update.assume_new_files()
+                change = _Change(update, update.head)
                 yield change
         except BaseException:
             self._forget(update, before)
             raise
-        if change.dropped:
+        if change.dropped and update.key is None:
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
             self._forget(update, before)
+
+    def _repeats(self, branch: str | None, properties: Mapping[str, str] | None, key: tuple[str, int] | None) -> bool:
+        """Return whether the transaction commits nothing, since the branch has recorded its idempotency key."""
+        self._refuse_committed()
+        if self.repetition_of is None:
+            update = self._new_update(branch, properties, key)
+            update.repeats(self.table_metadata)
+            self.repetition_of = update.repetition_of
+        return self.repetition_of is not None
 
     def _forget(self, update: SnapshotUpdate, before: int) -> None:
         """Take back a change and delete the files that it wrote."""
@@ -410,11 +449,14 @@ class RowTransaction(Transaction[TableT]):
         written, self._written = self._written, []
         try:
             with deleted_on_failure(self.table.state, written):
-                return super().commit()
+                done = super().commit()
         except BaseException as error:
             # Calling `commit` again would commit deleted files, or commit files twice.
             self._failure = error if written else None
             raise
+        if self.repetition_of is not None:
+            self._delete(written)
+        return done
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -425,9 +467,12 @@ class RowTransaction(Transaction[TableT]):
 
     def _delete_written(self, start: int = 0) -> None:
         """Delete the files of uncommitted changes."""
-        for files in self._written[start:]:
-            delete_written(self.table.state, files)
+        self._delete(self._written[start:])
         del self._written[start:]
+
+    def _delete(self, written: Sequence[DataFrame]) -> None:
+        for files in written:
+            delete_written(self.table.state, files)
 
 
 @dataclass

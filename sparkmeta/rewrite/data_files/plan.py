@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.new_snapshot import branch_head
 from sparkmeta.edit.options import check_snapshot_options
@@ -184,7 +185,7 @@ class DataRewritePlan(RewritePlan[TableT]):
         number, head = None, self._state.snapshot
         if self.options.use_starting_sequence_number and head is not None and self.table.metadata.format_version > 1:
             number = head.sequence_number
-        update = SnapshotUpdate(self.table.state, self.branch, dict(self.properties))
+        update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
         return update.rewrite(chosen.select(*names), added, data_sequence_number=number)
 
     def commit(self) -> TableT:

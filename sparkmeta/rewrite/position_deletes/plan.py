@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.edit.attempts import commit_steps
 from sparkmeta.edit.base_root import base_root
 from sparkmeta.edit.new_snapshot import branch_head, with_root
@@ -117,7 +118,7 @@ class DeleteRewritePlan(RewritePlan[TableT]):
         if not has_tree(self.table.metadata):
             return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
         removed = self.files().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
-        update = SnapshotUpdate(self.table.state, self.branch, dict(self.properties))
+        update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
         return update.rewrite(removed, deletes=public_files(self._written[0], self._state))
 
     def commit(self) -> TableT:
