@@ -37,6 +37,7 @@ class AvroFile:
 
     Attributes:
         schema: The Arrow schema, with field ids where Arrow's Parquet reader puts them.
+        avro_schema: The schema in the header.
     """
 
     def __init__(self, data: Data, location: str) -> None:
@@ -53,6 +54,7 @@ class AvroFile:
         self._data, self._location = data, location
         self._header = read_header(data, location)
         try:
+            self.avro_schema: Any = self._header.schema
             self._writer_schema = fastavro.parse_schema(_raw(self._header.schema))
             self.schema = pa.schema(list(_Types(location).of(self._header.schema)))
         except SparkmetaError:

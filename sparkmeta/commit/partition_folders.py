@@ -18,7 +18,7 @@ from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.projection import PARTITION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyiceberg.partitioning import PartitionSpec
 
@@ -55,8 +55,15 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
 
 def named_folders(folder: str) -> dict[str, str]:
     """Return the escaped values of the folders `name=value` in a path, by each name that they may have."""
-    parts = (part.partition("=") for part in folder.split("/") if "=" in part)
-    return {name: text for escaped, _, text in parts for name in readings(escaped)}
+    return {name: text for names, text in assignments(folder) for name in names}
+
+
+def assignments(folder: str) -> Iterator[tuple[Sequence[str], str]]:
+    """Yield the names that each folder `name=value` in a path may have, and its escaped value."""
+    for part in folder.split("/"):
+        name, sign, text = part.partition("=")
+        if sign:
+            yield readings(name), text
 
 
 def readings(escaped: str) -> Sequence[str]:

@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import reads_as
+from sparkmeta.data_files.java_types import leaf_names, parquet_kind, refuse
 from sparkmeta.data_files.metrics import Leaf, truncated_bounds
 from sparkmeta.errors import CorruptFileError, ValidationError
 from sparkmeta.rows.data_file import row_group_start
 from sparkmeta.rows.file_schema import file_columns
-from sparkmeta.rows.resolve import Column, FromFile, MappedName, Source, has_ids, resolve
+from sparkmeta.rows.resolve import TYPE_OF_COLUMN, Column, FromFile, MappedName, Source, has_ids, resolve
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY
 
@@ -28,6 +29,8 @@ _INT96: Final = "INT96"
 _INSTANTS: Final = ("timestamp", "timestamptz")
 _DAY_MICROS: Final = 86_400_000_000
 _MICROS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_PLAIN: Final = "PLAIN"
+_PARQUET: Final = "PARQUET"
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Layout:
     columns: frozenset[int]
     _leaves: tuple[_FileLeaf, ...]
     _sized: tuple[tuple[int, int], ...]
+    _booleans: tuple[tuple[int, str], ...]
 
     @staticmethod
     def of(table: TableColumns, footer: pq.FileMetaData, location: str, in_folders: frozenset[int]) -> Layout:
@@ -143,23 +147,27 @@ class Layout:
         schema = footer.schema.to_arrow_schema()
         columns = file_columns(schema)
         sources = table.sources(columns, location, in_folders)
-        places = {source.column.id: place for source, place, _ in _leaf_sources(columns, sources, 0)}
-        kinds = dict(enumerate(_leaf_types(schema)))
+        places = {source.column.id: place for source, place, _ in leaf_sources(columns, sources, 0)}
+        kinds = dict(enumerate(leaf_types(schema)))
+        names = [*leaf_names(columns)]
         leaves = []
         wanted = {leaf.id: leaf for leaf in table.leaves}
-        for source, place, required in _leaf_sources(columns, sources, 0):
+        for source, place, required in leaf_sources(columns, sources, 0):
             column, physical = source.column, source.physical
             is_int96 = footer.schema.column(place).physical_type == _INT96
             if not _fits(physical.type, column.type, is_int96=is_int96):
                 problem = f"the table has type {column.type} (field id {column.id})"
-                raise CorruptFileError(location, f"type of column {column.name}", physical.type, problem)
+                raise CorruptFileError(location, f"{TYPE_OF_COLUMN}{names[place]}", physical.type, problem)
+            if kind := parquet_kind(footer.schema.column(place), physical.type, column.type):
+                refuse(location, _PARQUET, names[place], kind, column.type)
             if column.id in wanted:
                 is_optional = footer.schema.column(place).max_definition_level > 0
                 value = None if physical.type == "unknown" else _reader(kinds[place], physical.type, column.type)
                 leaves.append(_FileLeaf(wanted[column.id], place, value, required and is_optional))
         sized = tuple((field_id, place) for field_id, place in places.items() if field_id in table.sized)
         present = frozenset(source.column.id for source in sources if isinstance(source, FromFile) and source.column.id)
-        return Layout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized)
+        booleans = tuple((place, names[place]) for place, kind in kinds.items() if pa.types.is_boolean(kind))
+        return Layout(has_ids(columns), present | frozenset(filter(None, places)), tuple(leaves), sized, booleans)
 
     def facts(self, footer: pq.FileMetaData, location: str) -> dict[int, Facts]:
         """Return the facts of columns with metrics from a footer, by field id.
@@ -168,6 +176,7 @@ class Layout:
             ValidationError: a required column has nulls, or the footer does not count them.
         """
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        self._refuse_encodings(groups, location)
         facts = {}
         for leaf in self._leaves:
             known = facts[leaf.leaf.id] = _facts(groups, leaf)
@@ -176,6 +185,13 @@ class Layout:
                 path = footer.schema.column(leaf.place).path
                 raise ValidationError(f"{location}: column {path} is required, and {what}")
         return facts
+
+    def _refuse_encodings(self, groups: Sequence[pq.RowGroupMetaData], location: str) -> None:
+        for group in groups:
+            for place, name in self._booleans:
+                if _PLAIN not in group.column(place).encodings:
+                    # Spark's reader of vectors fails.
+                    refuse(location, _PARQUET, name, "encoded as RLE", "boolean")
 
     def with_nans(
         self, file: pa.NativeFile, footer: pq.FileMetaData, facts: Mapping[int, Facts], wanted: frozenset[int]
@@ -345,7 +361,7 @@ def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:
     return reads_as(*pair) or pair in (("fixed[16]", "uuid"), ("time32[ms]", "time"))
 
 
-def _leaf_sources(
+def leaf_sources(
     columns: Sequence[Column], sources: Sequence[Source], start: int, *, required: bool = True
 ) -> Iterator[tuple[FromFile, int, bool]]:
     """Yield the file's primitive columns that are in the table, their indices, and whether nulls are errors."""
@@ -358,7 +374,7 @@ def _leaf_sources(
         inside = required and source.column.required
         if physical.children:
             repeats = source.column.type in ("list", "map")
-            yield from _leaf_sources(physical.children, source.children, place, required=inside and not repeats)
+            yield from leaf_sources(physical.children, source.children, place, required=inside and not repeats)
         else:
             yield source, place, inside
 
@@ -367,7 +383,7 @@ def _leaf_count(column: Column) -> int:
     return sum(map(_leaf_count, column.children)) if column.children else 1
 
 
-def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
+def leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
     """Yield the types of a file's primitive columns in file order."""
 
     def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:

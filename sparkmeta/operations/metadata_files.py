@@ -18,6 +18,8 @@ METADATA = "metadata"
 VERSION_HINT = "version-hint.text"
 METADATA_FILES = "*.metadata.json*"
 VERSIONED_FILES = "v*.metadata.json*"
+METADATA_FILE = r"\.metadata\.json(?:\.gz)?$"
+"""A pattern that finds the name of a metadata file in a path."""
 
 # In the order in which Iceberg's Java library looks for them.
 _SPELLINGS = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")

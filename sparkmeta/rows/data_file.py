@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,9 +42,11 @@ class DataFile(Protocol):
     Attributes:
         columns: Its schema.
         rows: The number of rows; None if it is known only after reading.
+        schema: The schema in the terms of the format: Arrow's schema, for Avro the JSON object.
     """
 
     columns: tuple[Column, ...]
+    schema: Any
     rows: int | None
 
     def batches(self, sources: Sequence[Source], start: int, end: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -100,7 +102,8 @@ class _ParquetFile:
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
         )
-        self.columns = file_columns(self._file.schema_arrow)
+        self.schema: Any = self._file.schema_arrow
+        self.columns = file_columns(self.schema)
         self.rows: int | None = self._file.metadata.num_rows
 
     def batches(self, sources: Sequence[Source], start: int, end: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -162,7 +165,8 @@ class _OrcFile:
     def __init__(self, reader: ExecutorReader, location: str) -> None:
         self._reader, self._location = reader, location
         self._file = orc.ORCFile(reader.open(location))
-        self.columns = file_columns(self._file.schema)
+        self.schema: Any = self._file.schema
+        self.columns = file_columns(self.schema)
         self.rows: int | None = self._file.nrows
 
     def batches(self, sources: Sequence[Source], start: int, _end: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -197,6 +201,7 @@ class _AvroDataFile:
         length = reader.length(location)
         windows = Windows(partial(reader.read_range, location), length, location)
         self._file = AvroFile(windows if length > _WHOLE_BYTES else reader.read(location), location)
+        self.schema: Any = self._file.avro_schema
         self.columns = file_columns(self._file.schema)
         self.rows: int | None = None
 

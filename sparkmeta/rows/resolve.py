@@ -18,6 +18,9 @@ from sparkmeta.errors import CorruptFileError, UnsupportedError
 
 NESTED = ("struct", "list", "map")
 
+TYPE_OF_COLUMN = "type of column "
+"""How the field of a CorruptFileError begins if the column of a file can't be read as the table's."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -220,7 +223,7 @@ class _Resolution:
         inside = (*path, column.name)
         if not can_read(physical.type, column.type):
             problem = f"the table has type {column.type} (field id {column.id})"
-            raise CorruptFileError(self.location, f"type of column {'.'.join(inside)}", physical.type, problem)
+            raise CorruptFileError(self.location, f"{TYPE_OF_COLUMN}{'.'.join(inside)}", physical.type, problem)
         if column.type not in NESTED or physical.type == "unknown":
             return FromFile(column, physical)
         if column.type == "struct":

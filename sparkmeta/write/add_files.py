@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyiceberg.table.update import SetPropertiesUpdate
-from pyiceberg.transforms import VoidTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
@@ -37,6 +38,8 @@ from sparkmeta.write.input import refuse_types, written_columns
 from sparkmeta.write.tasks import PROBLEM
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField
+    from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.resolve import MappedName
@@ -48,6 +51,7 @@ _PATH_COLUMNS: Final = (FILE_PATH, "path")
 _TASK_FILES: Final = 50
 _NAMED: Final = 10
 _KEY: Final = "location_key"
+_CASE_SENSITIVE: Final = "spark.sql.caseSensitive"
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,9 @@ def _includes(mapping: Sequence[MappedName], columns: Sequence[MappedName]) -> b
     )
 
 
-def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check_duplicates: bool) -> AddedFiles:
+def describe_files(
+    state: TableState, paths: Sequence[str] | DataFrame, *, check_duplicates: bool, check_other_tables: bool
+) -> AddedFiles:
     """Describe existing files as data files of a table's default partition spec. Runs jobs.
 
     Args:
@@ -117,6 +123,7 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
         paths: the locations of the files, or a DataFrame that has them in a column `file_path` or `path`, or in its
             only column.
         check_duplicates: whether to compare the paths with the table's files.
+        check_other_tables: whether to refuse files in the folder of another Iceberg table.
 
     Raises:
         ValidationError: paths are not strings, a path occurs twice or is in the table, or a file does not fit it.
@@ -125,7 +132,7 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
     """
     refuse_types(state.metadata.schema(), state.metadata.location)
     refuse_transforms(state, state.metadata.sort_order())
-    tasks = existing_files(state)
+    tasks = existing_files(state, check_other_tables=check_other_tables)
     named = _named(state, paths)
     if not isinstance(paths, Sequence):
         _refuse_repeated(named, state)
@@ -139,8 +146,8 @@ def describe_files(state: TableState, paths: Sequence[str] | DataFrame, *, check
     return AddedFiles(described.drop(NEEDS_MAPPING, IS_MISSING, PROBLEM), needs_mapping)
 
 
-def existing_files(state: TableState) -> ExistingFiles:
-    """Return the tasks that describe existing files.
+def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFiles:
+    """Return the tasks that describe existing files; see `describe_files`.
 
     Raises:
         UnsupportedError: tasks can't open the table's files.
@@ -162,9 +169,12 @@ def existing_files(state: TableState) -> ExistingFiles:
         metric_leaves(written, modes),
         frozenset(field_id for field_id in sized_leaves(written, modes) if field_id is not None),
     )
+    case_sensitive = state.spark.conf.get(_CASE_SENSITIVE, "false").lower() == "true"
+    top_level = {field.name: field.field_id for field in schema.fields}
     fields = tuple(
         FileField(
             field.name,
+            _folder_names(field, schema, case_sensitive=case_sensitive),
             field.source_id,
             field.transform,
             # The schema may lack the column of a void field.
@@ -187,14 +197,31 @@ def existing_files(state: TableState) -> ExistingFiles:
         table=metadata.location,
         reader=rows.reader,
         columns=table,
-        partitions=FilePartitions(fields, names, defaults),
+        partitions=FilePartitions(fields, names, defaults, top_level, case_sensitive),
         rows=rows,
         written=written,
         modes=modes,
         spec_id=spec.spec_id,
         partition=partition if tuple_fields else None,
         tuple_places=tuple(ids.index(each.field_id) if each.field_id in ids else None for each in tuple_fields),
+        own_folder=normalize(metadata.location) if check_other_tables else None,
     )
+
+
+def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool) -> tuple[str, ...]:
+    """Return the names of the folders that give a partition field's values.
+
+    They are the name of its column, as Hive, Spark and Iceberg's procedure `add_files` have it, and the field's own
+    name, as Iceberg's writers have it, unless another column has that name.
+    """
+    if isinstance(field.transform, VoidTransform):
+        return ()
+    column = schema.find_column_name(field.source_id) or ""
+    names = {column: None} if isinstance(field.transform, IdentityTransform) else {}
+    with suppress(ValueError):
+        if schema.find_field(field.name, case_sensitive=case_sensitive).field_id != field.source_id:
+            return tuple(names)
+    return (*names, field.name) if field.name not in names else tuple(names)
 
 
 # -- paths ----------------------------------------------------------------------------------------------------------

@@ -8,23 +8,36 @@ Spark tasks import this module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkmeta.data_files.file_schema import FileColumns, file_schema
-from sparkmeta.data_files.footer_facts import Facts, Layout, TableColumns, metrics_of, split_offsets
+from sparkmeta.data_files.footer_facts import (
+    Facts,
+    Layout,
+    TableColumns,
+    leaf_sources,
+    leaf_types,
+    metrics_of,
+    split_offsets,
+)
+from sparkmeta.data_files.java_types import avro_kind, avro_leaves, conversion, leaf_names, orc_kind, refuse
 from sparkmeta.data_files.metrics import FileMetrics, bound_of, metric_leaves
-from sparkmeta.errors import NotFoundError, UnsupportedError, ValidationError
-from sparkmeta.rows.data_file import open_data_file
+from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError, UnsupportedError, ValidationError
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
+from sparkmeta.rows.data_file import DataFile, open_data_file
 from sparkmeta.rows.file_rows import START, STOP, FileRows
-from sparkmeta.rows.resolve import Column, FromFile, has_ids
+from sparkmeta.rows.resolve import TYPE_OF_COLUMN, Column, FromFile, Source, has_ids
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.location import join, normalize, parents, scheme
 from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.write.file_partitions import FilePartitions
 from sparkmeta.write.tasks import METRICS_MAPS, PROBLEM, files_schema
@@ -53,6 +66,7 @@ class ExistingFiles:
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
         tuple_places: for each field of `partition` the place in the spec; None for fields of other specs.
+        own_folder: the comparable location of the table, to refuse files of other tables; None to take them.
     """
 
     table: str
@@ -65,6 +79,8 @@ class ExistingFiles:
     spec_id: int
     partition: pa.StructType | None
     tuple_places: tuple[int | None, ...]
+    own_folder: str | None
+    _other_tables: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -81,7 +97,9 @@ class ExistingFiles:
                 yield self._result([self._described(path, layouts) for path in paths[start : start + _BATCH_FILES]])
 
     def _described(self, location: str, layouts: list[tuple[pq.ParquetSchema, frozenset[int], Layout]]) -> _Described:
+        file_format = None
         try:
+            self._refuse_place(location)
             with translated_read_errors(location):
                 file_format = self._format(location)
                 if file_format == "PARQUET":
@@ -90,7 +108,37 @@ class ExistingFiles:
         except NotFoundError:
             return _Described(location, problem=f"{location}: there is no such file", is_missing=True)
         except (ValidationError, UnsupportedError) as error:
-            return _Described(location, problem=str(error))
+            is_type = isinstance(error, CorruptFileError) and error.field.startswith(TYPE_OF_COLUMN)
+            hint = f": {conversion(location, file_format)}" if is_type and file_format else ""
+            return _Described(location, problem=f"{error}{hint}")
+
+    def _refuse_place(self, location: str) -> None:
+        if not scheme(location) and not location.startswith("/"):
+            raise ValidationError(
+                f"{location}: the path of a file to add is relative: expected an absolute path or a URI"
+            )
+        if self.own_folder is not None and (other := self._other_table(parents(location))) is not None:
+            problem = f"the file is in the folder of another Iceberg table, {other}, whose maintenance may delete it"
+            raise ValidationError(f"{location}: {problem}: check_other_tables=False permits it")
+
+    def _other_table(self, folders: Sequence[str]) -> str | None:
+        """Return the first of some folders that is a table's; None if it is this table's or there is none."""
+        if not folders or normalize(folders[0]) == self.own_folder:
+            return None
+        if folders[0] not in self._other_tables:
+            is_table = self._has_metadata(join(folders[0], METADATA))
+            self._other_tables[folders[0]] = folders[0] if is_table else self._other_table(folders[1:])
+        return self._other_tables[folders[0]]
+
+    def _has_metadata(self, folder: str) -> bool:
+        try:
+            names = chain.from_iterable(
+                batch.column("path").to_pylist() for batch in self.reader.walk(folder, recursive=False)
+            )
+            return any(re.search(METADATA_FILE, name) for name in names)
+        except (FileAccessError, NotFoundError, UnsupportedError):
+            # Folders above the files may be closed to the reader.
+            return False
 
     def _format(self, location: str) -> str:
         suffix = location.rpartition(".")[2].lower()
@@ -135,11 +183,13 @@ class ExistingFiles:
 
     def _of_rows(self, location: str, file_format: str) -> _Described:
         """Read the rows of a file and compute its metrics."""
-        columns = open_data_file(self.reader, location, file_format).columns
+        file = open_data_file(self.reader, location, file_format)
+        columns = file.columns
         sources = self.columns.sources(columns, location, self.partitions.in_folders(location))
+        _refuse_types(file, sources, location, file_format)
         # Columns that the file lacks have no metrics: their values may come from partitions.
         places = [place for place, source in enumerate(sources) if isinstance(source, FromFile)]
-        present = frozenset(self.rows.columns[place].id or 0 for place in places)
+        present = frozenset(_present(sources))
         rows = replace(
             self.rows,
             columns=tuple(self.rows.columns[place] for place in places),
@@ -234,6 +284,24 @@ class _Described:
     maps: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     problem: str | None = None
     is_missing: bool = False
+
+
+def _refuse_types(file: DataFile, sources: Sequence[Source], location: str, file_format: str) -> None:
+    """Raise UnsupportedError for a column of an ORC or Avro file that Java's readers misread or can't read."""
+    names = [*leaf_names(file.columns)]
+    kinds: list[Any] = [*(avro_leaves if file_format == "AVRO" else leaf_types)(file.schema)]
+    kind_of = avro_kind if file_format == "AVRO" else orc_kind
+    for source, place, _ in leaf_sources(file.columns, sources, 0):
+        if kind := kind_of(kinds[place], source.physical.type, source.column.type):
+            refuse(location, file_format, names[place], kind, source.column.type)
+
+
+def _present(sources: Iterable[Source]) -> Iterator[int]:
+    """Yield the ids of the columns, including nested ones, that a file has."""
+    for source in sources:
+        if isinstance(source, FromFile):
+            yield source.column.id or 0
+            yield from _present(source.children)
 
 
 def _facts(metrics: FileMetrics, field_id: int) -> Facts:

@@ -16,7 +16,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.literals import bound_value
-from sparkmeta.commit.partition_folders import NULL_FOLDERS, folder_value, named_folders, readings
+from sparkmeta.commit.partition_folders import NULL_FOLDERS, assignments, folder_value, readings
 from sparkmeta.errors import ValidationError, shown
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")
 # Stands for a value that column bounds do not prove.
 _UNKNOWN: Final = object()
+# How names of folders are compared: with case, and without.
+_KEYS: Final = (str, str.lower)
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,15 @@ class FilePartitions:
         fields: the fields of the partition spec.
         names: the names of columns by field id.
         defaults: the initial defaults of columns, in bound form, by field id.
+        columns: the ids of all top-level columns by name.
+        case_sensitive: whether the names of folders are compared with case.
     """
 
     fields: tuple[FileField, ...]
     names: Mapping[int, str]
     defaults: Mapping[int, Any]
+    columns: Mapping[str, int]
+    case_sensitive: bool
     _of_folders: dict[tuple[str, str], list[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -52,9 +58,13 @@ class FilePartitions:
         return frozenset(field.source for field in self.fields if field.is_identity and field.type in _FLOATS)
 
     def in_folders(self, location: str) -> frozenset[int]:
-        """Return the ids of the columns whose values the folders of a file give."""
-        folders = named_folders(location.rpartition("/")[0])
-        return frozenset(field.source for field in self.fields if field.is_identity and field.name in folders)
+        """Return the ids of the columns whose values the folders of a file give.
+
+        Raises:
+            ValidationError: folders are ambiguous.
+        """
+        given = self._folders(location).given
+        return frozenset(self.fields[place].source for place in given if self.fields[place].is_identity)
 
     def values(self, location: str, facts: Mapping[int, Facts], present: frozenset[int]) -> tuple[Any, ...]:
         """Return the partition values of a file, in bound form.
@@ -65,22 +75,74 @@ class FilePartitions:
             present: ids of the table's columns that are in the file.
 
         Raises:
-            ValidationError: a value can't be determined, rows differ in it, or a folder contradicts the rows.
+            ValidationError: a value can't be determined, rows differ in it, a folder contradicts the rows, or a folder
+                names a value that the rows would lack.
         """
-        folders = named_folders(location.rpartition("/")[0])
-        return tuple(self._value(field, location, folders, facts, present) for field in self.fields)
+        folders = self._folders(location)
+        self._refuse_unused(folders, location, present)
+        return tuple(
+            self._value(field, location, folders.given.get(place), facts, present)
+            for place, field in enumerate(self.fields)
+        )
+
+    def _folders(self, location: str) -> _Folders:
+        given: dict[int, _Folder] = {}
+        others = []
+        for names, text in assignments(location.rpartition("/")[0]):
+            folder = _Folder(names, text)
+            places = self._places(names)
+            if len(places) > 1:
+                fields = " and ".join(self.fields[place].name for place in places)
+                raise ValidationError(f"{location}: folder {folder} may be of the partition fields {fields}")
+            if not places:
+                others.append(folder)
+                continue
+            other = given.get(places[0], folder)
+            if other.names != names and other.text != text:
+                problem = f"are both of the partition field {self.fields[places[0]].name}"
+                raise ValidationError(f"{location}: folders {other} and {folder} {problem}")
+            # Of folders of one name, the innermost counts: outer ones may be of the place where the files lie.
+            given[places[0]] = folder
+        return _Folders(given, others)
+
+    def _places(self, names: Sequence[str]) -> Sequence[int]:
+        """Return the places of the partition fields that a folder's name may mean; of the same case, if any."""
+        for key in _KEYS[: 1 if self.case_sensitive else 2]:
+            wanted = {*map(key, names)}
+            places = [place for place, field in enumerate(self.fields) if wanted.intersection(map(key, field.folders))]
+            if places:
+                return places
+        return ()
+
+    def _refuse_unused(self, folders: _Folders, location: str, present: frozenset[int]) -> None:
+        """Raise ValidationError if a folder that gives no partition value seems to have a value that the rows lack."""
+        key = _KEYS[0 if self.case_sensitive else 1]
+        columns = {key(name): field_id for name, field_id in self.columns.items()}
+        unknown = []
+        for folder in folders.others:
+            of_column = [columns[name] for name in map(key, folder.names) if name in columns]
+            if not of_column:
+                unknown.append(folder)
+            elif not present.intersection(of_column):
+                problem = "the file lacks this column, which is no identity field of the table's partition spec"
+                raise ValidationError(f"{location}: folder {folder}: {problem}")
+        for place, field in enumerate(self.fields):
+            if unknown and field.is_identity and place not in folders.given and field.source not in present:
+                problem = f"no partition field has this name, and the file lacks column {self.names[field.source]}"
+                expected = " or ".join(f"{name}=..." for name in field.folders)
+                raise ValidationError(f"{location}: folder {unknown[0]}: {problem}: expected a folder {expected}")
 
     def _value(
         self,
         field: FileField,
         location: str,
-        folders: Mapping[str, str],
+        folder: _Folder | None,
         facts: Mapping[int, Facts],
         present: frozenset[int],
     ) -> Any:
         if isinstance(field.transform, VoidTransform):
             return None
-        by_folder = self._by_folder(field, folders[field.name], location) if field.name in folders else []
+        by_folder = [] if folder is None else self._by_folder(field, folder, location)
         known = facts.get(field.source)
         if field.source in present:
             proven = self._proven(field, location, known, has_folder=bool(by_folder))
@@ -99,10 +161,10 @@ class FilePartitions:
             raise ValidationError(f"{location}: partition field {field.name} {problem}")
         return proven
 
-    def _by_folder(self, field: FileField, escaped: str, location: str) -> list[Any]:
-        key = (field.name, escaped)
+    def _by_folder(self, field: FileField, folder: _Folder, location: str) -> list[Any]:
+        key = (field.name, folder.text)
         if key not in self._of_folders:
-            self._of_folders[key] = _by_folder(field, escaped, location)
+            self._of_folders[key] = _by_folder(field, folder, location)
         return self._of_folders[key]
 
     def _proven(self, field: FileField, location: str, facts: Facts | None, *, has_folder: bool) -> Any:
@@ -143,11 +205,41 @@ class FilePartitions:
 
 
 @dataclass(frozen=True)
+class _Folder:
+    """A folder `name=value` above a file.
+
+    Attributes:
+        names: the names that it may have.
+        text: its value, escaped.
+    """
+
+    names: Sequence[str]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.names[0]}={self.text}"
+
+
+@dataclass(frozen=True)
+class _Folders:
+    """The folders `name=value` above a file.
+
+    Attributes:
+        given: those that give the value of a partition field, by the field's place.
+        others: the other ones.
+    """
+
+    given: Mapping[int, _Folder]
+    others: Sequence[_Folder]
+
+
+@dataclass(frozen=True)
 class FileField:
     """A field of the partition spec.
 
     Attributes:
         name: its name.
+        folders: the names of the folders that give its values.
         source: the id of its column.
         transform: its transform.
         source_type: the type of the column.
@@ -155,6 +247,7 @@ class FileField:
     """
 
     name: str
+    folders: tuple[str, ...]
     source: int
     transform: Transform[Any, Any]
     source_type: IcebergType
@@ -200,14 +293,14 @@ def _shown(value: Any) -> str:
     return "null" if value is None else shown(value)
 
 
-def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
+def _by_folder(field: FileField, folder: _Folder, location: str) -> list[Any]:
     """Return the values that a folder name may stand for, the most likely first.
 
     Iceberg writes null as `null`; Spark and Hive do not.
     """
     kind = bound_arrow_type(field.type)
     values: list[Any] = []
-    for text in readings(escaped):
+    for text in readings(folder.text):
         if field.type == "string" and text == NULL_FOLDERS[0]:
             values.append(text)
         with suppress(ValueError, ArithmeticError, pa.ArrowException):
@@ -215,7 +308,7 @@ def _by_folder(field: FileField, escaped: str, location: str) -> list[Any]:
     if not values:
         # Spark writes times in the session's time zone, which the folder name does not contain.
         hint = ": expected an offset from UTC, such as +00:00" if field.type in _ZONED else ""
-        raise ValidationError(f"{location}: folder {field.name}={escaped}: can't be parsed as {field.type}{hint}")
+        raise ValidationError(f"{location}: folder {folder}: can't be parsed as {field.type}{hint}")
     return values
 
 

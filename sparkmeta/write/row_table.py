@@ -84,20 +84,24 @@ class RowTable(BaseTable):
         paths: Sequence[str] | DataFrame,
         *,
         check_duplicate_files: bool = True,
+        check_other_tables: bool = True,
         branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
         idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
         """Add existing Parquet, ORC or Avro files as they are: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
 
-        Executors read the footers. Partition values come from folders such as `day=2026-01-31`, or else from column
-        bounds, which must prove that all rows are in one partition. If files have no field ids and the table has no
-        name mapping, the table gets one. The table owns the files afterwards: expiry may delete them.
+        Executors read the footers. Partition values come from folders such as `day=2026-01-31`, with the name of the
+        column or the partition field, or else from column bounds, which must prove that all rows are in one partition.
+        Types that Iceberg's Java readers misread or can't read are refused. If files have no field ids and the table
+        has no name mapping, the table gets one. The table owns the files afterwards: expiry may delete them.
 
         Args:
             paths: the files, or a DataFrame with their paths in a column `file_path` or `path`, or as its only column.
             check_duplicate_files: whether to look for the files among all files of the table. Otherwise they are
                 compared only with files of the same partition, by exact path.
+            check_other_tables: whether to refuse files in the folder of another Iceberg table, which would still own
+                them.
             branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
             idempotency_key: as for `append`.
@@ -106,8 +110,9 @@ class RowTable(BaseTable):
             The table after the commit.
 
         Raises:
-            ValidationError: a file is listed twice or is in the table already, has a column that does not fit the
-                schema, or has rows of several partitions. The message names the file. Nothing is written.
+            ValidationError: a file is listed twice or is in the table already, is another table's, has a column that
+                does not fit the schema, or has rows of several partitions or folders whose values would be lost. The
+                message names the file. Nothing is written.
             NotFoundError: a file is missing.
             UnsupportedError: the table can't be committed to, or tasks can't open the files.
         """
@@ -116,6 +121,7 @@ class RowTable(BaseTable):
             .add_files(
                 paths,
                 check_duplicate_files=check_duplicate_files,
+                check_other_tables=check_other_tables,
                 branch=branch,
                 snapshot_properties=snapshot_properties,
                 idempotency_key=idempotency_key,

@@ -271,6 +271,7 @@ class RowTransaction(Transaction[TableT]):
         paths: Sequence[str] | DataFrame,
         *,
         check_duplicate_files: bool = True,
+        check_other_tables: bool = True,
         branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
         idempotency_key: tuple[str, int] | None = None,
@@ -279,7 +280,9 @@ class RowTransaction(Transaction[TableT]):
         if self._repeats(branch, snapshot_properties, idempotency_key):
             return self
         with self._change(branch, snapshot_properties, idempotency_key, writes=False) as change:
-            added = describe_files(change.head, paths, check_duplicates=check_duplicate_files)
+            added = describe_files(
+                change.head, paths, check_duplicates=check_duplicate_files, check_other_tables=check_other_tables
+            )
             if added.needs_mapping:
                 self._add(AddNameMapping.of(self.table_metadata))
             change.update.append(added.files)

@@ -15,12 +15,19 @@ from pyiceberg.types import (
     IcebergType,
     LongType,
     NestedField,
+    StringType,
+    StructType,
     TimestampNanoType,
     TimestamptzNanoType,
     TimestamptzType,
 )
 
 import sparkmeta as sm
+from sparkmeta.write.add_files import existing_files
+from tests.maintain.test_expire import opened
+from tests.peers.java import Java
+from tests.peers.workshop import Workshop
+from tests.rows.comparison import row_texts
 from tests.write.test_add_files import new_table, write
 
 if TYPE_CHECKING:
@@ -65,7 +72,7 @@ def test_folder_that_sparkmeta_writes_for_an_instant(spark: SparkSession, tmp_pa
     rows = spark.sql("SELECT 1L id, TIMESTAMP'2026-01-31 10:00:00.5 UTC' p")
     table = partitioned(spark, tmp_path, TimestamptzType()).append(rows)
     paths = [row.file_path for row in table.inspect.data_files().collect()]
-    other = partitioned(spark, tmp_path / "other", TimestamptzType()).add_files(paths)
+    other = partitioned(spark, tmp_path / "other", TimestamptzType()).add_files(paths, check_other_tables=False)
     assert partitions(other) == partitions(table)
 
 
@@ -109,3 +116,145 @@ def test_folders_of_other_transforms_do_not_fill_a_column(spark: SparkSession, t
     with pytest.raises(sm.ValidationError, match=f"p_bucket=3/1.parquet: partition field {problem}"):
         table.add_files([wrong])
     assert partitions(table.add_files([write(tmp_path / "p_bucket=null" / "1.parquet", id=IDS)])) == [None]
+
+
+# -- which folder is which field's ------------------------------------------------------------------------------------
+
+ONE = pa.array([1], pa.int64())
+REGIONS = Schema(
+    NestedField(1, "id", LongType()), NestedField(2, "region", StringType()), NestedField(3, "city", StringType())
+)
+
+
+def by_region(name: str = "region") -> PartitionSpec:
+    return PartitionSpec(PartitionField(2, 1000, IdentityTransform(), name))
+
+
+def test_folders_of_a_column_or_field(interpreted: SparkSession, tmp_path: Path) -> None:
+    """A folder has the name of the column, as Hive, Spark and Java's procedure name it, or of the field."""
+    folders: dict[str, dict[str, str | None]] = {
+        "region": {
+            "region=x": "x", "Region=x": "x", "%72egion=a%2Fb%20c": "a/b c", "region=__HIVE_DEFAULT_PARTITION__": None,
+            "region=x/batch=7": "x", "region=y/region=x": "x",
+        },
+        "reg": {"region=x": "x", "reg=x": "x", "REG=x": "x", "reg=x/region=x": "x"},
+    }  # fmt: skip
+    for name, expected in folders.items():
+        table = new_table(interpreted, tmp_path / name, by_region(name), schema=REGIONS)
+        files = {
+            write(tmp_path / "in" / name / folder / "1.parquet", id=ONE): value for folder, value in expected.items()
+        }
+        table = table.add_files([*files])
+        rows = table.scan(selected_fields=("region", "_file")).to_df().collect()
+        assert {row._file: row.region for row in rows} == files
+        parts = table.inspect.data_files().select("file_path", f"partition.{name}").collect()
+        assert {row.file_path: row[name] for row in parts} == files
+
+
+UNFIT = {
+    "area=x": "folder area=x: no partition field has this name, and the file lacks column region: "
+    "expected a folder region=... or reg=...",
+    # Nothing else would fill this column.
+    "region=x/city=y": "folder city=y: the file lacks this column, which is no identity field",
+    "region=x/reg=y": "folders region=x and reg=y are both of the partition field reg",
+    # Another column has the field's name but for case.
+    "CITY=x": "folder CITY=x: the file lacks this column, which is no identity field",
+}
+
+
+def test_folders_that_fit_nothing(interpreted: SparkSession, tmp_path: Path) -> None:
+    table = new_table(interpreted, tmp_path, by_region("reg"), schema=REGIONS)
+    other = new_table(interpreted, tmp_path / "other", by_region("CITY"), schema=REGIONS)
+    for folder, problem in UNFIT.items():
+        # The driver does what tasks do: each call of add_files would run jobs.
+        tasks = existing_files((other if folder == "CITY=x" else table).state, check_other_tables=True)
+        for suffix in ("parquet", "orc"):
+            path = write(tmp_path / "in" / folder / f"1.{suffix}", id=ONE)
+            (described,) = tasks.describe([pa.record_batch({"file_path": [path]})])
+            (text,) = described["problem"].to_pylist()
+            assert text is not None, folder
+            assert text.startswith(f"{path}: {problem}")
+    with pytest.raises(sm.ValidationError, match="folder area=x: no partition field has this name"):
+        table.add_files([str(tmp_path / "in" / "area=x" / "1.parquet")])
+    assert table.refresh().current_snapshot() is None
+    # What the file has, no folder has to give.
+    paths = [
+        write(tmp_path / "in" / folder / "2.parquet", id=ONE, region=["x"], city=["y"])
+        for folder in ("area=x", "region=x/city=y", "area=y/reg=x")
+    ]
+    assert partitions(table.add_files(paths)) == ["x"] * 3
+
+
+def test_the_session_decides_about_case(interpreted: SparkSession, tmp_path: Path) -> None:
+    fields = (
+        NestedField(1, "id", LongType()),
+        NestedField(2, "region", StringType()),
+        NestedField(3, "REGION", StringType()),
+    )
+    spec = PartitionSpec(*(PartitionField(each, 998 + each, IdentityTransform(), f"f{each}") for each in (2, 3)))
+    both = new_table(interpreted, tmp_path / "both", spec, schema=Schema(*fields))
+    lower = new_table(interpreted, tmp_path, by_region(), schema=REGIONS)
+    path = write(tmp_path / "in" / "Region=x" / "1.parquet", id=ONE)
+    with pytest.raises(sm.ValidationError, match="folder Region=x may be of the partition fields f2 and f3"):
+        both.add_files([path])
+    exact = write(tmp_path / "in" / "REGION=a" / "region=b" / "1.parquet", id=ONE)
+    assert [tuple(row)[1:] for row in both.add_files([exact]).scan().to_df().collect()] == [("b", "a")]
+    interpreted.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(sm.ValidationError, match="folder Region=x: no partition field has this name"):
+            lower.add_files([path])
+    finally:
+        interpreted.conf.unset("spark.sql.caseSensitive")
+
+
+def test_a_field_of_a_struct(interpreted: SparkSession, tmp_path: Path) -> None:
+    """The partition of a file that has the column is not null, whatever its format."""
+    inside = StructType(NestedField(3, "x", LongType()))
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", inside))
+    spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "s.x"))
+    table = new_table(interpreted, tmp_path, spec, schema=schema)
+    column = pa.StructArray.from_arrays([pa.array([5], pa.int64())], names=["x"])
+    paths = [write(tmp_path / f"1.{suffix}", id=ONE, s=column) for suffix in ("parquet", "orc")]
+    assert partitions(table.add_files(paths)) == [5, 5]
+
+
+@pytest.mark.java
+def test_java_takes_the_same_folders(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg's procedure takes the name of the column too, whatever the field's name is."""
+    for number, (column, folder) in enumerate([("region", "region"), ("region", "Region")]):
+        source = tmp_path / str(number)
+        write(source / f"{folder}=a b" / "1.parquet", id=ONE)
+        ours, theirs = (Workshop(Java(spark), f"added_folders_{whose}_{number}") for whose in ("ours", "theirs"))
+        for shop in (ours, theirs):
+            shop.create(f"id BIGINT, {column} STRING", column)
+        opened(ours).add_files([str(path) for path in source.rglob("*.parquet")])
+        theirs.call("add_files", f"source_table => '`parquet`.`{source}`'")
+        assert row_texts(ours.sql("SELECT * FROM {t}")) == row_texts(theirs.sql("SELECT * FROM {t}"))
+
+
+# -- where the files are ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_other_tables(interpreted: SparkSession, tmp_path: Path) -> None:
+    """Another table's expiry would delete them."""
+    other = new_table(interpreted, tmp_path / "other", PartitionSpec(), schema=REGIONS)
+    other = other.append(interpreted.sql("SELECT 1L id, 'a' region"))
+    (path,) = [row.file_path for row in other.inspect.data_files().collect()]
+    foreign = write(tmp_path / "other" / "w" / "db" / "t" / "deep" / "er" / "1.parquet", id=ONE)
+    table = new_table(interpreted, tmp_path / "other" / "w" / "db" / "t" / "below", PartitionSpec(), schema=REGIONS)
+    folder = str(tmp_path / "other" / "w" / "db" / "t")
+    for each in (path, foreign, f"file://{foreign}"):
+        with pytest.raises(sm.ValidationError, match=f"is in the folder of another Iceberg table, .*{folder}, whose"):
+            table.add_files([each])
+    own = write(tmp_path / "other" / "w" / "db" / "t" / "below" / "w" / "db" / "t" / "data" / "1.parquet", id=ONE)
+    beside = write(tmp_path / "metadata" / "1.parquet", id=ONE)
+    table = table.add_files([own, beside]).add_files([path], check_other_tables=False)
+    with table.transaction() as tx:
+        tx.add_files([foreign], check_other_tables=False)
+    assert table.refresh().scan().count() == 4
+
+
+def test_relative_paths(interpreted: SparkSession, tmp_path: Path) -> None:
+    table = new_table(interpreted, tmp_path, PartitionSpec(), schema=REGIONS)
+    with pytest.raises(sm.ValidationError, match=r"^in/1\.parquet: the path of a file to add is relative"):
+        table.add_files(["in/1.parquet"])

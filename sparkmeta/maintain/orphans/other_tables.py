@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError
 from sparkmeta.maintain.orphans.prefixes import Folder
-from sparkmeta.operations.metadata_files import METADATA
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.location import file_name, join, parents, path_of
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.operations.base_table import BaseTable
-
-METADATA_FILE = r"\.metadata\.json(?:\.gz)?$"
-"""A pattern that finds the name of a metadata file in a path."""
 
 # Bytes at the beginning of a metadata file that have the table's uuid, if one of the usual libraries wrote it.
 _HEAD_BYTES = 1 << 16

@@ -16,12 +16,12 @@ from sparkmeta.edit.range_sort import task_reader
 from sparkmeta.errors import NotFoundError, ValidationError, translated_errors
 from sparkmeta.maintain.orphans.listing import FILES, inventory_files, walked_files, with_local_status
 from sparkmeta.maintain.orphans.options import DELETE, ERROR, IGNORE
-from sparkmeta.maintain.orphans.other_tables import METADATA_FILE, other_tables, refuse_shared
+from sparkmeta.maintain.orphans.other_tables import other_tables, refuse_shared
 from sparkmeta.maintain.orphans.prefixes import Folder, hidden_pattern, prefix_of
 from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
 from sparkmeta.maintain.reachable.files import count_files, reachable_paths
 from sparkmeta.operations.base_table import TableT
-from sparkmeta.operations.metadata_files import METADATA, VERSION_HINT
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.expiry import refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
