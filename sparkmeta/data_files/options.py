@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.types import BooleanType, PrimitiveType
 
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.spec.table_properties import choice_property, number_property
+from sparkmeta.spec.table_properties import choice_property, flag_property, fraction_property, number_property
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
+
+_log = logging.getLogger(__name__)
 
 FORMATS: Final = ("parquet", "orc", "avro")
 MODES: Final = ("none", "hash", "range")
@@ -24,6 +30,8 @@ _PARQUET_CODECS: Final = {
     "snappy": "snappy",
     "gzip": "gzip",
     "zstd": "zstd",
+    # Arrow writes LZ4_RAW, which replaces LZ4 in the format.
+    "lz4": "lz4",
     "lz4_raw": "lz4",
     "brotli": "brotli",
 }
@@ -57,6 +65,11 @@ class WriteOptions:
         page_bytes: the size of Parquet pages.
         page_rows: the maximum number of rows in a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
+        plain: the ids of Parquet columns without dictionaries.
+        unmeasured: the ids of Parquet columns without statistics in the footer.
+        bloom_filters: the Bloom filters of Parquet columns by field id.
+        bloom_bytes: the maximum size of a Bloom filter.
+        orc_strategy: whether ORC's codec favours speed or compression.
         distribution: one of `MODES`.
         shuffled_bytes: the size of the shuffled rows that adaptive execution gives to a task.
     """
@@ -69,6 +82,11 @@ class WriteOptions:
     page_bytes: int
     page_rows: int
     dictionary_bytes: int
+    plain: frozenset[int]
+    unmeasured: frozenset[int]
+    bloom_filters: Mapping[int, BloomFilter]
+    bloom_bytes: int
+    orc_strategy: str
     distribution: str
     shuffled_bytes: int
 
@@ -78,7 +96,8 @@ class WriteOptions:
 
         Raises:
             ValidationError: a property has an invalid value.
-            UnsupportedError: a property names a codec that the installed pyarrow lacks.
+            UnsupportedError: a property names a codec that the installed pyarrow lacks, or Bloom filters that it can't
+                write.
         """
         properties = _Properties(metadata)
         file_format = properties.choice("write.format.default", "parquet", FORMATS)
@@ -93,11 +112,29 @@ class WriteOptions:
             page_bytes=properties.number("write.parquet.page-size-bytes", 1 << 20),
             page_rows=properties.number("write.parquet.page-row-limit", 20_000),
             dictionary_bytes=properties.number("write.parquet.dict-size-bytes", 2 << 20),
+            plain=properties.columns_where("write.parquet.dict-encoding-enabled.column.", is_enabled=False),
+            unmeasured=properties.columns_where("write.parquet.stats-enabled.column.", is_enabled=False),
+            bloom_filters=_bloom_filters(properties) if file_format == "parquet" else {},
+            bloom_bytes=properties.number("write.parquet.bloom-filter-max-bytes", 1 << 20),
+            orc_strategy=properties.choice("write.orc.compression-strategy", "speed", ("speed", "compression")),
             distribution=properties.choice(
                 "write.distribution-mode", "range" if is_sorted else "hash" if is_partitioned else "none", MODES
             ),
             shuffled_bytes=properties.number("write.spark.advisory-partition-size-bytes", _SHUFFLED_BYTES),
         )
+
+
+@dataclass(frozen=True)
+class BloomFilter:
+    """A Bloom filter of a Parquet column.
+
+    Attributes:
+        false_positives: the share of absent values that it takes for present.
+        values: the number of distinct values in a row group; None if it is unknown.
+    """
+
+    false_positives: float
+    values: int | None
 
 
 @dataclass(frozen=True)
@@ -114,6 +151,28 @@ class _Properties:
     def number(self, name: str, default: int) -> int:
         return number_property(self.values, name, default, least=1, location=self.metadata.location)
 
+    def columns_where(self, prefix: str, *, is_enabled: bool) -> frozenset[int]:
+        """Return the ids of the primitive columns for which a property is set to a value."""
+        location = self.metadata.location
+        return frozenset(
+            field_id
+            for name, field_id in self._columns(prefix)
+            if flag_property(self.values, name, default=not is_enabled, location=location) == is_enabled
+        )
+
+    def _columns(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Yield the properties with a prefix, and the ids of the primitive columns that they name."""
+        schema = self.metadata.schema()
+        for name in self.values:
+            if not name.startswith(prefix):
+                continue
+            field_id = schema._name_to_id.get(name.removeprefix(prefix))
+            if field_id is not None and isinstance(schema.find_type(field_id), PrimitiveType):
+                yield name, field_id
+            else:
+                # As in Java: the column may have been dropped since.
+                _log.warning("the table property %s is ignored: it names no primitive column", name)
+
 
 _CODECS: Final = {"parquet": (_PARQUET_CODECS, "zstd"), "orc": (_ORC_CODECS, "zlib"), "avro": (_AVRO_CODECS, "gzip")}
 _GROUPS: Final = {
@@ -122,13 +181,27 @@ _GROUPS: Final = {
 }
 
 
-def _codec(properties: _Properties, file_format: str) -> str:
-    codecs, default = _CODECS[file_format]
-    name = f"write.{file_format}.compression-codec"
-    codec = codecs[properties.choice(name, default, tuple(codecs))]
-    if file_format == "parquet" and codec != "none" and not pa.Codec.is_available(codec):
-        raise UnsupportedError(f"{properties.metadata.location}: {name} is {codec}: this pyarrow has no such codec")
+def parquet_codec(properties: Mapping[str, str], name: str, location: str | None = None) -> str:
+    """Return Arrow's name of the codec in a table property.
+
+    Raises:
+        ValidationError: the property has an invalid value.
+        UnsupportedError: the installed pyarrow lacks the codec.
+    """
+    text = choice_property(properties, name, tuple(_PARQUET_CODECS), default="zstd", location=location)
+    codec = _PARQUET_CODECS[text]
+    if codec != "none" and not pa.Codec.is_available(codec):
+        table = "" if location is None else f"{location}: "
+        raise UnsupportedError(f"{table}{name} is {codec}: this pyarrow has no such codec")
     return codec
+
+
+def _codec(properties: _Properties, file_format: str) -> str:
+    name = f"write.{file_format}.compression-codec"
+    if file_format == "parquet":
+        return parquet_codec(properties.values, name, properties.metadata.location)
+    codecs, default = _CODECS[file_format]
+    return codecs[properties.choice(name, default, tuple(codecs))]
 
 
 def _level(properties: _Properties, file_format: str) -> int | None:
@@ -145,3 +218,26 @@ def _group_bytes(properties: _Properties, file_format: str) -> int:
     if file_format == "avro":
         return _AVRO_BYTES
     return properties.number(*_GROUPS[file_format])
+
+
+_BLOOM: Final = "write.parquet.bloom-filter-{}.column."
+
+
+def _bloom_filters(properties: _Properties) -> dict[int, BloomFilter]:
+    schema, location = properties.metadata.schema(), properties.metadata.location
+    filters = {}
+    for field_id in properties.columns_where(_BLOOM.format("enabled"), is_enabled=True):
+        column = schema.find_column_name(field_id)
+        name = f"{_BLOOM.format('enabled')}{column}"
+        if isinstance(schema.find_type(field_id), BooleanType):
+            _log.warning("the table property %s is ignored: Parquet has no Bloom filters of booleans", name)
+            continue
+        if "bloom_filter_options" not in inspect.signature(pq.ParquetWriter).parameters:
+            problem = f"pyarrow {pa.__version__} writes no Bloom filters: install a newer one, or unset the property"
+            raise UnsupportedError(f"{location}: the table property {name} is true: {problem}")
+        values = f"{_BLOOM.format('ndv')}{column}"
+        filters[field_id] = BloomFilter(
+            fraction_property(properties.values, f"{_BLOOM.format('fpp')}{column}", 0.01, location=location),
+            properties.number(values, 1) if values in properties.values else None,
+        )
+    return filters

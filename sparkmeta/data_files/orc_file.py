@@ -38,7 +38,12 @@ class OrcOutput:
         self._times = TimesBefore1970(table)
         has_any = any(has_times(column.type) for column in schema)
         self._spool = tempfile.TemporaryFile() if has_any else None  # noqa: SIM115
-        self._writer = orc.ORCWriter(self._file, compression=options.codec, stripe_size=options.group_bytes)
+        self._writer = orc.ORCWriter(
+            self._file,
+            compression=options.codec,
+            compression_strategy=options.orc_strategy,
+            stripe_size=options.group_bytes,
+        )
 
     @property
     def _file(self) -> Any:

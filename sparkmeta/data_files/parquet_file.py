@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkmeta.entries.field_ids import field_id
 from sparkmeta.rows.data_file import row_group_start
 
 if TYPE_CHECKING:
@@ -45,21 +47,9 @@ class ParquetOutput:
             sized: the field ids of all primitive columns in order; None for those whose size is not reported.
             notes: key-value metadata of the footer.
         """
-        self._sink, self._sized = sink, sized
+        self._sink, self._schema, self._options, self._sized, self._notes = sink, schema, options, sized, notes
         self._footers: list[pq.FileMetaData] = []
-        self._writer = pq.ParquetWriter(
-            sink,
-            schema,
-            compression=options.codec,
-            compression_level=options.level if options.codec != "none" else None,
-            data_page_size=options.page_bytes,
-            max_rows_per_page=options.page_rows,
-            dictionary_pagesize_limit=options.dictionary_bytes,
-            store_schema=False,
-            store_decimal_as_integer=True,
-            metadata_collector=self._footers,
-        )
-        self._writer.add_key_value_metadata(dict(notes))
+        self._opened: pq.ParquetWriter | None = None
 
     @property
     def size(self) -> int:
@@ -68,11 +58,36 @@ class ParquetOutput:
 
     def write(self, table: pa.Table) -> None:
         """Write rows as a row group."""
-        self._writer.write_table(table, row_group_size=max(len(table), 1))
+        self._writer(len(table)).write_table(table, row_group_size=max(len(table), 1))
+
+    def _writer(self, rows: int) -> pq.ParquetWriter:
+        """Return Arrow's writer. Its Bloom filters are made for the rows of the first row group."""
+        if self._opened is None:
+            options, columns = self._options, dict(_leaves(self._schema))
+            filters = _bloom_filters(options, columns, rows)
+            self._opened = pq.ParquetWriter(
+                self._sink,
+                self._schema,
+                compression=options.codec,
+                compression_level=options.level if options.codec != "none" else None,
+                data_page_size=options.page_bytes,
+                max_rows_per_page=options.page_rows,
+                use_dictionary=_others(columns, options.plain),
+                write_statistics=_others(columns, options.unmeasured),
+                dictionary_pagesize_limit=options.dictionary_bytes,
+                store_schema=False,
+                store_decimal_as_integer=True,
+                write_page_index=True,
+                metadata_collector=self._footers,
+                # pyarrow before 26 does not know the option.
+                **({"bloom_filter_options": filters} if filters else {}),
+            )
+            self._opened.add_key_value_metadata(dict(self._notes))
+        return self._opened
 
     def close(self) -> Written:
         """Write the footer."""
-        self._writer.close()
+        self._writer(0).close()
         size = self.size
         self._sink.close()
         (footer,) = self._footers
@@ -81,13 +96,54 @@ class ParquetOutput:
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
             offsets.append(row_group_start(group))
-            for place, field_id in enumerate(self._sized):
-                if field_id is not None:
-                    sizes[field_id] = sizes.get(field_id, 0) + group.column(place).total_compressed_size
+            for place, column in enumerate(self._sized):
+                if column is not None:
+                    sizes[column] = sizes.get(column, 0) + group.column(place).total_compressed_size
         return Written(size, offsets, sizes)
 
     def abort(self) -> None:
         """Release the file without finishing it."""
         # The writer's destructor would try to write the footer to the closed stream.
-        self._writer.is_open = False
+        if self._opened is not None:
+            self._opened.is_open = False
         self._sink.close()
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:
+    """Yield the field ids of primitive columns and their paths in Parquet."""
+
+    def leaves(field: pa.Field, path: str) -> Iterator[tuple[int | None, str]]:
+        kind = field.type
+        if pa.types.is_struct(kind):
+            for child in kind:
+                yield from leaves(child, f"{path}.{child.name}")
+        elif pa.types.is_map(kind):
+            yield from leaves(kind.key_field, f"{path}.key_value.key")
+            yield from leaves(kind.item_field, f"{path}.key_value.value")
+        elif pa.types.is_list(kind):
+            yield from leaves(kind.value_field, f"{path}.list.element")
+        else:
+            yield field_id(field), path
+
+    for field in schema:
+        yield from leaves(field, field.name)
+
+
+def _others(columns: Mapping[int | None, str], without: Collection[int]) -> bool | list[str]:
+    """Return the paths of the columns but some; True for all."""
+    return [path for column, path in columns.items() if column not in without] if without else True
+
+
+def _bloom_filters(
+    options: WriteOptions, columns: Mapping[int | None, str], rows: int
+) -> dict[str, dict[str, int | float]]:
+    """Return the options of Bloom filters by path. A filter takes at most `bloom_bytes`, a power of 2."""
+    filters = {}
+    for column, wanted in options.bloom_filters.items():
+        if column in columns:
+            bits = 8 << (options.bloom_bytes.bit_length() - 1)
+            # As many values as have that share of false positives in that many bits (Parquet format, Bloom filter).
+            most = int(-bits / 8 * math.log(1 - wanted.false_positives ** (1 / 8)))
+            values = max(1, min(wanted.values or rows, most))
+            filters[columns[column]] = {"ndv": values, "fpp": wanted.false_positives}
+    return filters

@@ -43,6 +43,7 @@ class PositionFile:
             compression=codec,
             use_dictionary=["file_path"],
             store_schema=False,
+            write_page_index=True,
             metadata_collector=self._footers,
         )
         self._writer.add_key_value_metadata({"delete-type": "position"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from sparkmeta.checks import FLAG, Rule, at_least, one_of
@@ -33,6 +34,22 @@ def number_property(
     if not is_number or not least <= int(text) <= _MOST:
         raise _error(name, text, at_least(least), location)
     return int(text)
+
+
+def fraction_property(
+    properties: Mapping[str, str], name: str, default: float, *, location: str | None = None
+) -> float:
+    """Return a property that is a number between 0 and 1, without these; see `number_property`."""
+    text = properties.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise _error(name, text, Rule("a number above 0 and below 1", lambda _: True), location)
+    return value
 
 
 def flag_property(properties: Mapping[str, str], name: str, *, default: bool, location: str | None = None) -> bool:

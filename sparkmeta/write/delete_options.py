@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sparkmeta.data_files.options import parquet_codec
 from sparkmeta.spec.table_properties import choice_property, number_property
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sparkmeta.spec.metadata import TableMetadata
 
 VECTORS_SINCE: Final = 3
 """The first format version whose position deletes are deletion vectors."""
 
 GRANULARITIES = BY_FILE, BY_PARTITION = "file", "partition"
 
+_DELETE: Final = "write.delete."
 _GRANULARITY: Final = "write.delete.granularity"
 _CODEC, _FALLBACK = "write.delete.parquet.compression-codec", "write.parquet.compression-codec"
-_CODECS: Final = ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed")
 _TARGET, _TARGET_BYTES = "write.delete.target-file-size-bytes", 64 << 20
 
 
@@ -36,10 +39,22 @@ def delete_codec(properties: Mapping[str, str]) -> str:
 
     Raises:
         ValidationError: the table property has an invalid value.
+        UnsupportedError: the installed pyarrow lacks the codec.
     """
-    name = _CODEC if _CODEC in properties else _FALLBACK
-    codec = choice_property(properties, name, _CODECS)
-    return "none" if codec == "uncompressed" else codec
+    return parquet_codec(properties, _CODEC if _CODEC in properties else _FALLBACK)
+
+
+def of_deletes(metadata: TableMetadata, spec_id: int) -> TableMetadata:
+    """Return a table's metadata with a default spec, and with the properties of equality delete files for data files.
+
+    Such a property is `write.delete.parquet.compression-codec`, instead of `write.parquet.compression-codec`.
+    """
+    properties = dict(metadata.properties)
+    for name, value in metadata.properties.items():
+        if name.startswith(_DELETE):
+            properties[f"write.{name.removeprefix(_DELETE)}"] = value
+    properties["write.target-file-size-bytes"] = str(delete_target_bytes(metadata.properties))
+    return metadata.model_copy(update={"default_spec_id": spec_id, "properties": properties})
 
 
 def delete_target_bytes(properties: Mapping[str, str]) -> int:

@@ -21,7 +21,7 @@ from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import map_arrow
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.write.delete_options import delete_target_bytes
+from sparkmeta.write.delete_options import of_deletes
 from sparkmeta.write.files import (
     Arrangement,
     arranged_rows,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 DELETES_SINCE: Final = 2
 """The first format version with deletes of rows."""
-
-_DELETE, _TARGET = "write.delete.", "write.target-file-size-bytes"
 
 
 @dataclass
@@ -214,14 +212,4 @@ def _live_specs(state: TableState) -> set[int]:
 
 def _target(state: TableState, spec_id: int) -> TableState:
     """Return the table with a default spec, and with delete-file properties instead of those for data files."""
-    metadata = state.metadata
-    # write.delete.format.default, write.delete.parquet.compression-codec and so on
-    of_deletes = {
-        f"write.{name.removeprefix(_DELETE)}": value
-        for name, value in metadata.properties.items()
-        if name.startswith(_DELETE)
-    }
-    properties = {**metadata.properties, **of_deletes}
-    properties[_TARGET] = str(delete_target_bytes(metadata.properties))
-    update = {"default_spec_id": spec_id, "properties": properties}
-    return replace(state, metadata=metadata.model_copy(update=update))
+    return replace(state, metadata=of_deletes(state.metadata, spec_id))
