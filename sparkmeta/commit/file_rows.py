@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
 from sparkmeta.entries.arrays import uuid_bytes, whole
-from sparkmeta.entries.metrics_maps import map_type, stats_of_maps
+from sparkmeta.entries.metrics_maps import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.v4.adopt import added_version
@@ -45,7 +45,7 @@ _COLUMNS = {field: column for column, field in _FIELDS.items()} | {
     "deletion_vector.offset": "content_offset",
     "deletion_vector.size_in_bytes": "content_size_in_bytes",
 }
-FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS)
+FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS, VALUE_SIZES)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class FileRows:
         """Return the files as rows of `tree_schema` with status ADDED, without what the commit sets.
 
         Args:
-            files: columns of `inspect.files` in any order. Missing ones are null; extra ones are ignored.
+            files: columns of `inspect.files` and `VALUE_SIZES` in any order. Missing ones are null; extra ones are
+                ignored.
 
         Raises:
             ValidationError: a file lacks a required field or a value of its partition, or has an unknown spec, format
@@ -211,7 +212,8 @@ class FileRows:
         maps = self._maps(files)
         stats = self._checked_stats(maps, values)
         partitions = self._partitions(files, values)
-        return content_stats(stats, maps.get("column_sizes"), partitions, values["record_count"], self.stats)
+        sizes = self._column(files, VALUE_SIZES, VALUE_SIZES_TYPE)
+        return content_stats(stats, sizes, partitions, values["record_count"], self.stats)
 
     def _maps(self, files: pa.Table) -> dict[str, pa.Array]:
         """Return the metrics maps present in files, by name."""

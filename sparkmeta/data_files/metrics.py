@@ -92,6 +92,7 @@ class FileMetrics:
     _nans: dict[int, int] = field(default_factory=dict)
     _least: dict[int, pa.Scalar] = field(default_factory=dict)
     _most: dict[int, pa.Scalar] = field(default_factory=dict)
+    _bytes: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: pa.Table) -> None:
         """Add rows in the schema of the file."""
@@ -99,6 +100,8 @@ class FileMetrics:
         for leaf in self.leaves:
             values = _leaf_values(table, leaf.path)
             self._nulls[leaf.id] = self._nulls.get(leaf.id, 0) + values.null_count
+            if leaf.type in _TRUNCATED:
+                self._bytes[leaf.id] = self._bytes.get(leaf.id, 0) + (pc.sum(pc.binary_length(values)).as_py() or 0)
             has_bounds = leaf.length != COUNTS_ONLY and not leaf.type.startswith(_SHAPES)
             if pa.types.is_floating(values.type):
                 is_nan = pc.is_nan(values)
@@ -125,6 +128,11 @@ class FileMetrics:
             "null_value_counts": dict(self._nulls),
             "nan_value_counts": dict(self._nans),
         }
+
+    def value_sizes(self) -> dict[int, int]:
+        """Return the average size in memory of the values of strings and binaries in bytes, rounded up."""
+        values = {field_id: self.rows - self._nulls[field_id] for field_id in self._bytes}
+        return {field_id: -(-size // values[field_id]) for field_id, size in self._bytes.items() if values[field_id]}
 
     def nulls(self, field_id: int) -> int:
         """Return the number of nulls in a column."""

@@ -21,6 +21,12 @@ from sparkmeta.spec.stats import BOUNDS
 MAP_CHILDREN = {METRICS_MAPS[map_id][0]: child for child, map_id in STATS_SOURCES.items()}
 
 
+VALUE_SIZES = "avg_value_sizes"
+"""A column of new files beside the metrics maps: field id -> average size in memory of the column's values in bytes."""
+
+VALUE_SIZES_TYPE = pa.map_(pa.int32(), pa.field("value", pa.int32(), nullable=False))
+
+
 def map_type(name: str) -> pa.MapType:
     """Return the Arrow type of a metrics map."""
     return pa.map_(pa.int32(), pa.field("value", METRICS_MAPS[METRICS_MAP_IDS[name]][1], nullable=False))
@@ -109,19 +115,21 @@ def stats_of_maps(
     return stats
 
 
-def derived_stats(
-    metrics: Mapping[str, pa.Array], type_name: str, sizes: pa.Array | None, rows: int
-) -> dict[str, pa.Array]:
-    """Return children of `content_stats` that metrics maps don't have, derived from a column's metrics.
+def derived_stats(metrics: Mapping[str, pa.Array], type_name: str, sizes: pa.Array | None) -> dict[str, pa.Array]:
+    """Return children of `content_stats` that metrics maps don't have.
 
-    Bounds of types that writers never truncate are tight. The average size of strings and binaries is estimated from
-    the size of the encoded column.
+    Bounds of types that writers never truncate are tight.
+
+    Args:
+        metrics: the metrics of a column.
+        type_name: its Iceberg type name.
+        sizes: the average sizes of its values in memory; None if they are unknown.
     """
     derived = {}
     if all(bound in metrics for bound in BOUNDS) and type_name.startswith(_NEVER_TRUNCATED):
         derived["tight_bounds"] = true_where(pc.and_(*(metrics[bound].is_valid() for bound in BOUNDS)))
     if sizes is not None and type_name in _VARIABLE_WIDTH:
-        derived["avg_value_size_in_bytes"] = _average_sizes(sizes, metrics, rows)
+        derived["avg_value_size_in_bytes"] = pc.if_else(pc.greater_equal(sizes, 0), sizes, None)
     return derived
 
 
@@ -146,20 +154,6 @@ _NEVER_TRUNCATED = ("boolean", "int", "long", "date", "time", "decimal")
 def true_where(mask: pa.Array) -> pa.Array:
     """Return true where the mask is true, else null."""
     return pc.if_else(mask, pa.scalar(True), pa.scalar(None, pa.bool_()))
-
-
-def _average_sizes(sizes: pa.Array, metrics: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    """Return the size of a column per non-null value, rounded up; null if either is unknown."""
-    unknown = pa.nulls(rows, pa.int64())
-    values = metrics.get("value_count", unknown)
-    values = pc.subtract(values, pc.fill_null(metrics.get("null_value_count", unknown), 0))
-    values = pc.if_else(pc.greater(values, 0), values, None)
-    average = pc.divide(pc.add(sizes, pc.subtract(values, 1)), values)
-    fits = pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(average, _LARGEST_SIZE))
-    return pc.if_else(fits, average, None).cast(pa.int32())
-
-
-_LARGEST_SIZE = (1 << 31) - 1
 
 
 def _flat(maps: pa.MapArray) -> tuple[np.ndarray[Any, Any], pa.Array, np.ndarray[Any, Any]]:

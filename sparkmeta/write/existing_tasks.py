@@ -30,6 +30,7 @@ from sparkmeta.data_files.footer_facts import (
 )
 from sparkmeta.data_files.java_types import avro_kind, avro_leaves, conversion, leaf_names, orc_kind, refuse
 from sparkmeta.data_files.metrics import FileMetrics, bound_of, metric_leaves
+from sparkmeta.entries.metrics_maps import VALUE_SIZES
 from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError, UnsupportedError, ValidationError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.rows.data_file import DataFile, open_data_file
@@ -40,7 +41,7 @@ from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.location import join, normalize, parents, scheme
 from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.write.file_partitions import FilePartitions
-from sparkmeta.write.tasks import METRICS_MAPS, PROBLEM, files_schema
+from sparkmeta.write.tasks import PROBLEM, files_schema
 
 FILE_PATH: Final = "file_path"
 NEEDS_MAPPING: Final = "needs_name_mapping"
@@ -209,7 +210,7 @@ class ExistingFiles:
         described = _Described(location, file_format, metrics.rows, self.reader.length(location))
         described.needs_mapping = self._needs_mapping(present, has_ids=has_ids(columns))
         described.partition = self.partitions.values(location, facts, present)
-        described.maps = {**metrics.counts(), **metrics.bounds()}
+        described.maps = {**metrics.counts(), **metrics.bounds(), VALUE_SIZES: metrics.value_sizes()}
         return described
 
     def _needs_mapping(self, columns: frozenset[int], *, has_ids: bool) -> bool:
@@ -254,7 +255,7 @@ class ExistingFiles:
         for kind in self.schema:
             if kind.name == "partition":
                 arrays.append(self._tuples(files, kind.type))
-            elif kind.name in METRICS_MAPS:
+            elif pa.types.is_map(kind.type):
                 maps = (file.maps.get(kind.name) for file in files)
                 arrays.append(pa.array([sorted(each.items()) if each else None for each in maps], kind.type))
             else:

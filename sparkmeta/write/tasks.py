@@ -23,7 +23,7 @@ from sparkmeta.data_files.orc_file import OrcOutput
 from sparkmeta.data_files.parquet_file import ParquetOutput
 from sparkmeta.data_files.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
 from sparkmeta.entries.arrays import uuid_bytes
-from sparkmeta.entries.metrics_maps import map_type
+from sparkmeta.entries.metrics_maps import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.writing import discard
@@ -55,7 +55,7 @@ _MOST_OPEN: Final = 8
 
 
 def files_schema(partition: pa.StructType | None) -> pa.Schema:
-    """Return the columns of `inspect.files` that tasks report for new files.
+    """Return the columns of `inspect.files` that tasks report for new files, and `VALUE_SIZES`.
 
     Args:
         partition: the type of partition tuples; None if no spec of the table has fields.
@@ -71,6 +71,7 @@ def files_schema(partition: pa.StructType | None) -> pa.Schema:
             pa.field("record_count", pa.int64()),
             pa.field("file_size_in_bytes", pa.int64()),
             *(pa.field(name, map_type(name)) for name in METRICS_MAPS),
+            pa.field(VALUE_SIZES, VALUE_SIZES_TYPE),
             pa.field("split_offsets", pa.list_(pa.int64())),
             pa.field("sort_order_id", pa.int32()),
         ]
@@ -345,11 +346,12 @@ def _result(tasks: DataFileTasks, closed: Sequence[ClosedFile]) -> pa.RecordBatc
     columns["equality_ids"] = [tasks.equality_ids] * len(closed)
     columns[PROBLEM] = [None] * len(closed)
     columns |= {name: [each[name] for each in metrics] for name in METRICS_MAPS[1:]}
+    columns[VALUE_SIZES] = [file.metrics.value_sizes() for file in closed]
     arrays = []
     for kind in schema:
         if kind.name == "partition":
             arrays.append(_tuples(tasks, closed, kind.type))
-        elif kind.name in METRICS_MAPS:
+        elif pa.types.is_map(kind.type):
             maps = [None if value is None else sorted(value.items()) for value in columns[kind.name]]
             arrays.append(pa.array(maps, kind.type))
         else:

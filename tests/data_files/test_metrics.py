@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pyarrow import orc
 from pyiceberg.schema import Schema
-from pyiceberg.types import FixedType, NestedField, UUIDType
+from pyiceberg.types import FixedType, NestedField, StringType, UUIDType
 
 import sparkmeta as sm
 from sparkmeta.data_files.metrics import FileMetrics, metric_leaves
@@ -21,8 +23,6 @@ from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -107,6 +107,8 @@ def test_metrics_of_a_column(case: tuple[str, int, list[list[Any]], bool]) -> No
         "null_value_counts": {1: len(everything) - len(present)},
         "nan_value_counts": nans,
     }
+    sizes = [len(value.encode() if isinstance(value, str) else value) for value in present] if name in TRUNCATED else []
+    assert metrics.value_sizes() == ({1: math.ceil(sum(sizes) / len(sizes))} if sizes else {})
     bounds = metrics.bounds()
     if length == COUNTS_ONLY or not numbers:
         assert bounds == {"lower_bounds": {}, "upper_bounds": {}}
@@ -124,6 +126,26 @@ def test_nothing_inside_of_lists_and_maps_has_metrics(kind: str) -> None:
         (Column("element", 2, "int"),) if kind == "list" else (Column("key", 2, "string"), Column("value", 3, "int"))
     )
     assert not metric_leaves((Column("c", 1, kind, children),), dict.fromkeys((1, 2, 3), 16))
+
+
+def test_average_sizes_of_values_are_those_in_memory(spark: SparkSession, tmp_path: Path) -> None:
+    """What codecs and dictionaries make of them does not matter. A Parquet file that exists is not read."""
+    catalog = sm.load_catalog("sizes", type="hadoop", warehouse=str(tmp_path / "warehouse"))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", Schema(NestedField(1, "s", StringType())), format_version=4, spark=spark)
+    rows = pa.table({"s": ["éé"] * 1000 + ["ééé"] * 1000 + [None]})
+    for suffix, write in (("parquet", pq.write_table), ("orc", orc.write_table)):
+        write(rows, tmp_path / f"1.{suffix}")
+    table = table.append(spark.sql("SELECT IF(id % 2 = 0, 'éé', 'ééé') s FROM range(2000)").coalesce(1))
+    table = table.add_files([str(tmp_path / "1.orc"), str(tmp_path / "1.parquet")])
+    root = table.current_snapshot().root_manifest
+    entries = pq.read_table(root.removeprefix("file://"), columns=["location", "content_stats"]).to_pylist()
+    sizes: dict[str, list[int | None]] = {}
+    for each in entries:
+        sizes.setdefault(Path(each["location"]).suffix, []).append(
+            each["content_stats"]["1"]["avg_value_size_in_bytes"]
+        )
+    assert sizes == {".parquet": [5, None], ".orc": [5]}
 
 
 @pytest.mark.parametrize("version", [2, 4])

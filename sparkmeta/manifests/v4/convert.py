@@ -19,8 +19,6 @@ from sparkmeta.spec.entry import ContentType, Status
 # Column id -> child of `content_stats` -> values.
 Metrics = dict[int, dict[str, pa.Array]]
 
-_SIZES = "column_sizes"
-
 
 class PartitionValues(NamedTuple):
     """The values of a partition field, in the rows of one spec.
@@ -39,7 +37,7 @@ class PartitionValues(NamedTuple):
 def conversion_projection(types: TreeTypes, spec_id: int) -> EntryProjection:
     """Return the projection of a v1 to v3 manifest of a spec for `converted`."""
     columns = {field_id: types.stats[field_id] for field_id in types.columns}
-    return EntryProjection.of([*FILE_COLUMNS, _SIZES], dict(types.spec_fields[spec_id]), columns, types.partition_ids)
+    return EntryProjection.of(FILE_COLUMNS, dict(types.spec_fields[spec_id]), columns, types.partition_ids)
 
 
 def converted(batches: Iterable[pa.RecordBatch], types: TreeTypes, spec_id: int, location: str) -> Iterator[pa.Table]:
@@ -112,7 +110,7 @@ def _stats(batch: pa.RecordBatch, types: TreeTypes, spec_id: int) -> pa.StructAr
                 metrics[int(field.name)] = known
     every = pa.repeat(pa.scalar(True), len(batch))
     places = [PartitionValues(source, every, _value(batch, field_id)) for field_id, source in types.sources[spec_id]]
-    return content_stats(metrics, batch.column(_SIZES), places, batch.column("record_count"), types.stats)
+    return content_stats(metrics, None, places, batch.column("record_count"), types.stats)
 
 
 def _value(batch: pa.RecordBatch, field_id: int) -> pa.Array:
@@ -121,7 +119,7 @@ def _value(batch: pa.RecordBatch, field_id: int) -> pa.Array:
 
 def content_stats(
     metrics: Metrics,
-    column_sizes: pa.MapArray | None,
+    value_sizes: pa.MapArray | None,
     partitions: Iterable[PartitionValues],
     records: pa.Array,
     types: Mapping[int, str],
@@ -132,15 +130,15 @@ def content_stats(
 
     Args:
         metrics: the metrics of columns. They are changed.
-        column_sizes: the metrics map of that name.
+        value_sizes: the maps `VALUE_SIZES`; None if they are unknown.
         partitions: the values of the partition fields.
         records: the record counts of the files.
         types: ids that may have stats -> Iceberg type names.
     """
     rows = len(records)
-    sizes = {} if column_sizes is None else dict(column_metric(column_sizes, types, rows))
+    sizes = {} if value_sizes is None else dict(column_metric(value_sizes, types, rows))
     for field_id, children in metrics.items():
-        children.update(derived_stats(children, types[field_id], sizes.get(field_id), rows))
+        children.update(derived_stats(children, types[field_id], sizes.get(field_id)))
     present = {field_id: _any_valid(children.values(), rows) for field_id, children in metrics.items()}
     for source, mask, values in partitions:
         _put(values, records, mask, metrics.setdefault(source, {}))
