@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLANNED = (
     TextColumn("content"),
-    TextColumn("path", kind="path"),
+    TextColumn("path", "file_path", "path"),
     TextColumn("reasons", "array_join(reasons, ', ')"),
     TextColumn("group", kind="count"),
     TextColumn("entries", kind="count"),
@@ -33,7 +33,7 @@ PLANNED = (
 
 REWRITTEN = (
     TextColumn("content"),
-    TextColumn("path", kind="path"),
+    TextColumn("path", "file_path", "path"),
     TextColumn("spec", "spec_id"),
     TextColumn("live", "live_files", "count"),
     TextColumn("deleted", "deleted_files", "count"),
@@ -52,14 +52,14 @@ DELETES = (
 
 UNREACHABLE = (
     TextColumn("content"),
-    TextColumn("path", kind="path"),
+    TextColumn("path", "file_path", "path"),
     TextColumn("size", "file_size_in_bytes", "bytes"),
 )
 
 LEAVES = (
     TextColumn("snapshot", "snapshot_id"),
     TextColumn("content"),
-    TextColumn("path", kind="path"),
+    TextColumn("path", "file_path", "path"),
     TextColumn("action"),
     TextColumn("live", "live_files", "count"),
     TextColumn("masked", "masked_files", "count"),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PLANNED = pa.schema(
     [
         pa.field("content", pa.string()),
-        pa.field("path", pa.string()),
+        pa.field("file_path", pa.string()),
         pa.field("spec_id", pa.int32()),
         pa.field("reasons", pa.list_(pa.string())),
         pa.field("gain", pa.string()),
@@ -152,10 +152,10 @@ class CompactionPlan(RewritePlan[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each leaf, or file of the root, to rewrite, without a job.
 
-        Columns: content ("data leaf", "delete leaf", "data file", "delete file"), path, spec_id, reasons (see
-        `Reason`), gain (the benefit, in words), group (rows with the same number are rewritten together), group_parts
-        (the expected number of new leaves), entries, masked_entries, overlaps (the number of overlapping leaves in the
-        order of the clustering columns), file_size_in_bytes.
+        Columns: content ("data leaf", "delete leaf", "data file", "delete file"), file_path, spec_id, reasons
+        (see `Reason`), gain (the benefit, in words), group (rows with the same number are rewritten together),
+        group_parts (the expected number of new leaves), entries, masked_entries, overlaps (the number of overlapping
+        leaves in the order of the clustering columns), file_size_in_bytes.
         """
         table = pa.Table.from_pylist(self._rows, schema=PLANNED)
         return local_frame(self.table.state.spark, table)
@@ -223,7 +223,7 @@ class CompactionPlan(RewritePlan[TableT]):
                 rows.append(
                     {
                         "content": _CONTENTS[ContentType(row["content_type"])],
-                        "path": row["location"],
+                        "file_path": row["location"],
                         "spec_id": row["partition_spec_id"],
                         "reasons": [str(reason) for reason in reasons],
                         "gain": _gain(reasons, masked_entries, overlaps, len(group.leaves), group.parts),

@@ -137,7 +137,7 @@ class ExpiryPlan(Generic[TableT]):
 
         Columns: content ("data file", "position delete file" with deletion vectors, "equality delete file",
         "manifest", "manifest list", "root", "manifest deletion vectors", "statistics file", "partition statistics
-        file"), path, file_size_in_bytes (null if metadata does not record it).
+        file"), file_path, file_size_in_bytes (null if metadata does not record it).
 
         Raises:
             NotFoundError: a manifest or list of a remaining snapshot is missing.

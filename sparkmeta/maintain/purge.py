@@ -68,7 +68,7 @@ class PurgePlan:
     by_catalog: bool
 
     def files(self) -> DataFrame:
-        """Return one row per file: content, path, file_size_in_bytes; see `ExpiryPlan.files`. Runs jobs.
+        """Return one row per file: content, file_path, file_size_in_bytes; see `ExpiryPlan.files`. Runs jobs.
 
         Metadata files have the content "metadata".
         """

@@ -224,7 +224,7 @@ def test_purging(catalog: sm.Catalog, ns: str, tmp_path: Path, version: int, spa
     plan = catalog.purge_table(name)
     assert plan.summary().files == expected
     assert f"\n  metadata: {expected['metadata']} files\n" in f"{plan.summary()}\n"
-    paths = [Path(row.path.removeprefix("file:")) for row in plan.files().collect()]
+    paths = [Path(row.file_path.removeprefix("file:")) for row in plan.files().collect()]
     assert len(paths) == sum(expected.values())
     assert all(path.exists() for path in paths)
     deletion = plan.commit()
@@ -246,7 +246,7 @@ def test_purging_a_damaged_table(catalog: IcebergCatalog, ns: str) -> None:
     rows = pa.table({"id": [1], "name": ["a"]}, schema=table.schema().as_arrow())
     catalog.pyiceberg.load_table(f"{ns}.t").append(rows)
     plan = catalog.purge_table(f"{ns}.t")
-    (manifest,) = (row.path for row in plan.files().where("content = 'manifest'").collect())
+    (manifest,) = (row.file_path for row in plan.files().where("content = 'manifest'").collect())
     Path(manifest.removeprefix("file:")).write_bytes(b"no manifest")
     with pytest.raises(sm.ValidationError, match=Path(manifest).name):
         catalog.purge_table(f"{ns}.t").commit()

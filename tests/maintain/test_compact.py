@@ -211,8 +211,8 @@ def test_only_leaves_that_the_filter_may_match(table: sm.Table) -> None:
 
 
 def _summaries(table: sm.Table, plan: Any) -> list[Any]:
-    paths = table.inspect.manifests().selectExpr("path", "partition_summaries[0].lower_bound lower")
-    return plan.files().select("path").join(paths, "path").collect()
+    paths = table.inspect.manifests().selectExpr("path file_path", "partition_summaries[0].lower_bound lower")
+    return plan.files().select("file_path").join(paths, "file_path").collect()
 
 
 def test_files_of_the_root_become_a_leaf(table: sm.Table, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def files_below(folder: Path) -> set[str]:
 
 
 def planned_paths(files: DataFrame) -> set[str]:
-    return {local_path(row.path) for row in files.collect()}
+    return {local_path(row.file_path) for row in files.collect()}
 
 
 def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
@@ -181,7 +181,7 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     plan = table.maintenance.expire_snapshots(older_than=chosen, retain_last=1)
     planned, before = planned_paths(plan.files()), files_below(shop.folder)
     assert sum(plan.summary().files.values()) == len(planned)
-    sizes = {local_path(row.path): row.file_size_in_bytes for row in plan.files().collect()}
+    sizes = {local_path(row.file_path): row.file_size_in_bytes for row in plan.files().collect()}
     assert {path: size for path, size in sizes.items() if size is not None} == {
         path: Path(path).stat().st_size for path, size in sizes.items() if size is not None
     }
@@ -722,7 +722,7 @@ def test_command_and_job(tree: sm.Table, capsys: pytest.CaptureFixture[str]) -> 
     assert "2 snapshots to expire, 1 snapshots stay" in command()
     assert "nothing is changed without --commit" in command()
     rows = [json.loads(line) for line in command("--files", "-o", "json").splitlines()]
-    assert {row["path"] for row in rows if row["content"] == "data file"} == {"/data/f1", "/data/f2"}
+    assert {row["file_path"] for row in rows if row["content"] == "data file"} == {"/data/f1", "/data/f2"}
     assert len(tree.refresh().metadata.snapshots) == 3
     job = runpy.run_path(str(JOBS / "expire_snapshots.py"))["main"]
     arguments = ["--table", tree.location(), "--older-than", "2100-01-01"]

@@ -104,7 +104,9 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     assert not planned & (hidden | young)
     located = [f"file://{path}" for path in before - young]
     by_inventory = table.maintenance.remove_orphan_files(files=inventory_of(spark, located * 2))
-    assert sorted(row.path for row in by_inventory.files().collect()) == sorted(f"file://{path}" for path in planned)
+    assert sorted(row.file_path for row in by_inventory.files().collect()) == sorted(
+        f"file://{path}" for path in planned
+    )
     summary = plan.summary()
     assert sum(summary.files.values()) == len(planned)
     assert sum(summary.bytes.values()) == sum(Path(path).stat().st_size for path in planned)
@@ -159,7 +161,7 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
             plan = table.maintenance.remove_orphan_files(
                 files=spark.table("inventory"), location=on_h1, prefix_mismatch_mode=mode, **options
             )
-            planned = {row.path for row in plan.files().collect()}
+            planned = {row.file_path for row in plan.files().collect()}
             assert planned == {row.orphan_file_location for row in rows}, (text, mode)
             orphans = {len(prefixes)} | (mismatched if mode == "delete" else set())
             assert planned == {listed[number] for number in orphans}, (text, mode)
@@ -172,7 +174,7 @@ def test_schemes_and_authorities_as_java(spark: SparkSession) -> None:
     plan = table.maintenance.remove_orphan_files(
         files=spark.table("inventory"), location=on_h1, equal_schemes=everything, equal_authorities={"h2": "h1"}
     )
-    assert [row.path for row in plan.files().collect()] == [listed[-1]]
+    assert [row.file_path for row in plan.files().collect()] == [listed[-1]]
 
 
 def test_paths_are_compared_as_storage_compares_them(spark: SparkSession) -> None:
@@ -522,7 +524,7 @@ def test_a_table_on_s3(spark: SparkSession, s3: S3Server, kind: str) -> None:
     table = other.load_table("db.t", spark=spark)
     plan = table.maintenance.remove_orphan_files(older_than=soon(), force=True)
     lost = {f"{table.location()}/{name}" for name in ("data/lost", "metadata/1-2-root-3.parquet")}
-    assert {row.path for row in plan.files().collect()} == lost
+    assert {row.file_path for row in plan.files().collect()} == lost
     assert plan.summary().bytes == {"data": 4, "metadata": 4}
     assert plan.commit().files == {"data": 1, "metadata": 1}
     assert table.maintenance.remove_orphan_files(older_than=soon(), force=True).summary().is_empty
@@ -553,7 +555,7 @@ def test_command_and_job(spark: SparkSession, tmp_path: Path, capsys: pytest.Cap
     assert re.search(r"2 of \d+ files are orphans, with 12 bytes", command())
     assert "nothing is changed without --commit" in command("--equal-scheme", "s3a,s3n=s3")
     rows = [json.loads(line) for line in command("--files", "-o", "json").splitlines()]
-    assert {local_path(row["path"]) for row in rows} == planted
+    assert {local_path(row["file_path"]) for row in rows} == planted
     inventory = tmp_path / "inventory"
     inventory_of(spark, [f"{folder}/data/lost1"]).write.parquet(str(inventory))
     job = runpy.run_path(str(JOBS / "remove_orphan_files.py"))["main"]

@@ -478,13 +478,13 @@ def test_orphans_and_expiry_know_the_file(tree: sm.Table) -> None:
     stray = path.replace(".parquet", "-stray.parquet")
     Path(stray).write_bytes(b"")
     orphans = table.maintenance.remove_orphan_files(older_than=4_000_000_000_000, force=True)
-    assert stray in {local_path(row.path) for row in orphans.files().collect()}
+    assert stray in {local_path(row.file_path) for row in orphans.files().collect()}
     orphans.commit()
     assert statistics_files(table) == {path}
     table = append(table, 9)
     plan = table.maintenance.expire_snapshots(older_than=4_000_000_000_000)
     assert ("partition statistics file", file.statistics_path) in {
-        (row.content, row.path) for row in plan.files().collect()
+        (row.content, row.file_path) for row in plan.files().collect()
     }
 
 

@@ -53,7 +53,7 @@ PLANNED = pa.schema(
     [
         pa.field("snapshot_id", pa.int64()),
         pa.field("content", pa.string()),
-        pa.field("path", pa.string()),
+        pa.field("file_path", pa.string()),
         pa.field("action", pa.string()),
         pa.field("live_files", pa.int64()),
         pa.field("masked_files", pa.int64()),
@@ -146,8 +146,8 @@ class DowngradePlan(Generic[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each leaf and root that branches and tags need, without a job.
 
-        Columns: snapshot_id, content ("data", "deletes"), path, action ("keep" for Avro manifests that stay as they
-        are, "write" for entries that are written to Avro manifests), live_files, masked_files, file_size_in_bytes.
+        Columns: snapshot_id, content ("data", "deletes"), file_path, action ("keep" for Avro manifests that stay as
+        they are, "write" for entries that are written to Avro manifests), live_files, masked_files, file_size_in_bytes.
         """
         tables = [PLANNED.empty_table(), *map(_planned, self._heads)]
         return local_frame(self.table.state.spark, pa.concat_tables(tables))
@@ -264,7 +264,7 @@ def _planned(head: Head) -> pa.Table:
     columns: Mapping[str, Any] = {
         "snapshot_id": pa.repeat(pa.scalar(head.snapshot_id, pa.int64()), len(manifests)),
         "content": pa.array([CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()], pa.string()),
-        "path": manifests.column("location"),
+        "file_path": manifests.column("location"),
         "action": pc.if_else(head.is_kept, KEEP, WRITE),
         "live_files": pc.subtract(live_counts(manifests), masked),
         "masked_files": masked,

@@ -139,16 +139,16 @@ class OrphanPlan(Generic[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each orphan. Runs jobs.
 
-        Columns: content ("data", "metadata" or "unfinished write"), path, file_size_in_bytes (null if the inventory
-        does not say), last_modified.
+        Columns: content ("data", "metadata" or "unfinished write"), file_path, file_size_in_bytes (null if the
+        inventory does not say), last_modified.
 
         Raises:
             NotFoundError: there is no file below the location, or a manifest or list of the table is gone.
             ValidationError: another table shares the location, or files have another scheme or authority in the table.
         """
-        modified = F.timestamp_millis("modified_ms").alias("last_modified")
-        size = F.col("length").alias("file_size_in_bytes")
-        return _deletable(self._orphans.files).select("content", "path", size, modified)
+        orphans = _deletable(self._orphans.files)
+        path, size = F.col("path").alias("file_path"), F.col("length").alias("file_size_in_bytes")
+        return orphans.select("content", path, size, F.timestamp_millis("modified_ms").alias("last_modified"))
 
     def summary(self) -> OrphanSummary:
         """Return the plan in numbers. Runs the jobs of `files`."""
@@ -206,10 +206,11 @@ class OrphanPlan(Generic[TableT]):
     def _listed(self) -> DataFrame:
         """The files below the location, except hidden ones: `FILES`, with the hash of their key."""
         folder, state = self.rules.folder, self.table.state
+        spark = state.spark
         hidden = hidden_pattern(self.table.metadata.partition_specs)
         path = F.col("path")
         if self.inventory is None:
-            files = walked_files(state.spark, task_reader(state), folder.location, hidden)
+            files = walked_files(spark, task_reader(state), folder.location, hidden)
         else:
             files = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
         keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))

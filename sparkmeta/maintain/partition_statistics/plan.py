@@ -124,13 +124,13 @@ class PartitionStatsPlan(Generic[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each manifest that is read, without a job. Reads manifest lists or roots.
 
-        Columns: content ("data", "deletes"), path, file_size_in_bytes.
+        Columns: content ("data", "deletes"), file_path, file_size_in_bytes.
         """
         manifests = self._manifests
         contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
         columns = {
             "content": pa.array(contents, pa.string()),
-            "path": manifests.column("location"),
+            "file_path": manifests.column("location"),
             "file_size_in_bytes": manifests.column("file_size_in_bytes"),
         }
         return local_frame(self._state.spark, pa.table(columns))

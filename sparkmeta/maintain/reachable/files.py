@@ -107,7 +107,8 @@ def count_files(files: DataFrame) -> FileCounts:
 
 def public_files(files: DataFrame) -> DataFrame:
     """Return files, rows of `UNREACHABLE`, as plans show them: without the missing ones."""
-    return files.where(F.col("content") != MISSING).withColumnRenamed("length", "file_size_in_bytes")
+    shown = files.where(F.col("content") != MISSING)
+    return shown.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
 
 
 def reachable_paths(state: TableState) -> DataFrame:

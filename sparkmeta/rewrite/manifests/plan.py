@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PLANNED = pa.schema(
     [
         pa.field("content", pa.string()),
-        pa.field("path", pa.string()),
+        pa.field("file_path", pa.string()),
         pa.field("spec_id", pa.int32()),
         pa.field("live_files", pa.int64()),
         pa.field("deleted_files", pa.int64()),
@@ -95,8 +95,8 @@ class ManifestRewritePlan(RewritePlan[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each manifest to rewrite, without a job.
 
-        Columns: content ("data", "deletes"), path, spec_id, live_files and deleted_files (null if the list does not
-        count them), file_size_in_bytes.
+        Columns: content ("data", "deletes"), file_path, spec_id, live_files and deleted_files (null if the list does
+        not count them), file_size_in_bytes.
         """
         tables = [PLANNED.empty_table()]
         for group in self._groups:
@@ -104,7 +104,7 @@ class ManifestRewritePlan(RewritePlan[TableT]):
             stats = manifests.column("manifest_stats").combine_chunks()
             columns = {
                 "content": pa.repeat(CONTENTS[group.content], len(manifests)),
-                "path": manifests.column("location"),
+                "file_path": manifests.column("location"),
                 "spec_id": manifests.column("partition_spec_id"),
                 "live_files": live_counts(manifests),
                 "deleted_files": stats.field("deleted_files_count").cast(pa.int64()),
