@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,14 +29,17 @@ from pyiceberg.types import (
     DoubleType,
     FixedType,
     FloatType,
+    IcebergType,
     IntegerType,
     LongType,
     StringType,
     StructType,
 )
 
-from sparkmeta.errors import ValidationError, first_line, shown
+from sparkmeta.errors import CorruptFileError, ValidationError, first_line, shown
 from sparkmeta.spec.builders import names_table
+from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.schema import type_from_json
 from sparkmeta.spec.schema_visitors import ApplyChanges, type_with_fresh_ids, with_defaults
 
 if TYPE_CHECKING:
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.name_mapping import NameMapping
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
     from pyiceberg.typedef import TableVersion
-    from pyiceberg.types import IcebergType, NestedField
+    from pyiceberg.types import NestedField
 
 # Properties of a column, whose keys end with its full name.
 _OF_COLUMNS = (
@@ -82,7 +86,10 @@ class UpdateSchema(IcebergUpdateSchema):
     - Properties of a renamed column get its new name, and those of a deleted column are removed.
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
     - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
+    - A primitive type may be given by its name in Iceberg, such as "long" or "decimal(9, 2)".
     - Nothing is added to a column that is deleted.
+    - The name of a former partition column can be given to a new column, once the column and its partition field are
+      gone.
     - Defaults of every type are kept, also those of fields of a new struct and of new columns of a union.
     - The defaults of a float column that becomes a double one are the doubles that its rows have.
     """
@@ -100,11 +107,12 @@ class UpdateSchema(IcebergUpdateSchema):
     def add_column(
         self,
         path: str | tuple[str, ...],
-        field_type: IcebergType,
+        field_type: IcebergType | str,
         doc: str | None = None,
         required: bool = False,
         default_value: Any = None,
     ) -> UpdateSchema:
+        field_type = self._type(path, field_type)
         self._refuse_out_of_range(path, field_type, default_value)
         if not isinstance(path, str):
             self._refuse_deleted(path[:-1])
@@ -117,10 +125,12 @@ class UpdateSchema(IcebergUpdateSchema):
     def update_column(
         self,
         path: str | tuple[str, ...],
-        field_type: IcebergType | None = None,
+        field_type: IcebergType | str | None = None,
         required: bool | None = None,
         doc: str | None = None,
     ) -> UpdateSchema:
+        if field_type is not None:
+            field_type = self._type(path, field_type)
         column = self._schema.find_field(_full_name(path), self._case_sensitive)
         old = column.field_type
         if field_type is not None and not self._allow_incompatible_changes and not _may_become(old, field_type):
@@ -171,7 +181,9 @@ class UpdateSchema(IcebergUpdateSchema):
         schema = Schema(*fields)
         for partition_field in (field for spec in metadata.partition_specs for field in spec.fields):
             name, transform, source_id = partition_field.name, partition_field.transform, partition_field.source_id
-            validate_partition_name(name, transform, source_id, schema, set())
+            # A column may take the name of a partition field whose own column is gone.
+            if source_id in schema._lazy_id_to_field:
+                validate_partition_name(name, transform, source_id, schema, set())
         identifiers = [self._identifier_id(schema, name) for name in self._identifier_field_names]
         schema_id = 1 + max(schema.schema_id for schema in metadata.schemas)
         return with_defaults(Schema(*fields, schema_id=schema_id, identifier_field_ids=identifiers), self._defaults)
@@ -181,6 +193,15 @@ class UpdateSchema(IcebergUpdateSchema):
             return schema.find_field(name, self._case_sensitive).field_id
         except ValueError as error:
             raise ValueError(f"{name} is an identifier field: change these fields before it is deleted") from error
+
+    def _type(self, path: str | tuple[str, ...], given: IcebergType | str) -> IcebergType:
+        """Return a type that is given itself or, if it is primitive, by its name."""
+        if isinstance(given, IcebergType):
+            return given
+        with suppress(CorruptFileError):
+            return type_from_json(JsonNode(given))
+        names = "a type of pyiceberg, or the name of a primitive one, such as long, string, decimal(9, 2) or date"
+        raise self._error(path, f"has the type {shown(given)}: expected {names}")
 
     def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
         if not isinstance(kind, IntegerType | LongType | FloatType | DoubleType) or not isinstance(value, int | float):

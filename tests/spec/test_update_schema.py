@@ -6,16 +6,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, IntegerType, ListType, MapType, NestedField, StringType, StructType
 
+from sparkmeta.errors import InvalidChangeError, ValidationError
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.schema import schema_from_json
 from sparkmeta.spec.update_schema import UpdateSchema
-from sparkmeta.spec.updates import update_table_metadata
+from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,3 +166,60 @@ def test_an_identifier_field_is_not_deleted() -> None:
     builder = UpdateSchema(transaction).delete_column("n")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"^{LOCATION}: n is an identifier field"):
         builder.commit()
+
+
+def test_types_may_be_given_by_name() -> None:
+    kinds = {
+        "a": "long",
+        "b": "DECIMAL(9, 2)",
+        "c": "timestamptz",
+        "d": "fixed[3]",
+        "e": "variant",
+        "f": "timestamp_ns",
+    }
+
+    def change(builder: UpdateSchema) -> None:
+        for name, kind in kinds.items():
+            builder.add_column(name, kind)
+        builder.update_column("n", "long")
+
+    fields = after(change, {"id": 1, "name": "n", "type": "int"})
+    assert {field["name"]: field["type"] for field in fields} == kinds | {"n": "long", "b": "decimal(9, 2)"}
+    for wrong in ("bigint", "list<string>", "", 5):
+        with pytest.raises(
+            ValidationError, match=rf"column w has the type {wrong!r}: expected a type of pyiceberg, or"
+        ):
+            after(lambda builder, kind=wrong: builder.add_column("w", kind), {"id": 1, "name": "n", "type": "int"})
+
+
+@pytest.mark.parametrize("format_version", [1, 2, 3, 4])
+def test_the_name_of_a_former_partition_column(format_version: int) -> None:
+    """A new column may have it once the old one and its partition field are gone, and be partitioned by again."""
+    schema = Schema(NestedField(1, "id", "long"), NestedField(2, "trip", "string", required=False))  # type: ignore[arg-type]
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "trip"))
+    transaction: Any = Change()
+    transaction.table_metadata = new_metadata(LOCATION, schema, spec, UNSORTED_SORT_ORDER, {}, format_version)
+
+    def of_schema(change: Callable[[UpdateSchema], Any]) -> None:
+        change(builder := UpdateSchema(transaction))
+        builder.commit()
+
+    def of_spec(change: Callable[[UpdateSpec], Any]) -> None:
+        change(builder := UpdateSpec(transaction))
+        builder.commit()
+
+    with pytest.raises(ValidationError, match="Cannot find source column for partition field: 1000: trip"):
+        of_schema(lambda update: update.delete_column("trip"))
+    of_spec(lambda update: update.remove_field("trip"))
+    of_schema(lambda update: update.delete_column("trip"))
+    of_schema(lambda update: update.add_column("trip", "string"))
+    of_schema(lambda update: update.add_column("other", "int"))
+    of_spec(lambda update: update.add_field("trip", IdentityTransform(), "trip"))
+    of_schema(lambda update: update.rename_column("trip", "travel"))
+    # What Java's library refuses: the partition field of this name has its column.
+    with pytest.raises(InvalidChangeError, match="sourced from different field in schema: trip"):
+        of_schema(lambda update: update.add_column("trip", "string"))
+    metadata = transaction.table_metadata
+    assert metadata.schema().column_names == ["id", "travel", "other"]
+    text = serialize_table_metadata(metadata)
+    assert serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION)) == text
