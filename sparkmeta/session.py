@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import logging
 import os
 import re
 import socket
@@ -12,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zipimport import zipimporter
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from sparkmeta.arrow_types import spark_schema
@@ -49,8 +53,31 @@ _MOST_SOCKET_FOLDER = 60
 
 _ADVISORY_SIZE = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
 
+# Without it, Spark logs failed tasks with Java's stack traces before their error is raised.
+_LOG_CONFIG = (Path(__file__).parent / "log4j2.properties").as_uri()
+
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
+
+
+class _OfUsers(logging.Filter):
+    """Drops what PySpark logs about errors of queries that this package runs, which it raises itself in one line.
+
+    PySpark logs each with Java's stack trace.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_code.co_filename != __file__:
+                return False
+            frame = frame.f_back
+        return True
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
+for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    PySparkLogger.getLogger(_name).addFilter(_OfUsers())
 
 
 def local_session(
@@ -90,7 +117,8 @@ def local_session(
         )
     prepare_environment()
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-    for key, value in (local_config(cores, memory) | dict(config or {})).items():
+    logging_options = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG}"}
+    for key, value in (local_config(cores, memory) | logging_options | dict(config or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -152,24 +180,46 @@ def running_session() -> SparkSession | None:
         return session
     try:
         session = SparkSession.active()
-        if not is_connect(session):
-            # PySpark keeps a default session if only its context was stopped. Such a session can't make another.
-            session.newSession()
-    except Exception:  # noqa: BLE001  py4j raises errors of its own
+    except PySparkException:
         return None
-    return session
+    # PySpark keeps a default session if only its context was stopped.
+    return None if _is_stopped(session) else session
 
 
 def resolve_session(spark: SparkSession | None) -> SparkSession:
     """Return the given session, or the one that runs.
 
     Raises:
-        SessionError: none is given, and none runs.
+        SessionError: the given session was stopped; or none is given, and none runs.
     """
-    session = spark or running_session()
-    if session is None:
+    if spark is not None:
+        return in_use(spark)
+    if (session := running_session()) is None:
         raise SessionError("no Spark session is running: pass spark=..., or start one with sparkmeta.local_session()")
     return session
+
+
+def in_use(spark: SparkSession) -> SparkSession:
+    """Return a session that is about to be used.
+
+    Raises:
+        SessionError: it was stopped, after which each of its methods fails in another way.
+    """
+    if _is_stopped(spark):
+        raise SessionError("the Spark session was stopped: load tables and make DataFrames again, with one that runs")
+    return spark
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    if is_connect(spark):
+        stopped: bool = spark.is_stopped  # type: ignore[attr-defined]
+        return stopped
+    try:
+        # This takes a millisecond, and fails if the session's context, or its Java process, has stopped.
+        spark.newSession()
+    except Exception:  # noqa: BLE001  py4j raises errors of its own
+        return True
+    return False
 
 
 def is_connect(spark: SparkSession) -> bool:

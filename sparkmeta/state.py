@@ -30,6 +30,7 @@ from sparkmeta.manifests.types import TableTypes
 from sparkmeta.manifests.v4.root import Root, read_root
 from sparkmeta.manifests.v4.tree_manifests import Tree, tree_manifest_files, tree_manifests
 from sparkmeta.manifests.v4.types import stats_of_fields
+from sparkmeta.session import in_use
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.access import FileAccess
@@ -53,14 +54,14 @@ class TableState:
     Everything here is a function of files that never change, so whatever is read once is kept.
 
     Args:
-        spark: the session that reads.
+        session: the session that reads. `spark` is the same one, unless it was stopped.
         files: opens the table's files on the driver.
         metadata: the table's metadata.
         snapshot: the snapshot to read; None if the table is empty.
         root: the root manifest of an uncommitted snapshot; if None, the root is read from storage.
     """
 
-    spark: SparkSession
+    session: SparkSession
     files: Files
     metadata: TableMetadata
     snapshot: Snapshot | None
@@ -69,6 +70,11 @@ class TableState:
     def __repr__(self) -> str:
         snapshot = "no snapshot" if self.snapshot is None else f"snapshot {self.snapshot.snapshot_id}"
         return f"TableState({self.metadata.location}, {snapshot})"
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, to be used at once. Raises SessionError if it was stopped."""
+        return in_use(self.session)
 
     def at(self, snapshot: Snapshot | None) -> TableState:
         """Return the same table at a snapshot: this state if it is of that snapshot and of the current settings."""
@@ -205,8 +211,13 @@ class TableState:
         """Who opens the table's files, on the driver and in tasks."""
         return FileAccess.of(self.spark, self.files, self.settings)
 
-    @cached_property
+    @property
     def reader(self) -> ManifestReader:
-        """The reader of manifest entries."""
+        """The reader of manifest entries. Raises SessionError if the session was stopped."""
+        in_use(self.session)
+        return self._reader
+
+    @cached_property
+    def _reader(self) -> ManifestReader:
         trees = self.types.tree_types if self.has_trees else None
-        return ManifestReader(self.spark, self.settings, self.access, self.types, self.tree, trees)
+        return ManifestReader(self.session, self.settings, self.access, self.types, self.tree, trees)

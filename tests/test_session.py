@@ -69,18 +69,80 @@ def test_settings_that_a_running_session_can_not_change(spark: SparkSession) -> 
 
 
 STOPPED = """
+import os, sys, tempfile
 import sparkmeta as sm
-session = sm.local_session(cores=1, memory="1g")
-session.sparkContext.stop()
-again = sm.local_session(cores=1, memory="1g")
-assert again is not session
-print("rows", again.range(3).count())
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+from pyspark.sql import SparkSession, functions as F
+
+on_connect = sys.argv[1] == "connect"
+
+def start():
+    return SparkSession.builder.remote("local[1]").getOrCreate() if on_connect else sm.local_session(cores=1)
+
+session = start()
+catalog = sm.load_catalog("local", type="hadoop", warehouse=tempfile.mkdtemp())
+catalog.create_namespace("db")
+schema = Schema(NestedField(1, "id", LongType()))
+table = catalog.create_table("db.t", schema, format_version=3, spark=session).append(session.range(5))
+old_rows, scan, inspect, maintenance = session.range(3), table.scan("id = 1"), table.inspect, table.maintenance
+assert (scan.count(), inspect.files().count(), scan.plan_files().count()) == (1, 1, 1)
+lost = table.append(session.range(1))
+os.remove(lost.scan().plan_files().select("file_path").toArrow()[0][0].as_py().removeprefix("file://"))
+for use in (
+    lambda: table.update({"id": F.expr("nope + 1")}), lambda: lost.scan().to_arrow(),
+    lambda: table.create_temp_view("a b"), lambda: sm.load_table("s3://bucket/table", session),
+):
+    try:
+        use()
+    except sm.SparkmetaError as error:
+        print("error", str(error).count(chr(10)))
+session.stop() if on_connect else session.sparkContext.stop()
+uses = [
+    scan.plan_files, scan.to_df, scan.count, scan.count_files, scan.report, table.scan().to_arrow,
+    inspect.files, inspect.snapshots, inspect.partitions, inspect.refs,
+    lambda: table.append(old_rows), lambda: table.delete("id = 1"), lambda: table.update({"id": 5}),
+    lambda: table.upsert(old_rows, ["id"]), lambda: table.merge(old_rows, ["id"]).when_matched().delete().merge(),
+    lambda: table.changelog(None).to_df(), lambda: table.file_changes(None), lambda: table.create_temp_view("t"),
+    maintenance.health, maintenance.rewrite_data_files, lambda: maintenance.remove_orphan_files().files(), table.draw,
+    lambda: catalog.load_table("db.t", session), lambda: sm.load_table(table.location(), session),
+]
+
+def refused():
+    for use in uses:
+        try:
+            use()
+        except sm.SessionError as error:
+            assert "was stopped" in str(error), error
+        else:
+            raise AssertionError(use)
+
+refused()
+assert table.schema() == table.refresh().schema()
+if not on_connect:
+    again = start()
+    assert again is not session
+    refused()
+    try:
+        catalog.load_table("db.t").append(old_rows)
+    except sm.SessionError:
+        print("rows", catalog.load_table("db.t").append(again.range(3)).scan().count())
+else:
+    print("rows 8")
 """
 
 
-def test_a_session_whose_context_was_stopped_does_not_run() -> None:
-    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, check=False)
-    assert "rows 3" in done.stdout, done.stderr
+@pytest.mark.connect
+def test_after_a_session_was_stopped(pytestconfig: pytest.Config) -> None:
+    """Its tables and DataFrames raise one error, also beside a new session. Java logs no error that is raised."""
+    kind = "connect" if pytestconfig.option.spark_connect_url else "classic"
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", STOPPED, kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "rows 8" in done.stdout, done.stderr
+    if kind == "classic":
+        assert done.stdout.count("error 0") == 4
+        assert not [line for line in done.stderr.splitlines() if line.startswith(("\tat ", "{", "Caused by"))]
 
 
 @pytest.mark.parametrize(("name", "usable"), [("short", True), ("long" * 20, False)])

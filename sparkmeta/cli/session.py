@@ -34,21 +34,11 @@ def cli_session(config: Mapping[str, str], remote: str | None, *, show_log: bool
     from pyspark.errors import PySparkException
 
     remote = remote or os.environ.get("SPARK_REMOTE")
-    if not show_log:
-        _silence_error_log()
     with tempfile.TemporaryFile() as log, _stderr_into(None if show_log else log):
         try:
             return _remote_session(remote, config) if remote else local_session(config=config)
         except PySparkException as error:
             raise SessionError(f"Spark did not start: {_reason(error, log)}") from error
-
-
-def _silence_error_log() -> None:
-    """Stop PySpark from logging errors of queries as JSON on stderr. It also raises them."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
 
 
 def _remote_session(url: str, config: Mapping[str, str]) -> SparkSession:

@@ -100,7 +100,7 @@ class ListWriter:
         return self._table(source).vectors()
 
     def _table(self, source: TableState) -> ListedTable:
-        return ListedTable(replace(source, spark=self.state.spark), self.state, self.names, self._options)
+        return ListedTable(replace(source, session=self.state.session), self.state, self.names, self._options)
 
     @property
     def _options(self) -> ListOptions:

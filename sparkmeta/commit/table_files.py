@@ -116,7 +116,7 @@ def table_files(source: TableState, target: TableState, form: LeafFormat, option
         ValidationError: a column or partition spec of the source means something else in the target.
         UnsupportedError: tasks can't open the source's files.
     """
-    state = _as_tree(replace(source, spark=target.spark))
+    state = _as_tree(replace(source, session=target.session))
     root = state.tree.root if state.tree is not None else Root(state.metadata.location, form.schema.empty_table())
     data, deletes = _live_leaves(root, ContentType.DATA_MANIFEST), _live_leaves(root, ContentType.DELETE_MANIFEST)
     files, delete_files = root.of([ContentType.DATA]), root.of(_DELETES)

@@ -14,6 +14,7 @@ from sparkmeta.health.history import measure_history
 from sparkmeta.health.layout import measure_layout
 from sparkmeta.health.report import HealthReport
 from sparkmeta.rewrite.position_deletes.options import DeleteRewriteOptions
+from sparkmeta.session import in_use
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.table_properties import number_property
 
@@ -34,6 +35,7 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     """
     options.check()
     state = table.state
+    in_use(state.session)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     limits = _limits(state, options)
     columns = _columns(state, options)

@@ -20,6 +20,7 @@ from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.inspect.drawing import Drawing
 from sparkmeta.inspect.excerpt import Entry, Node, counted, printable
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
+from sparkmeta.session import in_use
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import snapshot_of
@@ -58,6 +59,7 @@ def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
         state = state.at(snapshot_of(state.metadata, snapshot_id))
     if state.snapshot is None:
         return Drawing("the table is empty: it has no snapshot")
+    in_use(state.session)
     if state.tree is None:
         return _of_list(state, state.snapshot)
     return _of_root(state, state.snapshot, state.tree.root)

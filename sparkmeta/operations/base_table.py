@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from sparkmeta.errors import UnsupportedError
+from sparkmeta.errors import InvalidArgumentError, UnsupportedError, shown
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, TableVersion
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.state import TableState
@@ -46,9 +46,16 @@ class BaseTable:
         return TableVersion(self.metadata_location, self.metadata)
 
     def at(self, version: TableVersion) -> Self:
-        """Return the table at another version of its metadata."""
+        """Return the table at another version of its metadata.
+
+        Raises:
+            InvalidArgumentError: it is something else, such as the id of a snapshot.
+        """
+        if not isinstance(version, TableVersion):
+            problem = "expected a TableVersion; scan(snapshot_id=...) reads a snapshot"  # type: ignore[unreachable]
+            raise InvalidArgumentError(f"{self.full_name}: at is {shown(version)}: {problem}")
         location, metadata = version
-        state = TableState(self.state.spark, self.state.files, metadata, metadata.current_snapshot())
+        state = TableState(self.state.session, self.state.files, metadata, metadata.current_snapshot())
         return replace(self, state=state, metadata_location=location)
 
     def refresh(self) -> Self:

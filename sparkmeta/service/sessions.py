@@ -38,7 +38,7 @@ class PlanSession:
 
     def table(self, table: Table) -> Table:
         """Return a table as this session reads it, with the manifests that its state has read."""
-        if table.state.spark is self.spark:
+        if table.state.session is self.spark:
             return table
         bound = self._tables.get(table.metadata_location)
         # A table that was loaded again may have other credentials.

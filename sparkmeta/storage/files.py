@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.session import is_connect
+from sparkmeta.session import in_use, is_connect
 from sparkmeta.storage import listing, writing
 from sparkmeta.storage.content import (
     io_exists,
@@ -287,7 +287,7 @@ class SparkFiles:
     def _rows(self, path: str, *columns: str, pattern: str = "*") -> Sequence[Row]:
         try:
             with naming_errors(path):
-                return read_binary(self.spark, [path], pattern).selectExpr(*columns).collect()
+                return read_binary(in_use(self.spark), [path], pattern).selectExpr(*columns).collect()
         except NotFoundError:
             where = ""
             if is_local(path) and is_connect(self.spark):

@@ -32,6 +32,7 @@ from sparkmeta.columns.types import UUID_DIGITS, UUID_TEXT, default_literal, pub
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.rows.projected import child_fields, type_name
 from sparkmeta.rows.resolve import Column
+from sparkmeta.session import in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,6 +65,7 @@ def require_frame(rows: object, table: str) -> None:
     if not isinstance(rows, DataFrame):
         kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}".removeprefix("builtins.")
         raise ValidationError(f"{table}: the rows are a {kind}, not a Spark DataFrame: use spark.createDataFrame(rows)")
+    in_use(rows.sparkSession)
     if rows.isStreaming:
         raise ValidationError(f"{table}: the rows are a stream: write each batch, in a function for foreachBatch")
 

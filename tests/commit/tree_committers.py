@@ -77,6 +77,9 @@ class NoSpark:
     def conf(self) -> Any:
         return SimpleNamespace(get=lambda _, default=None: default, getAll={})
 
+    def newSession(self) -> NoSpark:  # noqa: N802  PySpark's name
+        return self
+
 
 def files_of(worker: int, step: int) -> dict[str, int]:
     """The files that a step adds, and their records; none before the first step."""
