@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PREFIX = "spark.sparkmeta."
+ICEBERG_CATALOG = "spark.sql.catalog."
+_CATALOG_CLASSES = {f"org.apache.iceberg.spark.{name}" for name in ("SparkCatalog", "SparkSessionCatalog")}
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb": _GIB}
@@ -109,6 +111,28 @@ def setting(spark: SparkSession, name: str) -> str | None:
         if is_unavailable(error):
             return None
         raise
+
+
+def iceberg_catalogs(spark: SparkSession) -> dict[str, dict[str, str]]:
+    """Return the Iceberg catalogs of Spark's own configuration: name -> properties.
+
+    Sessions that do not show their configuration have none.
+    """
+    try:
+        catalogs = {
+            key.removeprefix(ICEBERG_CATALOG): value
+            for key, value in spark.conf.getAll.items()
+            if key.startswith(ICEBERG_CATALOG)
+        }
+    except PySparkException as error:
+        if is_unavailable(error):
+            return {}
+        raise
+    names = sorted(name for name, kind in catalogs.items() if kind in _CATALOG_CLASSES)
+    return {
+        name: {key.removeprefix(f"{name}."): value for key, value in catalogs.items() if key.startswith(f"{name}.")}
+        for name in names
+    }
 
 
 def is_unavailable(error: PySparkException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from sparkmeta.changes.check import check
 from sparkmeta.changes.file_changes import file_changes
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.commit.write_target import session_branch_to_read
+from sparkmeta.errors import NoSuchTableError
 from sparkmeta.inspect.draw import draw
 from sparkmeta.inspect.inspect_table import InspectTable
 from sparkmeta.maintain.maintenance import Maintenance
@@ -23,6 +25,7 @@ from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperatio
 from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.session import resolve_session
+from sparkmeta.settings import iceberg_catalogs
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.summary import summary_of
 from sparkmeta.state import TableState
@@ -46,6 +49,10 @@ if TYPE_CHECKING:
     from sparkmeta.spec.update_schema import UpdateSchema
     from sparkmeta.spec.updates import UpdateSpec
     from sparkmeta.storage.files import Files
+
+
+# An identifier of a table in a catalog, which may also be the name of a folder.
+_IDENTIFIER = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)+")
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Table(RowTable):
         the property `write.wap.enabled`.
 
         Raises:
-            InvalidFilterError: the filter is invalid.
+            InvalidFilterError: the filter is invalid, or fits no schema of the table.
             NoSuchSnapshotError: the table has no such snapshot.
             ValidationError: the session has both `spark.wap.branch` and `spark.wap.id`.
         """
@@ -361,8 +368,22 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
         ValidationError: two metadata files have the highest version.
         SessionError: no session runs.
     """
-    session, location = resolve_session(spark), absolute(location)
-    return open_metadata(location, session) if is_metadata_file(location) else open_table(location, session)
+    session, place = resolve_session(spark), absolute(location)
+    if is_metadata_file(place):
+        return open_metadata(place, session)
+    try:
+        return open_table(place, session)
+    except NoSuchTableError as error:
+        if _IDENTIFIER.fullmatch(location) is None:
+            raise
+        raise NoSuchTableError(f"{error}. {_catalog_hint(location, session)}") from None
+
+
+def _catalog_hint(identifier: str, spark: SparkSession) -> str:
+    """Return how to load a table by its identifier."""
+    names = list(iceberg_catalogs(spark))
+    hint = f'Load a table of a catalog by load_catalog("{names[0] if names else "name"}").load_table("{identifier}")'
+    return f"{hint}; catalogs of Spark's configuration: {', '.join(names)}" if names else hint
 
 
 def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> Table:

@@ -6,7 +6,8 @@ from pyiceberg.utils.config import Config
 
 from sparkmeta.catalog.base import Catalog
 from sparkmeta.catalog.filesystem import FileSystemCatalog
-from sparkmeta.catalog.iceberg import IcebergCatalog
+from sparkmeta.catalog.iceberg import IcebergCatalog, is_configured
+from sparkmeta.catalog.spark_catalogs import spark_catalog
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.storage.location import absolute
 
@@ -20,13 +21,23 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     Iceberg's Hadoop catalog. A relative path is one below the current folder. With properties of a FileIO, such as
     ``s3.endpoint``, that opens a warehouse on a store; without any, Spark does, and the tables are read-only.
 
+    A catalog that pyiceberg's configuration does not have is looked for in Spark's: ``load_catalog("prod")`` then opens
+    what ``spark.sql.catalog.prod`` and its properties name in the running session, if it is Iceberg's.
+
     Raises:
         InvalidArgumentError: properties are missing, or of no catalog.
+        UnsupportedError: a property of Spark's configuration has no equal in pyiceberg.
         CatalogError: the catalog does not respond, or refuses the credentials.
     """
     config = Config()
     known = name or config.get_default_catalog_name()
     merged = {**(config.get_catalog_config(known) or {}), **properties}
+    if not is_configured(merged):
+        if name is None:
+            raise InvalidArgumentError(
+                f"no catalog is named, and the configuration has no catalog {known}, pyiceberg's default: name one"
+            )
+        merged = {**(spark_catalog(known) or {}), **merged}
     if str(merged.get("type", "")).lower() != "hadoop":
         return IcebergCatalog.load(known, merged)
     if not (warehouse := merged.get("warehouse")):

@@ -69,7 +69,7 @@ class FileSystemCatalog(Catalog):
 
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""
-        names = as_names(identifier)
+        names = as_names(identifier, 1)
         folder, session = self._folder(names), resolve_session(spark or self.spark)
         return replace(open_table(folder, session, self._views(session).files), identifier=names)
 
@@ -86,7 +86,7 @@ class FileSystemCatalog(Catalog):
         spark: SparkSession | None = None,
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. Its namespace need not exist."""
-        names = as_names(identifier)
+        names = as_names(identifier, 1)
         folder, session = self._folder(names), resolve_session(spark or self.spark)
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
@@ -129,7 +129,7 @@ class FileSystemCatalog(Catalog):
 
     def table_exists(self, identifier: Identifier, spark: SparkSession | None = None) -> bool:
         """Return whether the folder of a table has a metadata file."""
-        names = as_names(identifier)
+        names = as_names(identifier, 1)
         folder = self._folder(names)
         try:
             latest_metadata(self._views(spark).files, folder)

@@ -16,7 +16,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
-from sparkmeta.catalog.names import as_names
+from sparkmeta.catalog.names import IN_NAMESPACE, as_names
 from sparkmeta.catalog.views import RestViews
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import InvalidArgumentError, UnsupportedError, first_line, shown
@@ -88,7 +88,7 @@ class IcebergCatalog(Catalog):
 
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table, with the FileIO that the catalog provides for it. Raises NoSuchTableError."""
-        names = as_names(identifier)
+        names = as_names(identifier, IN_NAMESPACE)
         if (rest := self._rest) is not None:
             return self._opened(load_rest_table(rest, names), names, spark)
         with catalog_errors(self.pyiceberg, names):
@@ -110,7 +110,7 @@ class IcebergCatalog(Catalog):
         spark: SparkSession | None = None,
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
-        names, session = as_names(identifier), resolve_session(spark)
+        names, session = as_names(identifier, IN_NAMESPACE), resolve_session(spark)
         self._refuse_nested(names[:-1])
         rest = self._rest
         folder = location or (".".join(names) if rest is not None else self._default_location(names))
@@ -133,7 +133,7 @@ class IcebergCatalog(Catalog):
         self, identifier: Identifier, metadata_location: str, spark: SparkSession | None = None
     ) -> Table:
         """Add the table of a metadata file to the catalog; see `Catalog.register_table`."""
-        names, session = as_names(identifier), resolve_session(spark)
+        names, session = as_names(identifier, IN_NAMESPACE), resolve_session(spark)
         self._refuse_nested(names[:-1])
         with catalog_errors(self.pyiceberg, names):
             files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
@@ -172,7 +172,7 @@ class IcebergCatalog(Catalog):
         self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None
     ) -> Table:
         """Rename a table, and return it; see `Catalog.rename_table`."""
-        names, new_names = as_names(from_identifier), as_names(to_identifier)
+        names, new_names = as_names(from_identifier, IN_NAMESPACE), as_names(to_identifier, IN_NAMESPACE)
         self._refuse_nested(new_names[:-1])
         with catalog_errors(self.pyiceberg, names):
             if (glue := self._glue) is not None:
@@ -200,7 +200,7 @@ class IcebergCatalog(Catalog):
 
     def drop_table(self, identifier: Identifier) -> None:
         """Remove a table from the catalog; see `Catalog.drop_table`."""
-        names = as_names(identifier)
+        names = as_names(identifier, IN_NAMESPACE)
         with catalog_errors(self.pyiceberg, names):
             self.pyiceberg.drop_table(names)
 
@@ -216,7 +216,7 @@ class IcebergCatalog(Catalog):
 
     def table_exists(self, identifier: Identifier) -> bool:
         """Return whether the catalog has a table."""
-        names = as_names(identifier)
+        names = as_names(identifier, IN_NAMESPACE)
         with catalog_errors(self.pyiceberg, names):
             if (rest := self._rest) is not None:
                 return rest_table_exists(rest, names)
@@ -224,13 +224,13 @@ class IcebergCatalog(Catalog):
 
     def list_tables(self, namespace: Identifier) -> list[tuple[str, ...]]:
         """Return the identifiers of the tables directly in a namespace. Raises NoSuchNamespaceError."""
-        names = as_names(namespace)
+        names = as_names(namespace, 1)
         with catalog_errors(self.pyiceberg, names):
             return sorted(self.pyiceberg.list_tables(names))
 
     def create_namespace(self, namespace: Identifier, properties: Mapping[str, str] = NO_PROPERTIES) -> None:
         """Create a namespace; see `Catalog.create_namespace`."""
-        names = as_names(namespace)
+        names = as_names(namespace, 1)
         self._refuse_nested(names)
         texts = property_texts(f"{'.'.join(names)}: properties", properties)
         with catalog_errors(self.pyiceberg, names):
@@ -238,7 +238,7 @@ class IcebergCatalog(Catalog):
 
     def drop_namespace(self, namespace: Identifier) -> None:
         """Drop an empty namespace; see `Catalog.drop_namespace`."""
-        names = as_names(namespace)
+        names = as_names(namespace, 1)
         with catalog_errors(self.pyiceberg, names):
             # pyiceberg's catalogs look for tables only.
             if self._rest is None and self.pyiceberg.list_namespaces(names):
@@ -247,7 +247,7 @@ class IcebergCatalog(Catalog):
 
     def namespace_exists(self, namespace: Identifier) -> bool:
         """Return whether the catalog has a namespace."""
-        names = as_names(namespace)
+        names = as_names(namespace, 1)
         with catalog_errors(self.pyiceberg, names):
             return self.pyiceberg.namespace_exists(names)
 
@@ -343,12 +343,20 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
     return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
 
 
+def is_configured(properties: Mapping[str, Any]) -> bool:
+    """Return whether properties say what catalog they are of."""
+    return any(properties.get(key) for key in ("type", "uri", "py-catalog-impl"))
+
+
 def _refuse_unknown(name: str, properties: Mapping[str, Any]) -> None:
     kinds, kind = [*(each.value for each in CatalogType), "hadoop"], properties.get("type")
     if kind and str(kind).lower() not in kinds:
         raise InvalidArgumentError(f"catalog {name}: type is {shown(kind)}: expected one of {', '.join(kinds)}")
-    if not any(properties.get(key) for key in ("type", "uri", "py-catalog-impl")):
-        places = f".pyiceberg.yaml, the variable PYICEBERG_CATALOG__{name.upper()}__URI or the properties"
+    if not is_configured(properties):
+        places = (
+            f".pyiceberg.yaml, the variable PYICEBERG_CATALOG__{name.upper()}__URI, spark.sql.catalog.{name} of the "
+            "running session or the properties"
+        )
         raise InvalidArgumentError(f"catalog {name}: no uri is configured in {places}")
 
 

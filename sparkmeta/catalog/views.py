@@ -88,7 +88,7 @@ class HoldsViews(ABC):
             ValidationError: there is no query, or two in a dialect, or a property has an invalid value.
             UnsupportedError: the catalog can't hold views, or not at the location.
         """
-        names, views = as_names(identifier), self._views(spark)
+        names, views = as_names(identifier, 1), self._views(spark)
         version = as_version(view_version, names[:-1])
         texts = property_texts(f"{'.'.join(names)}: properties", properties)
         metadata = new_view(views.location(names, location), schema, version, texts)
@@ -113,7 +113,7 @@ class HoldsViews(ABC):
             ViewAlreadyExistsError: another client has created it at the same time.
             ValidationError: see also `View.replace`.
         """
-        names = as_names(identifier)
+        names = as_names(identifier, 1)
         try:
             view = self.load_view(names, spark)
         except NoSuchViewError:
@@ -122,7 +122,7 @@ class HoldsViews(ABC):
 
     def load_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> View:
         """Load a view. Raises NoSuchViewError."""
-        names, views = as_names(identifier), self._views(spark)
+        names, views = as_names(identifier, 1), self._views(spark)
         return self._view(names, views.operations(names).refresh(), views, spark)
 
     def view_exists(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> bool:
@@ -152,7 +152,7 @@ class HoldsViews(ABC):
             ViewAlreadyExistsError, TableAlreadyExistsError: there is a view or a table of the other name.
             CommitFailedError: a concurrent commit changed the view, which now has both names.
         """
-        self._views(spark).rename(as_names(from_identifier), as_names(to_identifier))
+        self._views(spark).rename(as_names(from_identifier, 1), as_names(to_identifier, 1))
         return self.load_view(to_identifier, spark)
 
     def drop_view(self, identifier: str | tuple[str, ...], spark: SparkSession | None = None) -> None:
@@ -162,7 +162,7 @@ class HoldsViews(ABC):
             NoSuchViewError: there is no such view.
             CommitFailedError: a concurrent commit changed the view, which stays.
         """
-        self._views(spark).drop(as_names(identifier))
+        self._views(spark).drop(as_names(identifier, 1))
 
     def _view(self, names: tuple[str, ...], loaded: LoadedView, views: ViewStore, spark: SparkSession | None) -> View:
         location, metadata = loaded

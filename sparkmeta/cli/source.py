@@ -110,7 +110,7 @@ class CatalogSource:
     verbose: bool
 
     def open(self) -> Catalog:
-        """Load the catalog. Start a session if it lists folders by Spark.
+        """Load the catalog. Start a session if it lists folders by Spark, or may be in Spark's configuration.
 
         Raises:
             SessionError: Spark did not start.
@@ -118,10 +118,15 @@ class CatalogSource:
         """
         from sparkmeta.catalog.filesystem import FileSystemCatalog
         from sparkmeta.cli.session import cli_session
+        from sparkmeta.settings import ICEBERG_CATALOG
         from sparkmeta.storage.location import is_local
 
+        has_catalogs = any(key.startswith(ICEBERG_CATALOG) for key in self.conf)
+        if has_catalogs:
+            cli_session(self.conf, self.remote, show_log=self.verbose)
         catalog = configured_catalog(self.catalog, self.properties)
-        if isinstance(catalog, FileSystemCatalog) and (self.remote or not is_local(catalog.warehouse)):
+        by_spark = isinstance(catalog, FileSystemCatalog) and (self.remote or not is_local(catalog.warehouse))
+        if by_spark and not has_catalogs:
             cli_session(self.conf, self.remote, show_log=self.verbose)
         return catalog
 

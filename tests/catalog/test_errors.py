@@ -57,6 +57,22 @@ def test_an_invalid_time_limit(limit: str) -> None:
         sm.load_catalog("prod", type="rest", uri="http://127.0.0.1:1", **{name: limit})
 
 
+@pytest.mark.parametrize("identifier", ["orders", ("orders",), "", "a..b", 5, None])
+def test_what_is_no_identifier_of_a_table(identifier: Any, tmp_path: Path) -> None:
+    catalog = sm.load_catalog("shop", type="sql", uri=f"sqlite:///{tmp_path}/c.db", warehouse=str(tmp_path))
+    calls: list[Callable[[], object]] = [
+        lambda: catalog.load_table(identifier),
+        lambda: catalog.table_exists(identifier),
+        lambda: catalog.drop_table(identifier),
+        lambda: catalog.create_table(identifier, Schema()),
+        lambda: catalog.rename_table("db.t", identifier),
+        lambda: catalog.register_table(identifier, "/t/v1.metadata.json"),
+    ]
+    for call in calls:
+        with pytest.raises(sm.InvalidNameError, match=r"the identifier is .*: expected .*name"):
+            call()
+
+
 def test_no_database(tmp_path: Path) -> None:
     with pytest.raises(sm.CatalogError, match=r"^catalog prod: .*unable to open database file"):
         sm.load_catalog("prod", type="sql", uri=f"sqlite:///{tmp_path}/none/catalog.db")

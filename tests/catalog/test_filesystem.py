@@ -170,8 +170,10 @@ def test_names_of_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "db" / "t" / "metadata").mkdir(parents=True)
     fill(tmp_path / "db" / "t", "v1.metadata.json")
     catalog = FileSystemCatalog("lake", f"file://{tmp_path}")
-    for name in ("db..t", "../x", "db.a/b", ("db", ".."), ("db", "a\0b"), ("db", "é" * 128)):
-        with pytest.raises(ValidationError, match="can't be the name of a folder"):
+    for name in ("./x", "db.a/b", ("db", ".."), ("db", "a\0b"), ("db", "é" * 128)):
+        with pytest.raises(
+            ValidationError, match="can't be the name of a folder" if name != "./x" else "expected names"
+        ):
             catalog.load_table(name, spark)
     for namespace in ((), "a.b.c.d"):
         with pytest.raises(ValidationError, match="levels"):
