@@ -108,7 +108,10 @@ class _OfTarget(Generic[ResultT]):
     _condition: Column | str | None
 
     def update(self, assignments: Mapping[str, Column | Any]) -> Merge[ResultT]:
-        """Assign values to columns, given as column name -> value or Column. Other columns keep their values."""
+        """Assign values to columns, given as column name -> value or Column. Other columns keep their values.
+
+        A field of a struct is assigned by its path, such as `address.zip`.
+        """
         return self._merge._with(Clause(self._when, self._condition, Action.UPDATE, dict(assignments)))
 
     def delete(self) -> Merge[ResultT]:

@@ -154,9 +154,10 @@ class MergedRows:
         if clause.values is not None:
             what = f"{self._table}: clause {place + 1} ({clause.when})"
             schema = self.matching.state.metadata.schema()
-            values = assigned_values(clause.values, self._without_rows[clause.when], schema, what)
+            before = None if clause.action == Action.INSERT else f"{_TARGET}."
+            values = assigned_values(clause.values, self._without_rows[clause.when], schema, what, before)
             if clause.when == When.NOT_MATCHED_BY_SOURCE:
-                assigned_values(clause.values, self._without_rows[When.MATCHED], schema, what)
+                assigned_values(clause.values, self._without_rows[When.MATCHED], schema, what, before)
             return values
         given = set(self.source.rows.columns)
         return {name: _of(_SOURCE, name) for name in self._names if name in given}

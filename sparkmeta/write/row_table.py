@@ -308,6 +308,7 @@ class RowTable(BaseTable):
 
         Args:
             assignments: column name -> value, or Column over the table's columns. Values are cast to the column's type.
+                A field of a struct has its path for a name: `{"address.zip": "0150"}`.
             where: which rows to update.
             branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.

@@ -189,7 +189,7 @@ class RowTransaction(Transaction[TableT]):
             matching = Matching(change.head, where, by_rows=True)
             without_rows = change.head.spark.createDataFrame([], matching.row_type)
             metadata = self.table_metadata
-            assigned = assigned_values(assignments, without_rows, metadata.schema(), metadata.location)
+            assigned = assigned_values(assignments, without_rows, metadata.schema(), metadata.location, before="")
             level = self._isolation("update", isolation)
             if not self._replace(change, matching, level, assigned, masks=self._merges_on_read("update")):
                 change.drop()
@@ -212,8 +212,8 @@ class RowTransaction(Transaction[TableT]):
             return self
         schema, table = self.table_metadata.schema(), self.table_metadata.location
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
-        merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
         with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
+            merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
             if merge.clauses:
                 rows = merged_rows(change.head, merge, self._lineage)
                 if rows.source.duplicate is not None:

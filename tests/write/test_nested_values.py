@@ -23,6 +23,8 @@ from pyiceberg.types import (
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
+from tests.peers.java import Java
+from tests.peers.workshop import Workshop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,3 +221,60 @@ def test_nested_lists_without_elements(spark: SparkSession, tmp_path: Path) -> N
     assert sorted(rows) == [*range(2, 9), 10, 11]
     assert [rows[2], rows[10]] == [([], [], None)] * 2
     assert rows[3] == (None, None, ({},))
+
+
+NESTED = "id BIGINT, p STRUCT<x: INT, q: STRUCT<y: STRING, `z.z`: DOUBLE>, l: ARRAY<INT>>, s STRING"
+FULL = "named_struct('x', 1, 'q', named_struct('y', 'a', 'z.z', 1.5D), 'l', array(1))"
+WITHOUT_Q = "named_struct('x', 3, 'q', null, 'l', null)"
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_fields_of_structs_are_assigned_as_in_sql(spark: SparkSession, mode: str) -> None:
+    """A null struct becomes one whose other fields are null."""
+    properties = {f"write.{command}.mode": mode for command in ("update", "merge")}
+    shops = [Workshop(Java(spark), f"assigned_{side}_{mode}".replace("-", "_")) for side in ("ours", "sql")]
+    for shop in shops:
+        shop.create(NESTED, version=3, properties=properties)
+        shop.sql(f"INSERT INTO {{t}} VALUES (1, {FULL}, 'a'), (2, NULL, 'b'), (3, {WITHOUT_Q}, 'c'), (4, NULL, 'd')")
+    ours, sql = shops
+    table = sm.load_catalog("java").load_table(f"peers.{ours.name}", spark)
+    source = spark.sql("SELECT 2L AS id, 20 AS v UNION ALL SELECT 9L, 90")
+    source.createOrReplaceTempView("assigned_source")
+    table = table.update({"p.x": 5, "p.q.y": F.col("s"), "s": "new"}, "id < 3").update({"p.q.z.z": 7})
+    table = (
+        table.merge(source, ["id"])
+        .when_matched().update({"p.x": F.col("source.v")})
+        .when_not_matched_by_source("target.id = 3")
+        .update({"p.x": F.expr("target.p.x + 1"), "p.q": F.expr("named_struct('z.z', 1F, 'y', 'm')")})
+        .when_not_matched().insert({"id": F.col("source.id")})
+        .merge()
+    )  # fmt: skip
+    sql.sql("UPDATE {t} SET p.x = 5, p.q.y = s, s = 'new' WHERE id < 3")
+    sql.sql("UPDATE {t} SET p.q.`z.z` = 7")
+    sql.sql(
+        "MERGE INTO {t} t USING assigned_source s ON t.id = s.id WHEN MATCHED THEN UPDATE SET t.p.x = s.v "
+        "WHEN NOT MATCHED THEN INSERT (id, p, s) VALUES (s.id, null, null) WHEN NOT MATCHED BY SOURCE AND t.id = 3 "
+        "THEN UPDATE SET t.p.x = t.p.x + 1, t.p.q = named_struct('y', 'm', 'z.z', 1.0D)"
+    )
+    rows = sorted(table.scan().to_df().collect(), key=repr)
+    assert rows == sorted(sql.sql("SELECT * FROM {t}").collect(), key=repr)
+    assert len(rows) == 5
+
+
+def test_fields_that_are_not_assigned(table: sm.Table) -> None:
+    whole = {"point": F.expr("named_struct('x', 1L, 'y', 1D)")}
+    calls = {
+        "point and point.x, a field of it, are both assigned": lambda: table.update({**whole, "point.x": 1}),
+        "points.element.a is inside points, which is no struct": lambda: table.update({"points.element.a": 1}),
+        "assigned column point.z is not in the table": lambda: table.update({"point.z": 1}),
+        "point.x: 'abc' does not fit long": lambda: table.update({"point.x": "abc"}),
+        "point.x is a field of point: an insert assigns whole columns": lambda: (
+            table.merge(table.scan().to_df(), ["id"]).when_not_matched().insert({"point.x": 1}).merge()
+        ),
+    }
+    for problem, call in calls.items():
+        with pytest.raises(sm.ValidationError, match=problem):
+            call()
+    with pytest.raises(sm.ValidationError, match=r"point\.x"):  # required, and null in the row whose struct was
+        table.update({"point.y": 1.5})
