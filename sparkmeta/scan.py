@@ -19,6 +19,7 @@ from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transform_terms import has_transforms
 from sparkmeta.errors import (
     InvalidArgumentError,
+    InvalidFilterError,
     UnsupportedError,
     ValidationError,
     first_line,
@@ -97,9 +98,11 @@ class Scan:
         """Return this scan with a further condition.
 
         Raises:
-            InvalidFilterError: the filter is invalid.
+            InvalidFilterError: the filter is invalid, or fits neither the scan's schema nor another one of the table.
         """
-        return replace(self, row_filter=And(self.row_filter, parse_filter(row_filter)))
+        condition = parse_filter(row_filter)
+        self._refuse_unfit(condition)
+        return replace(self, row_filter=And(self.row_filter, condition))
 
     def select(self, *field_names: str) -> Scan:
         """Return this scan with its columns restricted to the given ones.
@@ -116,7 +119,7 @@ class Scan:
         return replace(self, selected_fields=common)
 
     def with_case_sensitive(self, case_sensitive: bool = True) -> Scan:
-        """Return this scan with case-sensitive or case-insensitive names."""
+        """Return this scan with case-sensitive or case-insensitive names, for its selection and later filters too."""
         return replace(self, case_sensitive=case_sensitive)
 
     def limit(self, rows: int) -> Scan:
@@ -157,6 +160,34 @@ class Scan:
     def with_table_schema(self, table_schema: bool = True) -> Scan:
         """Return this scan with the table's schema or, if False, with that of the snapshot that it was given."""
         return replace(self, table_schema=table_schema)
+
+    def _refuse_unfit(self, condition: BooleanExpression) -> None:
+        """Raise InvalidFilterError for a condition that can't be bound, whichever snapshot the scan is of in the end.
+
+        A scan may get another schema later, with its ref, time or `with_table_schema`.
+        """
+        if isinstance(condition, AlwaysTrue):
+            return
+        metadata = self.state.metadata
+        try:
+            schema = self.schema()
+        except ValidationError:  # the metadata lacks the snapshot's schema
+            schema = metadata.schema()
+        try:
+            self._bind(condition, schema)
+        except InvalidFilterError as error:
+            if not any(self._fits(condition, other) for other in metadata.schemas if other is not schema):
+                raise error.with_traceback(None) from None
+
+    def _fits(self, condition: BooleanExpression, schema: Schema) -> bool:
+        try:
+            self._bind(condition, schema)
+        except InvalidFilterError:
+            return False
+        return True
+
+    def _bind(self, condition: BooleanExpression, schema: Schema) -> BooleanExpression:
+        return bind_filter(condition, schema, self.case_sensitive, transforms=True)
 
     def _refuse_second(self, choice: str) -> None:
         if self.snapshot_id is not None:
@@ -202,7 +233,7 @@ class Scan:
         try:
             return self.schema().select(*names, case_sensitive=self.case_sensitive)
         except ValueError as error:
-            raise InvalidArgumentError(f"{self.state.metadata.location}: {first_line(error)}") from error
+            raise InvalidArgumentError(f"{self.state.metadata.location}: {first_line(error)}") from None
 
     @property
     def metadata_columns(self) -> tuple[str, ...]:
@@ -226,8 +257,7 @@ class Scan:
     def _filter(self) -> ScanFilter:
         schema = self.schema()
         self.projection()
-        bound = bind_filter(self.row_filter, schema, self.case_sensitive, transforms=True)
-        return ScanFilter(self.state.at(self.snapshot()), bound, schema)
+        return ScanFilter(self.state.at(self.snapshot()), self._bind(self.row_filter, schema), schema)
 
     @cached_property
     def _pruned(self) -> PrunedManifests:
@@ -416,6 +446,7 @@ def table_scan(
     settings = {key: str(value) for key, value in options.items()}
     scan = Scan(state, parse_filter(row_filter), tuple(selected_fields), case_sensitive, snapshot_id, None, settings)
     scan.snapshot()
+    scan._refuse_unfit(scan.row_filter)
     return scan
 
 

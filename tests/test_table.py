@@ -172,6 +172,44 @@ def test_arguments_that_do_not_fit(table: sm.Table) -> None:
             call()
 
 
+def test_a_filter_is_bound_when_it_is_given(spark: SparkSession, table: sm.Table) -> None:
+    """Unless a snapshot with another schema may still be chosen."""
+    table = with_files(table, spark, "/data/a")
+    calls: dict[str, Callable[[], object]] = {
+        "no column 'nope' in the schema": lambda: table.scan("nope = 1"),
+        "column id has type long: 'x' is not a number": lambda: table.scan().filter("id = 'x'"),
+        "no column 'ID' in the schema: did you mean 'id'": lambda: table.scan("id = 1").filter("ID = 1"),
+        "no column 'never'": lambda: table.changelog(None).filter("never = 1"),
+        "no column 'nothing'": lambda: table.incremental(None).filter("nothing = 1"),
+    }
+    for problem, call in calls.items():
+        with pytest.raises(sm.InvalidFilterError, match=problem) as refused:
+            call()
+        assert len(refused.traceback) < 8
+    assert table.scan("ID = 1", case_sensitive=False).count_files() == 1
+    (first,) = table.snapshots()
+    table.update_schema().rename_column("id", "key").commit()
+    table = table.refresh()
+    with pytest.raises(sm.InvalidFilterError, match="no column 'id'"):
+        table.scan("id = 1").plan_files()
+    assert table.scan("id = 1", snapshot_id=first.snapshot_id).filter("id < 5").count_files() == 1
+    assert table.scan("key = 1").filter("key < 5").count_files() == 1
+
+
+def test_what_is_no_version(table: sm.Table) -> None:
+    with pytest.raises(sm.InvalidArgumentError, match=r"at is 12345: expected a TableVersion; scan\(snapshot_id=...\)"):
+        table.at(12345)  # type: ignore[arg-type]
+
+
+def test_an_identifier_that_is_no_folder(spark: SparkSession) -> None:
+    """The error says how a catalog has the table, and which catalogs there are."""
+    with configured(spark, {"spark.sql.catalog.prod": "org.apache.iceberg.spark.SparkCatalog"}):
+        with pytest.raises(sm.NoSuchTableError, match=r'load_catalog\("\w+"\).load_table\("shop.orders"\).*: .*prod'):
+            sm.load_table("shop.orders", spark)
+        with pytest.raises(sm.NoSuchTableError, match=r"no such file[^;]*$"):
+            sm.load_table("shop/orders", spark)
+
+
 def test_columns_are_selected_by_separate_arguments(table: sm.Table) -> None:
     names: Any = ["id"]
     with pytest.raises(sm.ValidationError, match=r"select is .*: expected each name as an argument"):

@@ -89,6 +89,39 @@ _EXPECTED: Final = (
     "column IS [NOT] NAN, column [NOT] LIKE 'prefix%', column BETWEEN literal AND literal, TRUE, FALSE"
 )
 
+# What people write that the syntax lacks, in text without the content of its strings, and what to write instead.
+_OPERATOR: Final = r"(?:[<>]=?|[=!]=?=|<>|=)"
+_HINTS: Final = {
+    rf'{_OPERATOR}\s*"|\(\s*"|["\']\s*,\s*"|\blike\s+"': (
+        "text has single quotes, 'NO'; double quotes are for names of columns"
+    ),
+    "[\u2018\u2019\u201c\u201d]": "text has straight single quotes, 'NO'",
+    rf"{_OPERATOR}\s*null\b|\bnull\s*{_OPERATOR}|[(,]\s*null\b|\b(?:between|and)\s+null\b": (
+        "no value equals NULL; use IS NULL or IS NOT NULL"
+    ),
+    r"\b\d{4}-\d\d?-\d\d?|\b(?:date|timestamp(?:_\w+)?|time)\s*\(?\s*'": (
+        "dates and times are text in single quotes, without a keyword: '2026-01-31', '2026-01-31T12:00:00', and with "
+        "the offset from UTC for timestamptz, '2026-01-31T12:00:00+00:00'"
+    ),
+    r"`": 'names of columns have double quotes, or none: "column" = 5',
+    r"^(?:not\s+)?[A-Za-z_][\w.]*(?:\s+is(?:\s+not)?\s+(?:true|false))?$": (
+        "a condition on a boolean column compares it: column = true"
+    ),
+    r"\b(?!(?:in|not|and|or)\b)[A-Za-z_]\w*\s*\(|\b(?:current_\w+|now|today)\b|\w\s*[-+*/%|&^]{1,2}\s*\w": (
+        "filters have no functions, arithmetic or subqueries: compare the column itself with a literal, such as "
+        "day >= '2026-01-01', or filter the rows in Spark: table.scan().to_df().where(...)"
+    ),
+    rf"{_OPERATOR}\s*[A-Za-z_][\w.]*$": (
+        "it compares with a name: text has single quotes, 'NO'; columns can't be compared with each other"
+    ),
+}
+
+
+def _hint(predicate: str) -> str | None:
+    """Return what is wrong in a text that is no predicate, and what to write instead; None if it is not known."""
+    text = re.sub(r"'(?:[^']|'')*'", "''", predicate)
+    return next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text, re.IGNORECASE)), None)
+
 
 def parse_text(text: str) -> BooleanExpression:
     """Parse a filter string. Raises InvalidFilterError, which names the text."""
@@ -181,10 +214,10 @@ class _Parser:
         try:
             parsed = _comparison(text) if literals is None else _in_list(text, literals)
             parsed = parsed or predicate_syntax.parse_string(text, parse_all=True)[0]
-        except ParseException as problem:
-            raise self.error(f"{shown(text)} is not a predicate: {_EXPECTED}") from problem
+        except ParseException:
+            raise self.error(f"{shown(text)} is not a predicate: {_hint(text) or _EXPECTED}") from None
         except (ValueError, TypeError, ArithmeticError) as problem:
-            raise self.error(f"{shown(text)}: {problem}") from problem
+            raise self.error(f"{shown(text)}: {problem}") from None
         if isinstance(parsed, BooleanLiteral):
             return AlwaysTrue() if parsed.value else AlwaysFalse()
         assert isinstance(parsed, BooleanExpression)
@@ -262,7 +295,9 @@ class _Tokens:
         text, end = self.parser.text.rstrip(), 0
         while end < len(text):
             if not (match := _TOKEN.match(text, end)):
-                self.parser.fail(f"a quote without its end at character {end}")
+                self.parser.fail(
+                    f"a quote without its end at character {end}; a quote in text is written twice: 'it''s'"
+                )
             yield match
             end = match.end()
 

@@ -26,7 +26,7 @@ from pyiceberg.expressions.literals import (
     TimestampLiteral,
     UUIDLiteral,
 )
-from pyiceberg.types import DecimalType, FixedType, PrimitiveType
+from pyiceberg.types import DecimalType, FixedType, PrimitiveType, StringType
 
 from sparkmeta.errors import shown
 from sparkmeta.spec.iso_times import DAY_MICROS, EPOCH_DAY, iso_days, iso_nanos, iso_nanos_of_day
@@ -74,7 +74,8 @@ def place_literal(literal: Literal[Any], primitive: PrimitiveType) -> Placed:
         raise ValueError(f"values of type {primitive} can't be compared")
     placed = convert(literal, primitive)
     if placed is None:
-        raise ValueError(f"{shown(literal.value)} does not convert to {primitive}")
+        hint = "; text has single quotes" if isinstance(primitive, StringType) else ""
+        raise ValueError(f"{shown(literal.value)} does not convert to {primitive}{hint}")
     return placed
 
 

@@ -155,7 +155,7 @@ def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields, transfor
                 return _bind_comparison(predicate, field)
     except (TypeError, ValueError) as problem:
         column = str(term) if transformed else f"column {field.name}"
-        raise InvalidFilterError(f"{as_text(leaf)}: {column} has type {field.field.field_type}: {problem}") from problem
+        raise InvalidFilterError(f"{as_text(leaf)}: {column} has type {field.field.field_type}: {problem}") from None
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
 
 

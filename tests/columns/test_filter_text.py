@@ -127,3 +127,31 @@ def test_a_chain_of_comparisons_needs_no_grammar() -> None:
 
 def test_equal_literals_of_a_list_are_one() -> None:
     assert parse_text("id in (1, 1, 01)") == EqualTo("id", 1)
+
+
+HINTS = {
+    'country = "NO"': "text has single quotes, 'NO'",
+    'country in ("NO", "SE")': "text has single quotes, 'NO'",
+    "country = \u2018NO\u2019": "straight single quotes",
+    "country = NO": "it compares with a name: text has single quotes, 'NO'",
+    "n = NULL": "no value equals NULL; use IS NULL or IS NOT NULL",
+    "null != n": "no value equals NULL",
+    "n in (1, NULL)": "no value equals NULL",
+    "day = 2026-01-31": "dates and times are text in single quotes, without a keyword: '2026-01-31'",
+    "day > date '2026-01-31'": "dates and times are text",
+    "year(day) = 2026": "filters have no functions, arithmetic or subqueries: compare the column itself",
+    "n + 1 = 5": "filters have no functions, arithmetic",
+    "day > current_date": "filters have no functions",
+    "not flag": "a condition on a boolean column compares it: column = true",
+    "`n` = 5": "names of columns have double quotes, or none",
+    "country = 'O'Brien'": "a quote in text is written twice: 'it''s'",
+    "name = 'a \"b\" = null (2026-01-31)' x": "expected one of: column < literal",
+}
+
+
+@pytest.mark.parametrize("text", HINTS)
+def test_what_people_write_instead(text: str) -> None:
+    with pytest.raises(InvalidFilterError) as refused:
+        parse_text(text)
+    assert HINTS[text] in str(refused.value)
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None

@@ -226,7 +226,7 @@ def test_binds(row_filter: str | BooleanExpression, expected: Any) -> None:
         (In("name", set(range(100))), "name IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...): column name has type string"),
         ("s in (1, 2)", "s IN (1, 2): column s has type"),
         ("x = 'a'", "x = 'a': column x has type int: 'a' is not a number"),
-        ("name = 5", "name = 5: column name has type string: 5 does not convert to string"),
+        ("name = 5", "name = 5: column name has type string: 5 does not convert to string; text has single quotes"),
         ("s = 1", "only be tested for null"),
         ("l.element = 1", "inside list l"),
         ("ls.element.amount = 1", "inside list ls"),

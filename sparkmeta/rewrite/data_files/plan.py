@@ -20,6 +20,7 @@ from sparkmeta.edit.rewrite_plan import RewritePlan, RewriteSummary
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError
 from sparkmeta.inspect.units import byte_size
 from sparkmeta.operations.base_table import TableT
+from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.rewrite.dangling_deletes.plan import plan_removal, refuse_rewrite
 from sparkmeta.rewrite.data_files.groups import NUMBER, FileGroups
 from sparkmeta.rewrite.data_files.options import SORT
@@ -293,5 +294,6 @@ def plan_data_rewrite(
     refuse_types(metadata.schema(), metadata.location)
     executor_writer(head.files)
     options.check_for(metadata)
+    ScanFilter.of(head, options.row_filter)
     order = row_order(metadata, options.sort_order) if options.strategy == SORT else None
     return DataRewritePlan(table, branch, properties, head, options, order)
