@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.cli.errors import report_error
 from sparkmeta.cli.job import add_table_arguments, argument, load_job_table
-from sparkmeta.cli.output import JSON_OPTIONS
+from sparkmeta.cli.output import JSON_OPTIONS, text_ids
 from sparkmeta.cli.source import moment_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code."""
     args = _arguments().parse_args(arguments)
     try:
-        print(json.dumps(plan_table(args)))
+        print(json.dumps(text_ids(plan_table(args))))
     except Exception as error:  # noqa: BLE001  report_error raises what it does not know
         report_error("plan_table", error)
         return 1

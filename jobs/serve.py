@@ -48,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = vars(parser.parse_args(arguments))
     of_catalog = dict(parsed.pop("properties"))
     try:
-        catalog = configured_catalog(parsed.pop("catalog"), of_catalog)
+        name = parsed.pop("catalog")
         options = serve_options(of_catalog, **parsed)
         options.check()
         spark = SparkSession.builder.appName("sparkmeta serve").getOrCreate()
         log_to_stderr()
-        sm.serve(catalog, spark, options=options).run()
+        sm.serve(configured_catalog(name, of_catalog), spark, options=options).run()
     except Exception as error:  # noqa: BLE001  report_error raises what it does not know
         report_error("serve", error)
         return 1

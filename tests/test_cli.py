@@ -151,7 +151,7 @@ def test_describe_json(run, location, written):
     document = json.loads(run("describe", location, "--output", "json").stdout)
     assert document["format_version"] == 2
     assert document["metadata_location"] == location
-    assert document["current_snapshot"]["snapshot_id"] == written.current_snapshot().snapshot_id
+    assert document["current_snapshot"]["snapshot_id"] == str(written.current_snapshot().snapshot_id)
     assert document["current_snapshot"]["operation"] == "append"
     assert document["totals"]["records"] == LOADS * ROWS
     assert document["totals"]["data_files"] == 2 * LOADS
@@ -199,6 +199,9 @@ def test_json_values(run, location, table):
 
 def test_json_times_are_utc(run, location, written):
     row = rows_of(run("snapshots", location, "-o", "json"))[0]
+    first, second = written.snapshots()[:2]
+    assert (row["snapshot_id"], row["parent_id"]) == (str(first.snapshot_id), None)
+    assert rows_of(run("snapshots", location, "-o", "json"))[1]["parent_id"] == str(second.parent_snapshot_id)
     assert datetime.fromisoformat(row["committed_at"]).timestamp() * 1000 == written.snapshots()[0].timestamp_ms
     assert row["committed_at"].endswith("Z")
 
@@ -418,6 +421,22 @@ def test_error_of_a_task(run, tmp_path, output):
     error = one_error(run("files", written.metadata_location, "--output", output, code=1))
     assert path.name in error
     assert "Traceback" not in error
+
+
+def test_any_error_is_one_line(run, location, monkeypatch):
+    def bug(*_: object) -> None:
+        raise KeyError("a bug\nof several lines")
+
+    monkeypatch.setattr("sparkmeta.cli.describe.description", bug)
+    assert one_error(run("describe", location, "-o", "json", code=1)).startswith("KeyError: 'a bug")
+    result = CliRunner().invoke(main, ["describe", location, "-o", "json", "--verbose"])
+    assert isinstance(result.exception, KeyError)
+
+
+def test_no_catalog(run, monkeypatch):
+    monkeypatch.setattr("sparkmeta.cli.session.cli_session", lambda *_, **__: pytest.fail("Spark starts"))
+    for command in ("serve", "tables"):
+        assert one_error(run(command, code=1)).startswith("no catalog is named, and the configuration has no catalog")
 
 
 def test_verbose_keeps_the_traceback(spark, location):

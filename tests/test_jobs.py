@@ -71,7 +71,7 @@ def test_plan_as_parquet(spark: SparkSession, written: PyIcebergTable, tmp_path:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["files"], result["records"], result["deletes"]) == (2, 10, 0)
-    assert result["snapshot_id"] == written.current_snapshot().snapshot_id
+    assert result["snapshot_id"] == str(written.current_snapshot().snapshot_id)
     assert result["report"]["data_entries"]["planned"] == 2
     assert result["seconds"]["plan_and_write"] > 0
     plan = spark.read.parquet(output)
@@ -254,7 +254,7 @@ def test_parts_that_were_committed_before_a_conflict(
     printed, errors = capsys.readouterr()
     after = table.refresh().current_snapshot().snapshot_id
     committed = json.loads(printed)["committed"]
-    assert (committed["commits"], committed["failed_commits"], committed["snapshot_id"]) == (1, 1, after)
+    assert (committed["commits"], committed["failed_commits"], committed["snapshot_id"]) == (1, 1, str(after))
     assert errors.splitlines()[-1] == "rewrite_data_files: another commit came first"
 
     config = tmp_path / "maintenance.toml"

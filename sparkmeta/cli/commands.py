@@ -82,7 +82,7 @@ TASKS = (
 
 
 class _Commands(click.Group):
-    """A group whose commands report expected errors in one line on stderr, with exit code 1.
+    """A group whose commands report errors in one line on stderr, with exit code 1, or with --verbose as tracebacks.
 
     A command ends silently if the reader of its output has closed the pipe, but not before its commits.
     """
@@ -98,10 +98,9 @@ class _Commands(click.Group):
         except Exception as error:
             if isinstance(error, BrokenPipeError) and drop_unread_output(sys.stdout):
                 ctx.exit(0)
-            message = None if ctx.meta.get(VERBOSE) else error_line(error, " (--verbose shows all of it)")
-            if message is None:
+            if ctx.meta.get(VERBOSE):
                 raise
-            raise click.ClickException(message) from error
+            raise click.ClickException(error_line(error, " (--verbose shows all of it)")) from error
         return result
 
 

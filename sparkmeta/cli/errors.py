@@ -10,18 +10,23 @@ from sparkmeta.inspect.excerpt import printable
 
 def report_error(program: str, error: Exception) -> None:
     """Print an error of a job in one line. Raises the error if it is a bug of sparkmeta."""
-    if (line := error_line(error)) is None:
+    if (line := _known_line(error)) is None:
         raise error
     print(f"{program}: {line}", file=sys.stderr)  # noqa: T201
 
 
-def error_line(error: Exception, hint: str = "") -> str | None:
-    """Return one line that describes an error to users, or None if the error is a bug of sparkmeta.
+def error_line(error: Exception, hint: str) -> str:
+    """Return one line that describes an error to users.
 
     Args:
         error: the error.
-        hint: what to add to errors of Spark, whose first line says little.
+        hint: what to add to errors whose first line says little: those of Spark, and bugs of sparkmeta.
     """
+    return _known_line(error, hint) or f"{type(error).__name__}: {printable(first_line(error))}{hint}"
+
+
+def _known_line(error: Exception, hint: str = "") -> str | None:
+    """Return the line of an error; None if the error is a bug of sparkmeta."""
     known = error if isinstance(error, SparkmetaError) else from_spark(error)
     if known is not None:
         return printable(first_line(known))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql import SparkSession
 
 from sparkmeta.cli.errors import report_error
-from sparkmeta.cli.output import unread_output_dropped
+from sparkmeta.cli.output import text_ids, unread_output_dropped
 from sparkmeta.cli.plans import printed_on_failure
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import SparkmetaError, is_conflict
@@ -117,7 +117,7 @@ def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..
 
     def print_result() -> None:
         seconds = {"plan": round(planned - started, 3), "commit": round(time.perf_counter() - planned, 3)}
-        print(json.dumps({**plan.result(), "seconds": seconds}))  # noqa: T201
+        print(json.dumps(text_ids({**plan.result(), "seconds": seconds})))  # noqa: T201
 
     if parsed.commit:
         with printed_on_failure(plan, print_result):

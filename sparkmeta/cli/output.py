@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import sys
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 PIPED_WIDTH = 160
 _CELL = 300
 _PATH, _SHORTEST_PATH = 70, 40
 _MAX_ITEMS = 4
 _ANY_WIDTH = 100_000
+
+# Names of fields with ids of snapshots, which are 64 bits, and of structs with values of a table's rows.
+_SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
+_OF_ROWS = ("partition", "readable_metrics")
 
 # Options for lossless JSON: Spark writes nulls, and times in microseconds.
 JSON_OPTIONS = {
@@ -237,7 +243,35 @@ def print_json_rows(rows: DataFrame, limit: int | None) -> None:
     """
     from pyspark.sql import functions as F
 
-    print_lines(rows.select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
+    print_lines(with_text_ids(rows).select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
+
+
+def with_text_ids(rows: DataFrame) -> DataFrame:
+    """Return rows in which the ids of snapshots are text, since readers such as jq round numbers of 64 bits."""
+    from pyspark.sql import functions as F
+
+    fields = rows.schema.fields
+    kinds = [_text_id_type(field.name, field.dataType) for field in fields]
+    if kinds == [field.dataType for field in fields]:
+        return rows
+    # By place, since a column may be there twice.
+    places = [f"_{place}" for place in range(len(fields))]
+    texts = [F.col(place).cast(kind) for place, kind in zip(places, kinds, strict=True)]
+    return rows.toDF(*places).select(*texts).toDF(*rows.columns)
+
+
+def _text_id_type(name: str, kind: DataType) -> DataType:
+    """Return the type of a column with text for the ids of snapshots in it, but not in values of the table's rows."""
+    from pyspark.sql import types as spark
+
+    if isinstance(kind, spark.LongType) and _SNAPSHOT_ID.fullmatch(name):
+        return spark.StringType()
+    if isinstance(kind, spark.StructType) and name not in _OF_ROWS:
+        fields = kind.fields
+        return spark.StructType(
+            [spark.StructField(each.name, _text_id_type(each.name, each.dataType), each.nullable) for each in fields]
+        )
+    return kind
 
 
 def print_lines(rows: DataFrame, limit: int | None) -> None:
@@ -270,7 +304,17 @@ def print_facts(title: str, facts: Mapping[str, object]) -> None:
 
 def print_json(value: object, *, in_a_line: bool = False) -> None:
     """Print a JSON document, indented or in a line."""
-    sys.stdout.write(json.dumps(value, indent=None if in_a_line else 2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(text_ids(value), indent=None if in_a_line else 2, ensure_ascii=False) + "\n")
+
+
+def text_ids(value: Any, name: str = "") -> Any:
+    """Return a JSON value in which the ids of snapshots are text; see `with_text_ids`."""
+    if isinstance(value, Mapping):
+        return {key: text_ids(part, str(key)) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [text_ids(part, name) for part in value]
+    is_id = isinstance(value, int) and not isinstance(value, bool) and _SNAPSHOT_ID.fullmatch(name)
+    return str(value) if is_id else value
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ def serve(source: CatalogSource, **arguments: Any) -> None:
 
     options = serve_options(source.properties, **arguments)
     options.check()
+    if source.catalog is None:
+        # Fails before Spark starts if there is no default.
+        configured_catalog(None, source.properties)
     spark = cli_session(FAIR | source.conf, source.remote, show_log=source.verbose)
     log_to_stderr()
     service_of(configured_catalog(source.catalog, source.properties), spark, options=options).run()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkmeta.cli.output import unread_output_dropped
+from sparkmeta.cli.output import text_ids, unread_output_dropped
 from sparkmeta.cli.source import VERBOSE, KeyValue
 from sparkmeta.errors import ValidationError
 from sparkmeta.inspect.excerpt import printable_lines
@@ -68,7 +68,7 @@ def print_results(config: MaintenanceConfig, spark: SparkSession, *, commit: boo
     for result in run_maintenance(config, spark, commit=commit, log=_log):
         statuses.add(result.status)
         with unread_output_dropped(sys.stdout) if commit else nullcontext():
-            sys.stdout.write(json.dumps(result.to_dict(), ensure_ascii=False, default=str) + "\n")
+            sys.stdout.write(json.dumps(text_ids(result.to_dict()), ensure_ascii=False, default=str) + "\n")
             sys.stdout.flush()
     return exit_code(statuses)
 

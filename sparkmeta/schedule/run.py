@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,7 @@ class _Maintained:
             report = examine(table, group.thresholds)
         except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
             seconds = round(time.perf_counter() - started, 3)
+            self._log_traceback(error)
             yield self._logged(JobResult(name, group.catalog, "health", FAILED, error=_line(error), seconds=seconds))
             return
         self.log(f"{name}: {report.headline}, in {report.seconds} s")
@@ -133,7 +135,7 @@ class _Maintained:
             elif findings or not on_main or job.by_plan or configured.get(ALWAYS, False):
                 facts = self._planned(job, table, options)
         except Exception as error:  # noqa: BLE001
-            facts = _failure(error)
+            facts = self._failure(error)
         seconds = round(time.perf_counter() - started, 3)
         kinds = [finding.finding for finding in findings]
         return JobResult(name, group.catalog, job.name, findings=kinds, seconds=seconds, **facts), table
@@ -157,7 +159,7 @@ class _Maintained:
                 plan.commit()
             except Exception as error:
                 if getattr(plan, "is_partly_committed", False):
-                    failure = _failure(error)
+                    failure = self._failure(error)
                 elif attempt == _ATTEMPTS or not is_conflict(error):
                     raise
                 else:
@@ -170,6 +172,17 @@ class _Maintained:
             return {**outcome, "plan": result["plan"], "committed": result["committed"]}
         raise AssertionError("unreachable")
 
+    def _failure(self, error: Exception) -> dict[str, str]:
+        """Return the status and the error of a job that failed."""
+        if is_conflict(error):
+            return {"status": CONFLICT, "error": _line(error)}
+        self._log_traceback(error)
+        return {"status": FAILED, "error": _line(error)}
+
+    def _log_traceback(self, error: Exception) -> None:
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            self.log(f"  {line}")
+
 
 def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
     """Return the status of a job whose commit raised no error, possibly after commits of some parts failed."""
@@ -178,11 +191,6 @@ def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
         return {"status": COMMITTED}
     files = counted(committed["failed_data_files"], "data file")
     return {"status": FAILED, "error": f"{counted(failed, 'commit')} failed: {files} not rewritten"}
-
-
-def _failure(error: Exception) -> dict[str, str]:
-    """Return the status and the error of a job that failed."""
-    return {"status": CONFLICT if is_conflict(error) else FAILED, "error": _line(error)}
 
 
 def _line(error: Exception) -> str:

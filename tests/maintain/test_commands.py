@@ -69,7 +69,7 @@ def test_commit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtu
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     current = table.refresh().current_snapshot()
     assert current is not None
-    assert result["committed"]["snapshot_id"] == current.snapshot_id
+    assert result["committed"]["snapshot_id"] == str(current.snapshot_id)
     assert result["seconds"]["commit"] > 0
     assert "need no compaction" in command(table.location(), "--commit")
 
@@ -107,7 +107,7 @@ def test_a_reader_that_stops_does_not_keep_tables_from_their_jobs(spark: SparkSe
     locations = [f"{tmp_path}/nowhere", *(table.location() for table in tables)]
     (tmp_path / "c.toml").write_text(f"[jobs.upgrade]\nformat_version = 3\n[[tables]]\nlocations = {locations!r}\n")
     done = without_reader("-m", "sparkmeta", "maintain", "--config", str(tmp_path / "c.toml"), "--commit")
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert (done.returncode, "BrokenPipe" in done.stderr, "NoSuchTableError" in done.stderr) == (1, False, True)
     assert [table.refresh().format_version for table in tables] == [3, 3]
 
 

@@ -142,6 +142,7 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
         results = list(run_maintenance(config, session, commit=False, log=logged.append))
         assert {result.table: result.error for result in results} == expected
         assert {f"{table}: health: failed: {error}" for table, error in expected.items()} <= set(logged)
+        assert logged.count("  Traceback (most recent call last):") >= len(expected)
 
 
 @pytest.mark.parametrize(
