@@ -79,6 +79,8 @@ class Scan:
         row_limit: the maximum number of rows to read; None for all.
         table_schema: whether to read a given snapshot with the table's schema, as for a branch, instead of its own.
         session_branch: the branch to read if no snapshot is chosen; None for main.
+        two_valued: whether the filter has the meaning of Iceberg's expressions and REST protocol, where a null
+            satisfies `!=`, NOT IN and NOT LIKE, instead of SQL's.
     """
 
     state: TableState
@@ -91,6 +93,7 @@ class Scan:
     row_limit: int | None = None
     table_schema: bool = False
     session_branch: str | None = None
+    two_valued: bool = False
 
     # -- refining ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +190,7 @@ class Scan:
         return True
 
     def _bind(self, condition: BooleanExpression, schema: Schema) -> BooleanExpression:
-        return bind_filter(condition, schema, self.case_sensitive, transforms=True)
+        return bind_filter(condition, schema, self.case_sensitive, transforms=True, two_valued=self.two_valued)
 
     def _refuse_second(self, choice: str) -> None:
         if self.snapshot_id is not None:

@@ -82,6 +82,8 @@ class Table(RowTable):
         Spark reader, it reads the branch `spark.wap.branch` of the session instead, if the table has this branch and
         the property `write.wap.enabled`.
 
+        As in SQL, a comparison with null is unknown, and so is its NOT: `s != 'a'` matches no row whose `s` is null.
+
         Raises:
             InvalidFilterError: the filter is invalid, or fits no schema of the table.
             NoSuchSnapshotError: the table has no such snapshot.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyiceberg.expressions import (
     AlwaysFalse,
     AlwaysTrue,
+    And,
     BooleanExpression,
     BoundEqualTo,
     BoundGreaterThan,
@@ -30,6 +31,7 @@ from pyiceberg.expressions import (
     IsNaN,
     IsNull,
     LiteralPredicate,
+    NotEqualTo,
     NotIn,
     NotNaN,
     NotNull,
@@ -48,14 +50,14 @@ from sparkmeta.columns.conditions import Truth, as_column, fold_truth
 from sparkmeta.columns.expression_json import expression_to_json
 from sparkmeta.columns.fields import FieldReference, SchemaFields
 from sparkmeta.columns.filter_text import as_text, parse_text
-from sparkmeta.columns.junctions import depth, fold, junction_of
+from sparkmeta.columns.junctions import Junction, depth, fold, junction_of
 from sparkmeta.columns.literals import Place, place_literal
 from sparkmeta.columns.transform_terms import TransformedColumn, bound_transform
 from sparkmeta.errors import InvalidFilterError, shown
 from sparkmeta.spec.iso_times import DAY_MICROS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyiceberg.expressions import UnboundTerm
     from pyiceberg.schema import Schema
@@ -109,9 +111,18 @@ def parse_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
 
 
 def bind_filter(
-    row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True, *, transforms: bool = False
+    row_filter: BooleanExpression,
+    schema: Schema,
+    case_sensitive: bool = True,
+    *,
+    transforms: bool = False,
+    two_valued: bool = False,
 ) -> BooleanExpression:
     """Bind a filter's columns and literals to a schema, with NOT pushed to the predicates (table spec, Scan Planning).
+
+    The filter has SQL's meaning: a comparison with null is unknown, as is its NOT, and an unknown row is not selected.
+    Bound predicates have the two values of Iceberg's expressions, where a null satisfies ``!=``, NOT IN and NOT LIKE.
+    These predicates are therefore joined to a null test: ``s != 'a'`` becomes ``s IS NOT NULL AND s != 'a'``.
 
     Args:
         row_filter: an unbound filter, with full names of columns (``struct.field``).
@@ -119,6 +130,7 @@ def bind_filter(
         case_sensitive: whether names are case-sensitive.
         transforms: whether predicates on transforms of columns (``transform_terms``) are possible. Rows can't be
             tested for them, only partitions.
+        two_valued: whether the filter has the two values of Iceberg's expressions already, so that no test is added.
 
     Returns:
         Bound predicates over ``FieldReference`` terms, joined by balanced trees of ANDs and ORs. Null tests that the
@@ -129,14 +141,37 @@ def bind_filter(
         InvalidFilterError: an unknown or ambiguous column, a literal that can't be converted to the column's type, an
             operator that the type does not support, or a filter nested too deeply.
     """
-    fields = SchemaFields(schema, case_sensitive)
-    bound = fold(row_filter, lambda leaf, negated: _bind(leaf, negated, fields, transforms), junction_of)
-    if (levels := depth(bound)) > MAX_DEPTH:
+    if (levels := depth(row_filter)) > MAX_DEPTH:
         raise InvalidFilterError(f"ANDs and ORs alternate over {levels} levels in the filter; {MAX_DEPTH} work")
-    return bound
+    fields = SchemaFields(schema, case_sensitive)
+    join = junction_of if two_valued else _join
+    return fold(row_filter, lambda leaf, negated: _bind(leaf, negated, fields, transforms, two_valued), join)
 
 
-def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields, transforms: bool) -> BooleanExpression:
+def _join(junction: Junction, operands: Sequence[BooleanExpression]) -> BooleanExpression:
+    return junction_of(junction, list(_without_repeated_tests(junction, operands)))
+
+
+def _without_repeated_tests(junction: Junction, operands: Sequence[BooleanExpression]) -> Iterator[BooleanExpression]:
+    """Yield the operands without the added null tests that another operand makes superfluous.
+
+    That is the same test in an AND, and IS NULL of the same column in an OR.
+    """
+    decisive = BoundNotNull if junction is And else BoundIsNull
+    decided = {operand.term for operand in operands if isinstance(operand, decisive)}
+    for operand in operands:
+        match operand:
+            case And(left=BoundNotNull(term=term), right=BoundNotEqualTo() | BoundNotIn() | BoundNotStartsWith()):
+                yield operand.right if term in decided else operand
+                if junction is And:
+                    decided.add(term)
+            case _:
+                yield operand
+
+
+def _bind(
+    leaf: BooleanExpression, negated: bool, fields: SchemaFields, transforms: bool, two_valued: bool
+) -> BooleanExpression:
     if isinstance(leaf, AlwaysTrue | AlwaysFalse):
         return ~leaf if negated else leaf
     term = leaf.term if isinstance(leaf, UnboundPredicate) else None
@@ -145,14 +180,16 @@ def _bind(leaf: BooleanExpression, negated: bool, fields: SchemaFields, transfor
         raise InvalidFilterError(f"not a predicate that could be bound to a schema: {shown(leaf)}")
     predicate = ~leaf if negated else leaf
     field = _field(leaf.term, fields)
+    accepts_null = isinstance(predicate, NotEqualTo | NotIn | NotStartsWith)
+    null_test = _bound(BoundNotNull, field) if accepts_null and not two_valued else AlwaysTrue()
     try:
         match predicate:
             case UnaryPredicate():
                 return _bind_unary(predicate, field)
             case In() | NotIn():
-                return _bind_set(predicate, field)
+                return And(null_test, _bind_set(predicate, field))
             case LiteralPredicate():
-                return _bind_comparison(predicate, field)
+                return And(null_test, _bind_comparison(predicate, field))
     except (TypeError, ValueError) as problem:
         column = str(term) if transformed else f"column {field.name}"
         raise InvalidFilterError(f"{as_text(leaf)}: {column} has type {field.field.field_type}: {problem}") from None

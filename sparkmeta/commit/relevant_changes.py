@@ -77,8 +77,11 @@ class RelevantChanges:
 def changes_matching(
     head: TableState, history: Sequence[Snapshot], row_filter: BooleanExpression | str
 ) -> RelevantChanges:
-    """Return the changes of snapshots, newest first, in files that may match a filter."""
-    return RelevantChanges(head, history, ScanFilter.of(head, row_filter))
+    """Return the changes of snapshots, newest first, in files that may match a filter.
+
+    As in Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE, so a file of such rows is a conflict.
+    """
+    return RelevantChanges(head, history, ScanFilter.of(head, row_filter, two_valued=True))
 
 
 def has_rows(frame: DataFrame) -> bool:

@@ -201,9 +201,10 @@ class SnapshotUpdate:
         - added data files that may match, if `isolation` is "serializable".
 
         Args:
-            row_filter: the rows that were read to make this change; only changes that may match it are conflicts.
-                Defaults to the filters or partitions that the update replaces, or to the whole table if there are none.
-                For added data, also defaults to the whole table if the update removes files by name or adds deletes.
+            row_filter: the rows that were read to make this change; only changes that may match it are conflicts. As in
+                Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE here. Defaults to the filters or
+                partitions that the update replaces, or to the whole table if there are none. For added data, also
+                defaults to the whole table if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read, from which all checks of this update start. Defaults to the
                 branch's head when the transaction began.
             isolation: "serializable" or "snapshot".

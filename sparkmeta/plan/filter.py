@@ -58,7 +58,7 @@ class ScanFilter:
 
     Attributes:
         state: the table at the snapshot that is read.
-        row_filter: the filter, bound and free of NOT.
+        row_filter: the filter, bound and free of NOT. Its predicates are two-valued; see `bind_filter`.
         schema: the schema that the filter is bound to.
         reads_all_rows: whether all rows of matching files are read, not only matching rows, so that deletes of any of
             them matter.
@@ -70,14 +70,19 @@ class ScanFilter:
     reads_all_rows: bool = False
 
     @classmethod
-    def of(cls, state: TableState, row_filter: BooleanExpression | str) -> ScanFilter:
+    def of(cls, state: TableState, row_filter: BooleanExpression | str, *, two_valued: bool = False) -> ScanFilter:
         """Bind a filter or its text to the table's current schema, with case-sensitive names of columns.
+
+        Args:
+            state: the table at the snapshot that is read.
+            row_filter: the filter.
+            two_valued: see `bind_filter`.
 
         Raises:
             InvalidFilterError: the text can't be parsed, or the filter can't be bound (`bind_filter`).
         """
         schema = state.metadata.schema()
-        return cls(state, bind_filter(parse_filter(row_filter), schema), schema)
+        return cls(state, bind_filter(parse_filter(row_filter), schema, two_valued=two_valued), schema)
 
     def __post_init__(self) -> None:
         """Refuse a filter on a column whose id had another type before the table was replaced.

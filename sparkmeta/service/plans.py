@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -64,6 +64,8 @@ class Pages:
 def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
     """Return the scan that a request asks for. It does not depend on the settings of this process's session.
 
+    Its filter has the protocol's meaning of null; see `Scan.two_valued`.
+
     Raises:
         NoSuchSnapshotError: the table has no such snapshot.
         ApiError: the first snapshot is not an ancestor of the last one.
@@ -75,15 +77,20 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
             snapshots_between(table.metadata, request.from_exclusive, request.to_inclusive)
         except ValidationError as error:
             raise ApiError(400, BAD_REQUEST, str(error)) from error
-        scan = table_scan(table.state, request.row_filter, ALL_FIELDS, request.case_sensitive, None, {})
+        scan = _filtered(table, request, ALL_FIELDS)
         _ = scan.plan_filter
         return IncrementalScan(scan, request.from_exclusive, request.to_inclusive)
     # `refuse_dropped_columns` has checked which columns the client reads; the plan does not depend on them.
-    scan = table_scan(table.state, request.row_filter, (), request.case_sensitive, request.snapshot_id, {})
+    scan = _filtered(table, request, (), request.snapshot_id)
     if request.snapshot_id is not None:
         scan = _by_its_schema(table, scan) if request.by_snapshot else scan.with_table_schema()
     _ = scan.plan_filter
     return scan
+
+
+def _filtered(table: Table, request: PlanRequest, fields: tuple[str, ...], snapshot_id: int | None = None) -> Scan:
+    scan = table_scan(table.state, request.row_filter, fields, request.case_sensitive, snapshot_id, {})
+    return replace(scan, two_valued=True)
 
 
 def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:

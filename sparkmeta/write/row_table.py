@@ -210,7 +210,7 @@ class RowTable(BaseTable):
     ) -> Self:
         """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is made.
 
-        A null matches `!=`, `not in` and `not like`, unlike in SQL.
+        As in SQL, a null matches neither `!=` nor `not in` nor `not like`.
 
         Files whose rows all match, as partitions and metrics prove, are removed without being opened. Rows in other
         files are deleted by the mode in the table property `write.delete.mode`: `copy-on-write` rewrites the files;

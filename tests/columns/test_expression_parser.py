@@ -71,8 +71,11 @@ def test_transforms():
     bucket = {"type": "transform", "transform": "bucket[16]", "term": "name"}
     parsed = expression_from_json({"type": "not", "child": {"type": "in", "term": bucket, "values": [1, 3]}})
     assert parsed == e.Not(e.In(TransformedColumn(BucketTransform(16), "name"), {1, 3}))
-    text = expression_to_json(bind_filter(parsed, SCHEMA, transforms=True))
-    assert json.loads(text) == {"type": "not-in", "term": bucket, "values": [1, 3]}
+    not_in = {"type": "not-in", "term": bucket, "values": [1, 3]}
+    tested = {"type": "and", "left": {"type": "not-null", "term": bucket}, "right": not_in}
+    for two_valued, expected in ((True, not_in), (False, tested)):
+        text = expression_to_json(bind_filter(parsed, SCHEMA, transforms=True, two_valued=two_valued))
+        assert json.loads(text) == expected
     with pytest.raises(InvalidFilterError, match="not a predicate that could be bound"):
         bind_filter(parsed, SCHEMA)
 

@@ -77,12 +77,14 @@ SCHEMA = Schema(
 )
 
 
-def bound(row_filter: str | BooleanExpression, case_sensitive: bool = True) -> BooleanExpression:
-    return bind_filter(parse_filter(row_filter), SCHEMA, case_sensitive)
+def bound(
+    row_filter: str | BooleanExpression, case_sensitive: bool = True, two_valued: bool = False
+) -> BooleanExpression:
+    return bind_filter(parse_filter(row_filter), SCHEMA, case_sensitive, two_valued=two_valued)
 
 
-def as_json(row_filter: str | BooleanExpression) -> Any:
-    return json.loads(expression_to_json(bound(row_filter)))
+def as_json(row_filter: str | BooleanExpression, two_valued: bool = False) -> Any:
+    return json.loads(expression_to_json(bound(row_filter, two_valued=two_valued)))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,20 @@ def test_too_deep_a_filter_is_refused() -> None:
         bound(deep)
 
 
+def both(left: Any, right: Any) -> Any:
+    return {"type": "and", "left": left, "right": right}
+
+
+def either(left: Any, right: Any) -> Any:
+    return {"type": "or", "left": left, "right": right}
+
+
+IS_NULL, NOT_NULL = ({"type": kind, "term": "x"} for kind in ("is-null", "not-null"))
+OVER_5 = {"type": "gt", "term": "x", "value": 5}
+NOT_7 = {"type": "not-eq", "term": "id", "value": 7}
+NOT_A = {"type": "not-starts-with", "term": "name", "value": "a"}
+
+
 @pytest.mark.parametrize(
     ("row_filter", "expected"),
     [
@@ -181,31 +197,67 @@ def test_too_deep_a_filter_is_refused() -> None:
         ("not s.may is nan", {"type": "not-nan", "term": "s.may"}),
         ("x < 2147483648", {"type": "not-null", "term": "x"}),
         ("x <= 2147483648", {"type": "not-null", "term": "x"}),
-        ("x <> 2147483648", True),
+        ("x <> 2147483648", NOT_NULL),
         ("x > 2147483648", False),
         ("x >= 2147483648", False),
         ("x = 2147483648", False),
         ("x < -2147483649", False),
-        ("x <> -2147483649", True),
+        ("x <> -2147483649", NOT_NULL),
         ("x > -2147483649", {"type": "not-null", "term": "x"}),
         ("x in (1, 2147483648)", {"type": "eq", "term": "x", "value": 1}),
-        ("x not in (1, 2147483648)", {"type": "not-eq", "term": "x", "value": 1}),
+        ("x not in (1, 2147483648)", both(NOT_NULL, {"type": "not-eq", "term": "x", "value": 1})),
         ("x in (2147483648, 2147483649)", False),
-        ("x not in (2147483648, 2147483649)", True),
+        ("x not in (2147483648, 2147483649)", NOT_NULL),
         ("x < 1.5", {"type": "lt-eq", "term": "x", "value": 1}),
         ("x <= 1.5", {"type": "lt-eq", "term": "x", "value": 1}),
         ("x > -1.5", {"type": "gt", "term": "x", "value": -2}),
         ("x >= -1.5", {"type": "gt", "term": "x", "value": -2}),
         ("x = 1.5", False),
-        ("x <> 1.5", True),
+        ("x <> 1.5", NOT_NULL),
         ("not x >= 5", {"type": "lt", "term": "x", "value": 5}),
-        ("name not like 'a%'", {"type": "not-starts-with", "term": "name", "value": "a"}),
+        ("id <> 7", {"type": "not-eq", "term": "id", "value": 7}),
+        ("not (id = 7 or r.must in (1, 2))", both(NOT_7, {"type": "not-in", "term": "r.must", "values": [1, 2]})),
+        ("name not like 'a%'", both({"type": "not-null", "term": "name"}, NOT_A)),
+        ("name not like 'a%' and x is null", both(both({"type": "not-null", "term": "name"}, NOT_A), IS_NULL)),
+        ("name is null or name not like 'a%'", either({"type": "is-null", "term": "name"}, NOT_A)),
+        (
+            "name is not null or name not like 'a%'",
+            either({"type": "not-null", "term": "name"}, both({"type": "not-null", "term": "name"}, NOT_A)),
+        ),
+        ("x is null or name not like 'a%'", either(IS_NULL, both({"type": "not-null", "term": "name"}, NOT_A))),
+        ("name is not null and not name like 'a%'", both({"type": "not-null", "term": "name"}, NOT_A)),
+        ("not (name like 'a%' or name is null)", both(NOT_A, {"type": "not-null", "term": "name"})),
+        ("x is null or (x is not null and x > 5)", either(IS_NULL, both(NOT_NULL, OVER_5))),
+        ("x > 5 and x is not null", both(OVER_5, NOT_NULL)),
+        ("s.must <> 1", both({"type": "not-null", "term": "s.must"}, {"type": "not-eq", "term": "s.must", "value": 1})),
+        (
+            "not (x = 1 or x = 2)",
+            both(
+                both(NOT_NULL, {"type": "not-eq", "term": "x", "value": 1}), {"type": "not-eq", "term": "x", "value": 2}
+            ),
+        ),
+        ("not x <> 1", {"type": "eq", "term": "x", "value": 1}),
+        ("not (x is null and s.may is not nan)", either(NOT_NULL, {"type": "is-nan", "term": "s.may"})),
         (In("id", []), False),
         (NotIn("id", []), True),
     ],
 )
 def test_binds(row_filter: str | BooleanExpression, expected: Any) -> None:
     assert as_json(row_filter) == expected
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "expected"),
+    [
+        ("x <> 2147483648", True),
+        ("not x in (2147483648, 2147483649)", True),
+        ("x not in (1, 2147483648)", {"type": "not-eq", "term": "x", "value": 1}),
+        ("not name like 'a%'", NOT_A),
+        ("x is null or (x is not null and x <> 7)", either(IS_NULL, both(NOT_NULL, NOT_7 | {"term": "x"}))),
+    ],
+)
+def test_two_valued_filters_get_no_null_test(row_filter: str, expected: Any) -> None:
+    assert as_json(row_filter, two_valued=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -315,13 +367,13 @@ MIDDLE = "'40000000-0000-0000-0000-000000000000'"
         ("x < 5", [True, False, False], None),
         ("x >= 5", [False, True, False], None),
         ("x = 5", [False, True, False], None),
-        ("x <> 5", [True, False, True], None),
+        ("x <> 5", [True, False, False], None),
         ("x in (1, 9)", [True, False, False], None),
-        ("x not in (1, 9)", [False, True, True], None),
+        ("x not in (1, 9)", [False, True, False], None),
         ("x is null", [False, False, True], None),
         ("x is not null", [True, True, False], None),
         ("name like 'a%'", [True, False, False], None),
-        ("name not like 'a%'", [False, True, True], None),
+        ("name not like 'a%'", [False, True, False], None),
         ("s.may is nan", [True, False, False], None),
         ("s.may is not nan", [False, True, True], None),
         ("s.may = 0.0", [False, True, False], None),
@@ -392,10 +444,10 @@ def test_twenty_times_the_same(spark: SparkSession) -> None:
 
 
 def spark_text(text: str) -> str:
-    """A filter as Spark SQL, for columns named by field ids; two-valued."""
+    """A filter as Spark SQL, for columns named by field ids."""
     for name, field_id in (("s.may", 6), ("name", 3), ("x ", 2)):
         text = text.replace(name, f"`{field_id}` ")
-    return " ".join(text.replace("`2` <>", "NOT `2` <=>").split())
+    return " ".join(text.split())
 
 
 def test_a_thousand_mixed_predicates_are_quick(spark: SparkSession) -> None:
@@ -409,9 +461,10 @@ def test_deepest_filter_that_is_accepted_runs(spark: SparkSession) -> None:
     deep = "x = 0"
     for level in range(MAX_DEPTH):
         deep = f"({deep}) {'and' if level % 2 else 'or'} x <> {level}"
-    expression = bound(deep)
-    assert depth(expression) == MAX_DEPTH
-    assert spark.createDataFrame(VALUES).where(row_predicate(expression, column).text).count() == 3
+    for two_valued, count in ((False, 2), (True, 3)):
+        expression = bound(deep, two_valued=two_valued)
+        assert depth(expression) == MAX_DEPTH + (not two_valued)
+        assert spark.createDataFrame(VALUES).where(row_predicate(expression, column).text).count() == count
 
 
 def test_predicates_of_users_keep_their_kind() -> None:

@@ -28,12 +28,14 @@ SPEC = PartitionSpec(
     PartitionField(2, 1001, tr.BucketTransform(4), "bucket"),
     PartitionField(3, 1002, tr.IdentityTransform(), "x"),
 )
+# Filters that are bound with SQL's meaning of null, others with that of Iceberg's expressions.
+SQL = ("x <> 1.0 and id <> 34", "not (other = 5 or id = 34)")
 EVENT = "ts >= '2026-01-02T12:00:00' and ts < '2026-01-04T00:00:00'"
 
 
 def left(spark: SparkSession, text: str, day: int | None, bucket: int | None, x: float | None) -> Any:
     """The residual of a filter in the partition (days after 2026-01-01, bucket, x)."""
-    bound = bind_filter(parse_filter(text), SCHEMA)
+    bound = bind_filter(parse_filter(text), SCHEMA, two_valued=text not in SQL)
     frame = spark.createDataFrame([(day, bucket, x)], "day int, bucket int, x double").select(
         F.date_add(F.lit("2026-01-01").cast("date"), F.col("day")).alias("1000"),
         F.col("bucket").alias("1001"),
@@ -52,6 +54,7 @@ def predicate(kind: str, term: str, value: Any) -> dict[str, Any]:
     return {"type": kind, "term": term, "value": value}
 
 
+NOT_NULL = {"type": "not-null", "term": "other"}
 FROM = predicate("gt-eq", "ts", "2026-01-02T12:00:00")
 
 
@@ -73,6 +76,12 @@ def test_days_within_before_and_after(spark: SparkSession, day: int | None, expe
         ("id < 5", (0, 2, 1.0), predicate("lt", "id", 5)),
         ("x <> 1.0", (0, 2, None), True),
         ("x < 1.0", (0, 2, None), False),
+        (SQL[0], (0, 2, None), False),
+        (SQL[0], (0, None, 2.0), False),
+        (SQL[0], (0, 2, 2.0), True),
+        (SQL[0], (0, 3, 2.0), predicate("not-eq", "id", 34)),
+        (SQL[1], (0, 2, None), {"type": "and", "left": NOT_NULL, "right": predicate("not-eq", "other", 5)}),
+        (SQL[1], (0, None, None), False),
         ("x is nan", (0, 2, float("nan")), True),
         ("x = 0.0", (0, 2, -0.0), True),
         # Whether NaN is greater than a number is left to whoever reads the rows.

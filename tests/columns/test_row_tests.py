@@ -73,7 +73,11 @@ ONLY_IN_SPARK = ("b = true", "f > 1", "d is nan", "i = 1 or f < 0")
 def test_rows_that_pass_are_those_of_spark(spark: SparkSession) -> None:
     frame = spark.sql(ROWS).coalesce(1)
     names = {field.field_id: field.name for field in SCHEMA.fields}
-    bound = {text: bind_filter(parse_filter(text), SCHEMA) for text in FILTERS}
+    bound = {
+        f"{text}, {two_valued=}": bind_filter(parse_filter(text), SCHEMA, two_valued=two_valued)
+        for text in FILTERS
+        for two_valued in (False, True)
+    }
     tests = [row_predicate(each, lambda field_id: sql.col(names[field_id])).text for each in bound.values()]
     rows = frame.selectExpr("*", *(f"{test} AS t{place}" for place, test in enumerate(tests))).toArrow()
     batch = rows.combine_chunks()

@@ -57,7 +57,7 @@ def column_stats(_field_id: int) -> FieldStats:
 def decide(
     spark: SparkSession, kind: t.PrimitiveType, row_filter: str | BooleanExpression, *stats: Any
 ) -> tuple[bool, bool]:
-    bound = bind_filter(parse_filter(row_filter), schema_of(kind))
+    bound = bind_filter(parse_filter(row_filter), schema_of(kind), two_valued=True)
     columns = [
         might_match(bound, column_stats, sql.col("records")),
         must_match(bound, column_stats, sql.col("records"), {TOP, 2}),
@@ -247,7 +247,7 @@ def test_stats_that_are_not_there_at_all(spark: SparkSession) -> None:
         return FieldStats(None, None, None, None, None)
 
     filters = ["v = 1", "v is null", "v not in (1, 2)", "v < 5 or v > 7", "v in (1, 2)", "v <> 1", "v is not null"]
-    bounds = [bind_filter(parse_filter(text), schema_of(INT)) for text in filters]
+    bounds = [bind_filter(parse_filter(text), schema_of(INT), two_valued=True) for text in filters]
     might = [might_match(bound, nothing, sql.lit(5)) for bound in bounds]
     must = [must_match(bound, nothing, sql.lit(5), {TOP}) for bound in bounds]
     row = spark.range(1).selectExpr(*(condition.text for condition in (*might, *must))).first()

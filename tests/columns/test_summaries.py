@@ -28,7 +28,7 @@ INT, TEXT, DOUBLE = t.IntegerType(), t.StringType(), t.DoubleType()
 
 def keeps(spark: SparkSession, kind: t.PrimitiveType, row_filter: str | BooleanExpression, *summary: Any) -> bool:
     schema = Schema(t.NestedField(1, "v", kind, required=False))
-    projected = inclusive_projection(bind_filter(parse_filter(row_filter), schema), SPEC)
+    projected = inclusive_projection(bind_filter(parse_filter(row_filter), schema, two_valued=True), SPEC)
     bound = bound_type(kind)
     fields = zip(FieldSummary._fields, (BooleanType(), BooleanType(), bound, bound), strict=True)
     frame = spark.createDataFrame([summary], StructType([StructField(name, field) for name, field in fields]))

@@ -60,7 +60,7 @@ def _short(node: Any) -> str:
 
 
 def both(row_filter: str | BooleanExpression, spec: PartitionSpec) -> tuple[str, str]:
-    bound = bind_filter(parse_filter(row_filter), SCHEMA)
+    bound = bind_filter(parse_filter(row_filter), SCHEMA, two_valued=True)
     return short(inclusive_projection(bound, spec)), short(strict_projection(bound, spec))
 
 
@@ -303,6 +303,6 @@ def test_references_carry_partition_field_ids() -> None:
 )
 def test_what_identity_partitions_leave_of_a_filter(row_filter: str, left: str) -> None:
     ids = {SCHEMA.find_field(name).field_id for name in ("i", "s", "f")}
-    bound = bind_filter(parse_filter(row_filter), SCHEMA)
+    bound = bind_filter(parse_filter(row_filter), SCHEMA, two_valued=True)
     assert short(undecided(bound, ids)) == left
     assert short(undecided(bound, ())) == short(bound)

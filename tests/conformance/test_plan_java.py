@@ -1,12 +1,14 @@
 """Every plan equals Iceberg Java's: files, their deletes in order, the meaning of residuals; at every snapshot.
 
+Our filters have SQL's meaning of null, and so Java gets them with the null tests that they imply.
+
 Known departures, each on purpose:
 - `null < x` and `null <= x` are false for us; Java's evaluators put null first and keep such partitions.
 - -0.0 and 0.0 are one value when pruning; Java orders them apart, and so skips files that hold an equal value, and
   keeps files of nothing but the other zero for `!=`, `<` and `>`.
 - UUID ranges prove something only where signed and unsigned order agree.
 - Infinity is a value of a float column; Java takes the literal for one beyond the type's range, and so skips files that
-  hold infinity, and keeps files of nulls for a value that is not infinity.
+  hold infinity, and keeps files of nothing else for a value that is not infinity.
 - A literal next to the least integer stays below all partition values when it is truncated; in Java it overflows to the
   greatest, and so files are skipped that hold matching rows.
 - A column of a struct that is null has no value that ORC's metrics count. NOT_NAN is true of it, and Java skips such
@@ -32,7 +34,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from tests.peers import corpus as peers
-from tests.peers.expressions import equivalent, is_beyond
+from tests.peers.expressions import equivalent, is_beyond, with_null_tests
 from tests.peers.filters import filters
 from tests.peers.java import NOW, At
 from tests.peers.slices import FILTERS, SOAK, slice_of
@@ -111,7 +113,7 @@ def compare(peer: PeerTable, ours: list[dict[str, Any]], place: At, row_filter: 
     Its residuals fail on NOT STARTS WITH and a null partition value, its JSON on partitions of a promoted column and on
     literals beyond its longs, of which there is nothing to compare then.
     """
-    expression = row_filter.expression if row_filter else None
+    expression = with_null_tests(row_filter.expression) if row_filter else None
     cased = row_filter.case_sensitive if row_filter else True
     try:
         theirs = peer.java.plan(expression, place, case_sensitive=cased)

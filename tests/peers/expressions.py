@@ -1,4 +1,4 @@
-"""pyiceberg expressions as Iceberg's expression JSON, and whether two such JSONs mean the same."""
+"""pyiceberg expressions as Iceberg's JSON, with SQL's meaning of null, and whether two JSONs mean the same."""
 
 from __future__ import annotations
 
@@ -114,6 +114,24 @@ def _text(tree: Any) -> str:
     return json.dumps(tree).replace("-Infinity", "-1e999").replace("Infinity", "1e999")
 
 
+# --- null -----------------------------------------------------------------------------------------------------------
+
+
+def with_null_tests(expression: Any, negated: bool = False) -> e.BooleanExpression:
+    """The expression with which Java selects what SQL selects, although a null satisfies its !=, NOT IN and NOT LIKE.
+
+    As in the filters that Spark pushes down, a null test comes before each of these predicates.
+    """
+    if isinstance(expression, e.Not):
+        return with_null_tests(expression.child, not negated)
+    if isinstance(expression, e.And | e.Or):
+        junction = e.And if isinstance(expression, e.And) != negated else e.Or
+        return junction(with_null_tests(expression.left, negated), with_null_tests(expression.right, negated))
+    leaf = ~expression if negated else expression
+    accepts_null = isinstance(leaf, e.NotEqualTo | e.NotIn | e.NotStartsWith)
+    return e.And(e.NotNull(leaf.term), leaf) if accepts_null else leaf
+
+
 # --- meaning --------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +140,7 @@ def equivalent(left: str, right: str, schema: Schema, case_sensitive: bool = Tru
 
     NOT is pushed to the leaves, literals are compared as values of the field's type (typed and untyped JSON are both
     understood), and what stands between the leaves is compared by truth table. A True is right; leaves that could
-    imply each other are taken as independent.
+    imply each other are taken as independent, but for IS NULL and NOT NULL.
     """
     left_meaning, right_meaning = (_meaning(json.loads(text), schema, case_sensitive) for text in (left, right))
     return left_meaning == right_meaning or _same_table(left_meaning, right_meaning)
@@ -237,8 +255,14 @@ def _same_table(left: Any, right: Any) -> bool:
     else:
         rng = random.Random(7)
         rows = ([rng.random() < share for _ in atoms] for share in (0.05, 0.2, 0.5, 0.8, 0.95) for _ in range(400))
-    truths = (dict(zip(atoms, row, strict=True)) for row in rows)
+    truths = (_consistent(dict(zip(atoms, row, strict=True))) for row in rows)
     return all(_holds(left, truth) == _holds(right, truth) for truth in truths)
+
+
+def _consistent(truth: dict[Any, bool]) -> dict[Any, bool]:
+    """The truth of the leaves, where a value is either null or not."""
+    not_null = {atom: (*atom[:1], "not-null", *atom[2:]) for atom in truth if atom[1] == "is-null"}
+    return truth | {atom: not truth[other] for atom, other in not_null.items() if other in truth}
 
 
 def _atoms(tree: Any) -> set[Any]:

@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from pyiceberg.expressions import And, EqualTo, GreaterThan, In, IsNull, Not, Or
+from pyiceberg.expressions import And, EqualTo, GreaterThan, In, IsNull, Not, NotEqualTo, Or
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IntegerType, NestedField, StringType, TimestamptzType
 
 from tests.peers.corpus import RECIPES, names
-from tests.peers.expressions import equivalent, filter_json
+from tests.peers.expressions import equivalent, filter_json, with_null_tests
 from tests.peers.filters import filters
 from tests.peers.java import At
 from tests.peers.values import comparable, python_value
@@ -126,6 +126,9 @@ def test_equivalence() -> None:
     assert equivalent(leaf("id", 2**31, "lt"), "true", SCHEMA)
     assert equivalent('{"type":"is-null","term":"id"}', "false", SCHEMA)
     assert equivalent(filter_json(In("S", ("a",))), leaf("s", "a"), SCHEMA, case_sensitive=False)
+    other_or_null = Or(IsNull("s"), NotEqualTo("s", "a"))
+    assert equivalent(filter_json(with_null_tests(other_or_null)), filter_json(other_or_null), SCHEMA)
+    assert not equivalent(filter_json(with_null_tests(Not(EqualTo("s", "a")))), leaf("s", "a", "not-eq"), SCHEMA)
 
 
 def leaf(term: str, value: object, operation: str = "eq") -> str:

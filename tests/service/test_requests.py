@@ -708,6 +708,25 @@ def located_table(folder: Path, rows: pa.Table, partition: str | None = None, ve
     return table
 
 
+def test_a_null_satisfies_not_equal(spark: SparkSession, tmp_path: Path):
+    """In the protocol, expressions have two values, unlike filters of this library's users."""
+    rows = pa.table({"id": [1, 2], "note": pa.array([None, None], pa.string())})
+    table = located_table(tmp_path, rows)
+    first = table.current_snapshot().snapshot_id
+    table.append(rows)
+    appended = {"start_snapshot_id": first, "end_snapshot_id": table.current_snapshot().snapshot_id}
+    with served({"t": table.metadata_location}, spark) as service:
+        client = Client(service)
+        for leaf in ({"type": "not-eq", "value": "a"}, {"type": "not-in", "values": ["a", "b"]},
+                     {"type": "not-starts-with", "value": "a"}):  # fmt: skip
+            sent = leaf | {"term": "note"}
+            for body, files in (({}, 2), ({"snapshot_id": first}, 1), (appended, 1)):
+                tasks = client.planned("t", filter=sent, **body)
+                assert [task["residual-filter"] for task in tasks] == [sent] * files, (sent, body)
+    ours = sm.load_table(table.metadata_location, spark=spark).scan("note != 'a'")
+    assert (ours.plan_files().count(), ours.count()) == (0, 0)
+
+
 def test_a_table_without_uuid_that_is_created_anew(spark: SparkSession, tmp_path: Path):
     """Version 1 allows it. Plans of the old table are not reused."""
     folder = tmp_path / "t" / "metadata"
