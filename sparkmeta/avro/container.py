@@ -7,6 +7,7 @@ their records from the counts of the blocks before.
 from __future__ import annotations
 
 import json
+import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -236,7 +237,7 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes | 
 
     Raises:
         CorruptFileError: invalid compressed data, more than `MAX_BLOCK_BYTES`, or fewer bytes than records.
-        UnsupportedError: a codec other than null, deflate, snappy, zstandard and bzip2.
+        UnsupportedError: a codec other than null, deflate, snappy, zstandard, bzip2 and xz.
     """
     if block.size > MAX_BLOCK_BYTES:
         raise CorruptFileError(location, "block size", block.size, f"more than {MAX_BLOCK_BYTES} bytes")
@@ -244,7 +245,7 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes | 
     packed = whole[block.offset : block.offset + block.size]
     try:
         inflated: bytes | bytearray = _inflaters(header.codec, location)(packed)
-    except (zlib.error, _ZLIB.error, OSError, ValueError, EOFError) as error:
+    except (zlib.error, lzma.LZMAError, _ZLIB.error, OSError, ValueError, EOFError) as error:
         raise CorruptFileError(location, "block", block.offset, f"not {header.codec} data: {error}") from error
     if len(inflated) > MAX_BLOCK_BYTES:
         raise CorruptFileError(location, "block size", block.offset, f"inflates to more than {MAX_BLOCK_BYTES} bytes")
@@ -255,7 +256,7 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes | 
 
 def _inflaters(codec: str, location: str) -> Any:
     try:
-        return {"null": bytes, "deflate": _deflate, "snappy": _snappy, "zstandard": _zstd, "bzip2": _bzip2}[codec]
+        return _INFLATERS[codec]
     except KeyError:
         raise UnsupportedError(f"{location}: avro.codec '{codec}' is not supported") from None
 
@@ -328,7 +329,21 @@ def _bzip2(packed: memoryview) -> bytes:
     return _stream(packed, "bz2")
 
 
+def _xz(packed: memoryview) -> bytes:
+    return lzma.LZMADecompressor().decompress(packed, MAX_BLOCK_BYTES + 1)
+
+
 def _stream(packed: memoryview, codec: str) -> bytes:
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(packed)), codec) as stream:
         inflated: bytes = stream.read(MAX_BLOCK_BYTES + 1)
     return inflated
+
+
+_INFLATERS: dict[str, Callable[[memoryview], bytes | bytearray]] = {
+    "null": bytes,
+    "deflate": _deflate,
+    "snappy": _snappy,
+    "zstandard": _zstd,
+    "bzip2": _bzip2,
+    "xz": _xz,
+}

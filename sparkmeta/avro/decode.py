@@ -20,6 +20,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
+from sparkmeta.avro.canonical import canonical_schema, manifest_fields
 from sparkmeta.avro.container import Block, Data, Header, inflate, read_blocks, read_header
 from sparkmeta.avro.schema import ManifestSchema, bytes_for_fixed, manifest_schema, with_partition_ids
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
@@ -34,7 +35,7 @@ from sparkmeta.entries.records import (
     typed_values,
 )
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.spec.entry import METRICS_MAP_IDS
+from sparkmeta.spec.entry import METRICS_MAP_IDS, Status
 
 if TYPE_CHECKING:
     from sparkmeta.avro.program import Program
@@ -114,14 +115,17 @@ def decode_records(
     """
     header = manifest_header(data, part, projection)
     schema = schema_that_fits(data, header, part.location)
+    refuse_foreign_tuples(data, part, header, schema, projection)
     for first, records in _records(data, part, header, schema, projection):
         yield pa.array(np.arange(first, first + len(records))), records
 
 
 def manifest_header(data: Data, part: ManifestPart, projection: EntryProjection) -> Header:
-    """Return the header of a manifest, with a schema in which partition fields have unique ids."""
+    """Return the header of a manifest, with a canonical schema in which partition fields have unique ids."""
     header, ids = read_header(data, part.location), projection.unique_ids(part.spec_id)
-    return replace(header, schema=with_partition_ids(header.schema, ids)) if ids else header
+    names = {name: written for written, _, name in projection.tuple_of(part.spec_id)}
+    schema = canonical_schema(header.schema, part.location, manifest_fields(names))
+    return replace(header, schema=with_partition_ids(schema, ids) if ids else schema)
 
 
 def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
@@ -140,6 +144,36 @@ def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchem
         if len(fitting) < len(candidates):
             return fitting[0] if fitting else schema
     return schema
+
+
+def refuse_foreign_tuples(
+    data: Data, part: ManifestPart, header: Header, schema: ManifestSchema, projection: EntryProjection
+) -> None:
+    """Refuse live entries with values of partition fields that the manifest's spec does not have.
+
+    A writer that labels tuples of an earlier spec with a later one makes files of unknown partitions, and deletes that
+    apply to unknown files. Fields without values, and missing ones, are harmless.
+
+    Raises:
+        CorruptFileError: there is such an entry.
+    """
+    known = {unique for _, unique, _ in projection.tuple_of(part.spec_id)}
+    foreign = sorted(schema.partition_fields - known)
+    if not foreign or part.spec_id not in dict(projection.spec_tuples):
+        return
+    narrow = schema.projected({0, 100}.__contains__, foreign.__contains__)
+    for _, records in record_batches(data, part_blocks(data, part, header), header, schema, narrow):
+        for record in records:
+            file = record["f2"]
+            values = (file and file["f102"]) or {}
+            wrong = [field_id for field_id in foreign if values.get(f"f{field_id}") is not None]
+            if wrong and record.get("f0") != int(Status.DELETED):
+                field, spec_fields = f"partition.{wrong[0]} of {file.get('f100')}", ", ".join(map(str, sorted(known)))
+                problem = (
+                    f"the manifest is of partition spec {part.spec_id}, which has the fields {spec_fields or 'none'}: "
+                    "the file was written for another spec; remove it, and write it again with the table's present spec"
+                )
+                raise CorruptFileError(part.location, field, as_text(values[f"f{wrong[0]}"]), problem)
 
 
 def _fits(schema: ManifestSchema, inflated: bytes | bytearray, block: Block) -> bool:

@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.canonical import LIST_FIELDS, canonical_schema
 from sparkmeta.avro.container import inflate, read_blocks, read_header
 from sparkmeta.avro.schema import by_field_ids, parse
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds
-from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.columns.bounds import ANY, bound_arrow_type, inverted, known_bounds
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import CorruptFileError, ValidationError
 from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, FieldSpec
+from sparkmeta.spec.stats import BOUNDS
 
 SUMMARIES = "partition_summaries"
 
@@ -123,7 +125,8 @@ def write_manifest_list(
 
 def _records(data: bytes, location: str) -> Iterator[dict[str, Any]]:
     header = read_header(data, location)
-    schema = parse(by_field_ids(header.schema, location), location)
+    canonical = canonical_schema(header.schema, location, LIST_FIELDS)
+    schema = parse(by_field_ids(canonical, location), location)
     for block in read_blocks(data, header, location):
         stream = io.BytesIO(inflate(data, block, header, location))
         for _ in range(block.count):
@@ -220,10 +223,7 @@ def _summaries(
         _check_sizes(sizes.take(pa.array(rows)), len(fields), spec_id, location)
         for position, (field_id, _) in enumerate(fields):
             taken[field_id][rows] = starts[rows] + position
-    children = [
-        _typed_summary(partitions.values, taken[field_id], types[field_id], field_id, location)
-        for field_id in sorted(types)
-    ]
+    children = [_typed_summary(partitions.values, taken[field_id], types[field_id]) for field_id in sorted(types)]
     return pa.StructArray.from_arrays(children, names=[str(field_id) for field_id in sorted(types)])
 
 
@@ -234,16 +234,19 @@ def _check_sizes(sizes: pa.Array, expected: int, spec_id: int, location: str) ->
             raise CorruptFileError(location, "partitions", f"{size} field summaries", problem)
 
 
-def _typed_summary(
-    values: pa.StructArray, indices: np.ndarray[Any, Any], type_name: str, field_id: int, location: str
-) -> pa.StructArray:
+def _typed_summary(values: pa.StructArray, indices: np.ndarray[Any, Any], type_name: str) -> pa.StructArray:
+    """Return a field's summaries with typed bounds; null where there is none, or its bounds prove nothing."""
     chosen = values.take(pa.array(indices, mask=indices < 0))
-    children = [chosen.field("contains_null"), chosen.field("contains_nan")]
-    for name in ("lower_bound", "upper_bound"):
-        try:
-            children.append(decode_bounds(chosen.field(name), type_name))
-        except ValueError as error:
-            raise CorruptFileError(location, f"{PARTITION}.{field_id}.{name}", None, str(error)) from error
-    bound = bound_arrow_type(type_name)
-    fields = [*list(SUMMARY_TYPE)[:2], pa.field("lower_bound", bound), pa.field("upper_bound", bound)]
-    return pa.StructArray.from_arrays(children, fields=fields, mask=pa.array(indices < 0))
+    raw = [chosen.field(name) for name in BOUNDS]
+    lower, upper = (known_bounds(bound, type_name) for bound in raw)
+    unknown = pa.array(indices < 0)
+    if type_name != ANY:
+        for written, bound in zip(raw, (lower, upper), strict=True):
+            unknown = pc.or_(unknown, pc.and_(written.is_valid(), bound.is_null()))
+    if (wrong := inverted(lower, upper, type_name)) is not None:
+        unknown = pc.or_(unknown, pc.fill_null(wrong, False))
+    children = [chosen.field("contains_null"), chosen.field("contains_nan"), lower, upper]
+    known = [pc.if_else(unknown, pa.scalar(None, child.type), child) for child in children]
+    bound_type = bound_arrow_type(type_name)
+    fields = [*list(SUMMARY_TYPE)[:2], *(pa.field(name, bound_type) for name in BOUNDS)]
+    return pa.StructArray.from_arrays(known, fields=fields, mask=unknown)

@@ -12,6 +12,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from sparkmeta.avro.canonical import expanded_schema
 from sparkmeta.avro.container import Data, inflate, read_blocks, read_header
 from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids
 from sparkmeta.entries.field_ids import field_id, with_field_id
@@ -37,7 +38,7 @@ class AvroFile:
 
     Attributes:
         schema: The Arrow schema, with field ids where Arrow's Parquet reader puts them.
-        avro_schema: The schema in the header.
+        avro_schema: The schema in the header, with named types written out.
     """
 
     def __init__(self, data: Data, location: str) -> None:
@@ -54,9 +55,9 @@ class AvroFile:
         self._data, self._location = data, location
         self._header = read_header(data, location)
         try:
-            self.avro_schema: Any = self._header.schema
-            self._writer_schema = fastavro.parse_schema(_raw(self._header.schema))
-            self.schema = pa.schema(list(_Types(location).of(self._header.schema)))
+            self.avro_schema: Any = expanded_schema(self._header.schema, location)
+            self._writer_schema = fastavro.parse_schema(_raw(self.avro_schema))
+            self.schema = pa.schema(list(_Types(location).of(self.avro_schema)))
         except SparkmetaError:
             raise
         except Exception as error:
@@ -64,7 +65,7 @@ class AvroFile:
 
     def refuse_without_ids(self) -> None:
         """Raise CorruptFileError if a field of a record lacks an id or shares it, or an array's items take no bytes."""
-        by_field_ids(self._header.schema, self._location)
+        by_field_ids(self.avro_schema, self._location)
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the named columns, block by block.
@@ -106,11 +107,10 @@ def records_with_ids(data: bytes, location: str, ids: Collection[int] | None = N
 
 
 class _Types:
-    """Converts Avro types to Arrow types. References to named types are resolved to earlier definitions."""
+    """Converts Avro types of an expanded schema to Arrow types."""
 
     def __init__(self, location: str) -> None:
         self._location = location
-        self._named: dict[str, pa.DataType] = {}
 
     def of(self, schema: Any, depth: int = 0) -> pa.DataType:
         if depth > _DEEPEST:
@@ -118,14 +118,11 @@ class _Types:
         if isinstance(schema, list):
             return self._union(schema, depth)
         if isinstance(schema, str):
-            return self._named[schema] if schema in self._named else ARROW_PRIMITIVES[schema]
+            return ARROW_PRIMITIVES[schema]
         kind = schema["type"]
         if isinstance(kind, (dict, list)):
             return self.of(kind, depth + 1)
-        arrow_type = self._complex(kind, schema, depth)
-        if "name" in schema:
-            self._named[schema["name"]] = arrow_type
-        return arrow_type
+        return self._complex(kind, schema, depth)
 
     def _complex(self, kind: str, schema: dict[str, Any], depth: int) -> pa.DataType:
         match kind:

@@ -24,7 +24,7 @@ from sparkmeta.avro.schema import by_field_ids, bytes_for_fixed, named_once, par
 from sparkmeta.columns.bounds import encode_bounds
 from sparkmeta.entries.arrays import extremes
 from sparkmeta.entries.counts import manifest_counts
-from sparkmeta.entries.projection import PARTITION, EntryProjection, PartitionIds
+from sparkmeta.entries.projection import PARTITION, EntryProjection, SpecTuples
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.storage.location import join
@@ -95,7 +95,7 @@ class ManifestFormat:
         name: the beginning of the files' names.
         target_bytes: the target size of a manifest.
         writer: writes the files.
-        partition_ids: the ids of partition fields in the files.
+        spec_tuples: see `EntryProjection`.
     """
 
     format_version: int
@@ -110,12 +110,12 @@ class ManifestFormat:
     name: str
     target_bytes: int
     writer: ExecutorWriter
-    partition_ids: PartitionIds = ()
+    spec_tuples: SpecTuples = ()
 
     @property
     def projection(self) -> EntryProjection:
         """What is read of entries to encode them."""
-        return EntryProjection.of(COLUMNS, dict(self.partition), {}, self.partition_ids)
+        return EntryProjection.of(COLUMNS, dict(self.partition), {}, self.spec_tuples)
 
     @property
     def written_schema(self) -> dict[str, Any]:

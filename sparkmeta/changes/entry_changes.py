@@ -158,7 +158,7 @@ class EntryChanges:
         """The columns that are returned: `shown`, and those that identify changes."""
         shown = self.shown
         needed = {*shown.columns, *_NEEDED}
-        return EntryProjection.of(needed, dict(shown.partition), dict(shown.stats), shown.partition_ids)
+        return EntryProjection.of(needed, dict(shown.partition), dict(shown.stats), shown.spec_tuples)
 
     @cached_property
     def _column_types(self) -> dict[int, str]:

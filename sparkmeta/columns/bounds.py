@@ -37,6 +37,8 @@ _ARROW_TYPES: Final = {
     "unknown": pa.null(),
     ANY: pa.string(),
 }
+# Types whose bounds have no order as bytes.
+_UNORDERED: Final = ("variant", "geometry", "geography")
 _BINARY_WITH_PARAMETERS: Final = ("fixed", "geometry", "geography")
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _DAY_MICROS: Final = 86_400_000_000
@@ -95,6 +97,54 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
         return pa.array(_fixed_width(values, type_name, "u1") != 0, mask=_null_mask(values))
     decoded = pa.array(_numbers(values, type_name, arrow_type), mask=_null_mask(values))
     return decoded.cast(arrow_type)
+
+
+def known_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
+    """Decode bounds like `decode_bounds`, but return null for bytes that are not a value of the type.
+
+    Some writers cut texts inside a character. A bound that nobody can read is unknown.
+    """
+    while True:
+        try:
+            return decode_bounds(values, type_name)
+        except _UndecodableError as error:
+            values = pc.if_else(pa.array(error.bad), pa.scalar(None, values.type), values)
+
+
+def inverted(lower: pa.Array, upper: pa.Array, type_name: str) -> pa.BooleanArray | None:
+    """Return where a lower bound is above the upper one, null where one is unknown; None if it is nowhere.
+
+    Such bounds prove nothing. UUIDs are compared in both orders in use, since a pair that one order inverts is right in
+    the other.
+    """
+    if pa.types.is_null(lower.type) or type_name.startswith(_UNORDERED):
+        return None
+    above = pc.greater(lower, upper)
+    if not pc.any(above).as_py():
+        return None
+    if type_name == "uuid":
+        signed = [_signed_uuids(pc.if_else(above, bound, pa.scalar(bytes(16)))) for bound in (lower, upper)]
+        above = pc.and_(above, pa.array(signed[0] > signed[1]))
+    return above
+
+
+def ordered_bounds(lower: pa.Array, upper: pa.Array, type_name: str) -> tuple[pa.Array, pa.Array]:
+    """Return bounds, null where they are `inverted`."""
+    wrong = inverted(lower, upper, type_name)
+    if wrong is None:
+        return lower, upper
+    wrong = pc.fill_null(wrong, False)
+    first, last = (pc.if_else(wrong, pa.scalar(None, bound.type), bound) for bound in (lower, upper))
+    return first, last
+
+
+def _signed_uuids(values: pa.BinaryArray) -> np.ndarray:
+    """Return texts that sort like java.util.UUID: two signed halves."""
+    raw = pc.if_else(values.is_valid(), values, pa.scalar(bytes(16))).cast(pa.binary(16))
+    parts = np.frombuffer(raw.buffers()[1], np.uint8).reshape(-1, 16)[raw.offset : raw.offset + len(raw)].copy()
+    parts[:, [0, 8]] ^= 0x80
+    # numpy drops zeros at the end of texts, which does not change their order.
+    return parts.view("S16")[:, 0]
 
 
 def reads_as(name: str, later: str) -> bool:
@@ -267,7 +317,15 @@ def _null_mask(values: pa.BinaryArray) -> np.ndarray:
     return np.asarray(values.is_null())
 
 
+class _UndecodableError(ValueError):
+    """Bytes are not values of a type; `bad` says which."""
+
+    def __init__(self, message: str, bad: np.ndarray) -> None:
+        super().__init__(message)
+        self.bad = bad
+
+
 def _refuse(values: pa.BinaryArray, bad: np.ndarray, type_name: str, problem: str) -> None:
     if bad.any():
         value = values[int(np.argmax(bad))].as_py()
-        raise ValueError(f"0x{value.hex()} is not a value of type {type_name}: {problem}")
+        raise _UndecodableError(f"0x{value.hex()} is not a value of type {type_name}: {problem}", bad)

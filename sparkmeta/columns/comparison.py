@@ -67,6 +67,12 @@ def compare(
     return compared & signed if strict else compared | signed
 
 
+def compare_signed(operation: Comparison, left: Sql, right: Sql) -> Sql:
+    """Compare two columns of UUIDs by their signed halves, the order of java.util.UUID."""
+    compared: Sql = operation(_signed(left), _signed(right))
+    return compared
+
+
 def one_of(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> Sql:
     """Return whether a column in bound form equals one of the literals; null if the column is null."""
     left, literals = _sides(column, values, primitive)

@@ -11,7 +11,7 @@ from pyiceberg.expressions import BoundGreaterThan, BoundGreaterThanOrEqual, Bou
 from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
+from sparkmeta.columns.comparison import Comparison, compare, compare_signed, is_floating, one_of
 from sparkmeta.columns.conditions import Truth, all_of, any_of, negated
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import literal_array
@@ -111,6 +111,17 @@ class ColumnStats:
         self.upper = Bound(stats.upper_bound, field_type)
 
     @cached_property
+    def inverted(self) -> Truth:
+        """Whether the lower bound is above the upper one, so that they prove nothing."""
+        if self.lower.column is None or self.upper.column is None:
+            return False
+        above = all_of(_certainly(self.lower.column > self.upper.column), negated(self.lower.nan))
+        if not isinstance(self.field_type, UUIDType):
+            return above
+        signed = compare_signed(operator.gt, self.lower.column, self.upper.column)
+        return all_of(above, _certainly(signed))
+
+    @cached_property
     def all_null(self) -> Truth:
         return _known_equal(self.stats.value_count, self.stats.null_value_count)
 
@@ -152,6 +163,17 @@ class ColumnStats:
         waived = False if test.waived_by is None else self.lower.unknown
         bound = self.lower if test.source == "lower_bound" else self.upper
         return any_of(waived, bound.allows(test.operation, test.limit))
+
+    def either_passes(self, test: BoundTest) -> Truth:
+        """Return whether a bound or the other one passes a test, or the bound is unknown.
+
+        For ordered bounds this is `passes`. Unlike a comparison of the bounds, Spark pushes it into Parquet.
+        """
+        other = self.upper if test.source == "lower_bound" else self.lower
+        if other.column is None:
+            return self.passes(test)
+        by_other = compare(test.operation, other.column, test.limit, other.primitive)
+        return any_of(self.passes(test), all_of(other.column.isNotNull(), by_other))
 
     def range_has(self, values: Collection[Any]) -> Truth:
         """Return whether one of the literals is within the bounds. An unknown lower bound allows all of them."""

@@ -144,7 +144,7 @@ def _pushed(tests: AllOf, known: _KnownStats) -> list[Truth]:
     """Return a limited number of tests of bounds as conditions that Spark pushes into Parquet."""
     simple = [test for test in tests.tests if isinstance(test, BoundTest)]
     choices = [test.choices for test in tests.tests if isinstance(test, AnyOf)]
-    conditions = [known.by_id(test.field_id).passes(test) for test in simple]
+    conditions = [known.by_id(test.field_id).either_passes(test) for test in simple]
     return conditions + [any_of(*(all_of(*_pushed(choice, known)) for choice in any_of_)) for any_of_ in choices[:FEW]]
 
 
@@ -173,8 +173,10 @@ def _might(leaf: BooleanExpression, stats_of: Callable[[BoundPredicate], ColumnS
 
 def _might_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
     if isinstance(leaf, BoundIn):
-        return all_of(stats.may_hold(leaf), len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set))
-    return all_of(stats.may_hold(leaf), *(stats.passes(test) for test in leaf_tests(leaf)))
+        in_range = len(leaf.value_set) > IN_LIMIT or stats.range_has(leaf.value_set)
+    else:
+        in_range = all_of(*(stats.passes(test) for test in leaf_tests(leaf)))
+    return all_of(stats.may_hold(leaf), any_of(stats.inverted, in_range))
 
 
 def _must(leaf: BooleanExpression, known: _KnownStats, top_level_ids: Container[int]) -> Truth:
@@ -195,7 +197,7 @@ def _must(leaf: BooleanExpression, known: _KnownStats, top_level_ids: Container[
             return stats.no_null
         case BoundNotEqualTo() | BoundNotIn() | BoundNotStartsWith():
             return any_of(stats.all_null, _must_not_hold(leaf, stats))
-    return all_of(stats.no_null, stats.no_nan, _must_hold(leaf, stats))
+    return all_of(stats.no_null, stats.no_nan, negated(stats.inverted), _must_hold(leaf, stats))
 
 
 def _must_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
@@ -221,11 +223,11 @@ def _must_not_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
         case BoundNotStartsWith():
             prefix, end = leaf.literal.value, prefix_end(leaf.literal.value)
             above = False if end is None else stats.lower.proves(operator.ge, end)
-            return any_of(above, stats.upper.proves(operator.lt, prefix))
+            return all_of(negated(stats.inverted), any_of(above, stats.upper.proves(operator.lt, prefix)))
         case BoundNotIn():
             lacks = stats.range_lacks(leaf.value_set)
         case BoundLiteralPredicate():
             lacks = stats.range_lacks([leaf.literal.value])
         case _:
             raise TypeError(f"not a predicate that Iceberg has: {leaf}")
-    return any_of(stats.all_nan, all_of(negated(stats.lower.nan), lacks))
+    return any_of(stats.all_nan, all_of(negated(stats.lower.nan), negated(stats.inverted), lacks))

@@ -50,5 +50,5 @@ def manifest_format(
         name,
         target_bytes,
         executor_writer(state.files),
-        state.types.partition_ids,
+        state.types.spec_tuples,
     )

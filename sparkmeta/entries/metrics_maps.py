@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, encode_bounds
+from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, encode_bounds, known_bounds
 from sparkmeta.entries.arrays import with_plain_types
 from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection
 from sparkmeta.errors import CorruptFileError
@@ -90,7 +90,7 @@ def _masked(maps: pa.MapArray, empty: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def stats_of_maps(
-    maps: Mapping[str, pa.Array], types: Mapping[int, str], rows: int, location: str
+    maps: Mapping[str, pa.Array], types: Mapping[int, str], rows: int, location: str, *, lenient: bool = False
 ) -> dict[int, dict[str, pa.Array]]:
     """Return metrics maps as typed stats: column id -> child of `content_stats` -> values.
 
@@ -100,9 +100,10 @@ def stats_of_maps(
         maps: metrics maps by name.
         types: the ids of the columns to return, and their Iceberg types.
         location: the location of the metrics, for errors.
+        lenient: whether a bound that is not a value of its column's type is null.
 
     Raises:
-        CorruptFileError: a bound is not a value of its column's type.
+        CorruptFileError: a bound is not a value of its column's type, unless `lenient`.
     """
     stats: dict[int, dict[str, pa.Array]] = {}
     for name, values in maps.items():
@@ -110,7 +111,9 @@ def stats_of_maps(
             continue
         is_bound = child in BOUNDS
         for field_id, raw in column_metric(values, types, rows):
-            metric = _decoded(raw, types[field_id], f"{location}: {name}[{field_id}]") if is_bound else raw
+            metric = raw
+            if is_bound:
+                metric = _decoded(raw, types[field_id], f"{location}: {name}[{field_id}]", lenient=lenient)
             stats.setdefault(field_id, {})[child] = metric
     return stats
 
@@ -167,9 +170,10 @@ def _flat(maps: pa.MapArray) -> tuple[np.ndarray[Any, Any], pa.Array, np.ndarray
     return keys, maps.items.slice(first, last - first), np.repeat(np.arange(len(maps)), sizes)
 
 
-def _decoded(raw: pa.Array, type_name: str, where: str) -> pa.Array:
+def _decoded(raw: pa.Array, type_name: str, where: str, *, lenient: bool) -> pa.Array:
     try:
-        return decode_bounds(raw.cast(pa.binary()), type_name).cast(bound_arrow_type(type_name))
+        decode = known_bounds if lenient else decode_bounds
+        return decode(raw.cast(pa.binary()), type_name).cast(bound_arrow_type(type_name))
     except ValueError as error:
         value = next((scalar.as_py() for scalar in raw if scalar.is_valid), None)
         raise CorruptFileError(where, "value", value, str(error)) from error

@@ -29,8 +29,8 @@ _ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_co
 FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
 
 
-# Spec id -> (partition field id in the spec's manifests, the field's unique id), for specs in which these differ.
-PartitionIds = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+# Spec id -> its fields: (id in the spec's manifests, unique id, name in manifests).
+SpecTuples = tuple[tuple[int, tuple[tuple[int, int, str], ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,23 @@ class EntryProjection:
         partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
         stats: (column field id, Iceberg type name) of the fields of `content_stats`.
         entry_filter: the entries to read; None for all.
-        partition_ids: the ids of partition fields in manifests.
+        spec_tuples: the partition fields of the table's specs.
+        as_written: whether `content_stats` has bounds whose lower one is above the upper one, which prove nothing.
     """
 
     columns: tuple[str, ...]
     partition: tuple[tuple[int, str], ...] = ()
     stats: tuple[tuple[int, str], ...] = ()
     entry_filter: EntryFilter | None = None
-    partition_ids: PartitionIds = ()
+    spec_tuples: SpecTuples = ()
+    as_written: bool = False
 
     @staticmethod
     def of(
         columns: Iterable[str],
         partition: Mapping[int, str] | None = None,
         stats: Mapping[int, str] | None = None,
-        partition_ids: PartitionIds = (),
+        spec_tuples: SpecTuples = (),
     ) -> EntryProjection:
         """Return a projection with `columns` in the order of the content entry."""
         names = set(columns)
@@ -83,11 +85,15 @@ class EntryProjection:
             raise ValueError(f"not columns of a content entry: {sorted(unknown)}")
         ordered = tuple(name for name in known if name in names)
         tuple_types, stats_types = (tuple(sorted((types or {}).items())) for types in (partition, stats))
-        return EntryProjection(ordered, tuple_types, stats_types, partition_ids=partition_ids)
+        return EntryProjection(ordered, tuple_types, stats_types, spec_tuples=spec_tuples)
+
+    def tuple_of(self, spec_id: int) -> tuple[tuple[int, int, str], ...]:
+        """Return the partition fields of a spec; see `SpecTuples`."""
+        return dict(self.spec_tuples).get(spec_id, ())
 
     def unique_ids(self, spec_id: int) -> dict[int, int]:
         """Return partition field id in manifests of a spec -> unique id; empty if they are the same."""
-        return dict(dict(self.partition_ids).get(spec_id, ()))
+        return {written: unique for written, unique, _ in self.tuple_of(spec_id) if written != unique}
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -5,7 +5,7 @@ The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bound_tests import Source
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, promoted_days
+from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, known_bounds, ordered_bounds, promoted_days
 from sparkmeta.entries.arrays import kept_rows, whole
 from sparkmeta.entries.inherit import (
     RowIdCounter,
@@ -35,6 +35,7 @@ from sparkmeta.spec.entry import (
     ContentType,
     Status,
 )
+from sparkmeta.spec.stats import BOUNDS
 
 _IDS_BY_COLUMN: dict[str, tuple[int, ...]] = {}
 for _id, _path in V3_ENTRY_PATHS.items():
@@ -134,7 +135,7 @@ class EntryBuilder:
             ordinals: the records' ordinals in the manifest.
 
         Raises:
-            CorruptFileError: an unknown status, content or format, a missing required value, or a malformed bound.
+            CorruptFileError: an unknown status, content or format, or a missing required value.
         """
         row_ids = self._first_row_ids(records) if "first_row_id" in self.projection.columns else None
         if (places := self._matching_places(records)) is not None:
@@ -219,10 +220,14 @@ class EntryBuilder:
         if self.projection.entry_filter is None:
             return None
 
+        pairs: dict[int, dict[str, pa.Array]] = {}
+
         def values(source: Source, field_id: int, type_name: str) -> pa.Array:
             if source == PARTITION:
                 return records.partition(field_id, type_name)
-            return self.bound(records, STATS_SOURCES[source], field_id, type_name)
+            if field_id not in pairs:
+                pairs[field_id] = _ordered(self._bounds(records, field_id, type_name), type_name)
+            return pairs[field_id][source]
 
         status, spec_ids = self._status(records), self.partition_spec_id(records)
         mask = _matching(self.projection, values, status, spec_ids, lambda: self.record_count(records))
@@ -233,19 +238,19 @@ class EntryBuilder:
         """Return `content_stats`: a struct per projected field, with null children for unknown values."""
         structs = []
         for field_id, type_name in self.projection.stats:
+            bounds = self._bounds(records, field_id, type_name)
+            known = bounds if self.projection.as_written else _ordered(bounds, type_name)
             children = [
-                self.bound(records, map_id, field_id, type_name)
-                if child.endswith("_bound")
-                else records.metric(map_id, field_id, pa.int64())
+                known[child] if child in known else records.metric(map_id, field_id, pa.int64())
                 for child, map_id in STATS_SOURCES.items()
             ]
             structs.append(_struct(children, self.projection.stats_type.field(str(field_id)).type))
         return _struct(structs, self.projection.stats_type)
 
-    def bound(self, records: RawRecords, map_id: int, field_id: int, type_name: str) -> pa.Array:
-        """Return a column's lower or upper bounds, given the id of their metrics map."""
-        raw = records.metric(map_id, field_id, pa.binary())
-        return typed_values(raw, type_name, self.part.location, f"{field_name(map_id)}[{field_id}]")
+    def _bounds(self, records: RawRecords, field_id: int, type_name: str) -> dict[str, pa.Array]:
+        """Return a column's bounds, null where bytes are not a value of the type."""
+        raw = {name: records.metric(STATS_SOURCES[name], field_id, pa.binary()) for name in BOUNDS}
+        return {name: known_bounds(values, type_name) for name, values in raw.items()}
 
     def _partition(self, records: RawRecords) -> pa.Array:
         children = [records.partition(*field) for field in self.projection.partition]
@@ -310,6 +315,11 @@ def as_numbers(values: pa.Array) -> pa.Array:
     if not pa.types.is_temporal(values.type):
         return values
     return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
+
+
+def _ordered(bounds: Mapping[str, pa.Array], type_name: str) -> dict[str, pa.Array]:
+    lower, upper = (bounds[name] for name in BOUNDS)
+    return dict(zip(BOUNDS, ordered_bounds(lower, upper, type_name), strict=True))
 
 
 def _struct(children: list[pa.Array], kind: pa.StructType) -> pa.StructArray:

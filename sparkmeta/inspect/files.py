@@ -7,7 +7,7 @@ read and the columns that are made from it, so that only selected columns are re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -81,7 +81,7 @@ class Selection:
         sources = {_FILE_COLUMNS[name].partition(".")[0] for name in self.file} - {PARTITION}
         sizes = {SOURCE} if self.metrics else set()
         stats = [field.field_id for field in self.metrics.values()]
-        return self.state.projection({*_ALWAYS_READ, *sources, *sizes}, stats)
+        return replace(self.state.projection({*_ALWAYS_READ, *sources, *sizes}, stats), as_written=True)
 
     def entry_columns(self) -> list[Column]:
         return [F.col(_ENTRY_COLUMNS[name]).alias(name) for name in self.entry]

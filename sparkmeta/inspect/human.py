@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.columns.bounds import decode_bounds
+from sparkmeta.columns.bounds import known_bounds
 
 NULL = "null"
 
@@ -19,16 +19,13 @@ _DAY_MICROS: Final = 86_400_000_000
 
 
 def human_strings(values: pa.BinaryArray, transform: str, type_name: str) -> pa.StringArray:
-    """Format single-value serialized partition values as text, nulls as `null`.
+    """Format single-value serialized partition values as text: `null` for nulls, and for bytes of no such value.
 
     Args:
         transform: the name of the partition field's transform.
         type_name: the Iceberg type of its result.
-
-    Raises:
-        ValueError: bytes are not a value of the type.
     """
-    decoded = decode_bounds(values, type_name)
+    decoded = known_bounds(values, type_name)
     if (storage := _STORAGE.get(decoded.type.id)) is not None:
         decoded = decoded.cast(storage)  # Python's dates end with the year 9999
     show = _BY_TRANSFORM.get(transform) or _shown_as(type_name)

@@ -29,6 +29,7 @@ from sparkmeta.avro.decode import (
     part_blocks,
     program_of,
     record_batches,
+    refuse_foreign_tuples,
     schema_that_fits,
 )
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
@@ -92,6 +93,7 @@ def encoded_entries(
     """
     header = manifest_header(data, part, projection)
     schema = schema_that_fits(data, header, part.location)
+    refuse_foreign_tuples(data, part, header, schema, projection)
     blocks = part_blocks(data, part, header)
     builder = EntryBuilder(part, projection)
     copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None

@@ -13,7 +13,7 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTrans
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection, PartitionIds
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection, SpecTuples
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
@@ -167,16 +167,24 @@ class TableTypes:
         return with_unique_ids(self.metadata.specs(), self.metadata.default_spec_id)
 
     @cached_property
-    def partition_ids(self) -> PartitionIds:
-        """The partition field ids in manifests of specs that have other ids in `specs`."""
-        ids = {
-            spec_id: tuple(
-                (field.field_id, unique.field_id)
-                for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
+    def spec_tuples(self) -> SpecTuples:
+        """The partition fields of all specs; see `EntryProjection`."""
+        return tuple(
+            (
+                spec_id,
+                tuple(
+                    (field.field_id, unique.field_id, avro_name(field.name))
+                    for field, unique in zip(spec.fields, self.specs[spec_id].fields, strict=True)
+                ),
             )
             for spec_id, spec in self.metadata.specs().items()
-        }
-        return tuple((spec_id, pairs) for spec_id, pairs in ids.items() if any(a != b for a, b in pairs))
+        )
+
+    @cached_property
+    def partition_ids(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """Spec id -> (partition field id in its manifests, unique id), of specs in which these differ."""
+        ids = ((spec_id, tuple(field[:2] for field in fields)) for spec_id, fields in self.spec_tuples)
+        return tuple((spec_id, pairs) for spec_id, pairs in ids if any(a != b for a, b in pairs))
 
     @cached_property
     def partition_type(self) -> StructType:
@@ -340,7 +348,7 @@ class TableTypes:
     def tree_types(self) -> TreeTypes:
         """The types that tasks need to read V4 manifests."""
         columns = frozenset(self.primitive_fields)
-        return TreeTypes(self.stats_types, columns, self.spec_fields, self.tuple_sources, self.partition_ids)
+        return TreeTypes(self.stats_types, columns, self.spec_fields, self.tuple_sources, self.spec_tuples)
 
     def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
         """Return a projection with the whole partition tuple.
@@ -350,7 +358,7 @@ class TableTypes:
             stats: ids of the columns to read stats of.
         """
         types = {field_id: self.field_type(field_id) for field_id in stats}
-        return EntryProjection.of(columns, self.partition_fields, types, self.partition_ids)
+        return EntryProjection.of(columns, self.partition_fields, types, self.spec_tuples)
 
 
 def _is_decimal(type_name: str) -> bool:

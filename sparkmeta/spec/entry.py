@@ -152,6 +152,27 @@ STATS_SOURCES = {
 
 PARTITION_FIELD_ID = 102
 DATA_FILE_FIELD_ID = 2
+PARTITION_SUMMARIES_ID = 507
+
+# The names and ids of the fields in v1 to v3 manifests and manifest lists (table spec, Manifests, Manifest Lists).
+ENTRY_NAMES = {"status": 0, "snapshot_id": 1, "data_file": DATA_FILE_FIELD_ID, "sequence_number": 3,
+               "file_sequence_number": 4}  # fmt: skip
+FILE_NAMES = {
+    "content": 134, "file_path": 100, "file_format": 101, "partition": PARTITION_FIELD_ID, "record_count": 103,
+    "file_size_in_bytes": 104, "block_size_in_bytes": 105, "file_ordinal": 106, "sort_columns": 107,
+    "distinct_counts": 111, "key_metadata": 131, "split_offsets": 132, "equality_ids": 135, "sort_order_id": 140,
+    "first_row_id": 142, "referenced_data_file": 143, "content_offset": 144, "content_size_in_bytes": 145,
+    **METRICS_MAP_IDS,
+}  # fmt: skip
+LIST_NAMES = {
+    "manifest_path": 500, "manifest_length": 501, "partition_spec_id": 502, "content": 517, "sequence_number": 515,
+    "min_sequence_number": 516, "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
+    "deleted_files_count": 506, "added_rows_count": 512, "existing_rows_count": 513, "deleted_rows_count": 514,
+    "partitions": PARTITION_SUMMARIES_ID, "key_metadata": 519, "first_row_id": 520,
+    # The former names of counts.
+    "added_data_files_count": 504, "existing_data_files_count": 505, "deleted_data_files_count": 506,
+}  # fmt: skip
+SUMMARY_NAMES = {"contains_null": 509, "contains_nan": 518, "lower_bound": 510, "upper_bound": 511}
 
 FIRST_RESERVED_ID = 2147483447
 """The first field id reserved for metadata columns (table spec, Reserved Field IDs)."""

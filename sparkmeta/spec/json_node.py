@@ -114,7 +114,7 @@ def decompressed(data: bytes, location: str) -> bytes:
 
 
 def parse_json(data: bytes, location: str) -> JsonNode:
-    """Return the JSON document in a file.
+    """Return the JSON document in a file, which may begin with a byte order mark.
 
     Args:
         data: The bytes of the file.
@@ -124,7 +124,7 @@ def parse_json(data: bytes, location: str) -> JsonNode:
         CorruptFileError: The bytes are not valid JSON.
     """
     try:
-        return JsonNode(json.loads(data.decode()), location)
+        return JsonNode(json.loads(data.decode(json.detect_encoding(data))), location)
     except RecursionError:
         raise CorruptFileError(location, "document", data[:40], "it is nested too deeply") from None
     except ValueError as error:  # including UnicodeDecodeError, JSONDecodeError and the limit of integer digits

@@ -104,7 +104,7 @@ def test_a_header_that_is_longer_than_any_is_not_read() -> None:
     assert max(length for _, length in file.asked) <= Windows.SIZE
 
 
-@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2"])
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz"])
 def test_blocks_tile_the_file_and_number_its_records(codec: str) -> None:
     data = avro_file(SCHEMA, RECORDS, codec)
     header = read_header(data, "f")

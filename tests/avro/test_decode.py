@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from sparkmeta.avro import columnar, decode
 from sparkmeta.avro.container import Data, Windows
 from sparkmeta.avro.decode import decode_manifest
+from sparkmeta.columns.bound_tests import AllOf, BoundTest
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.entries.inherit import ManifestContext
 from sparkmeta.entries.parts import ManifestPart
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from tests.avro.avro_files import (
     SEQUENCES,
@@ -31,6 +33,7 @@ from tests.avro.avro_files import (
 from tests.avro.decoders import Always
 
 NANOS = 18_262 * 86_400 * 10**9
+BOUND_MAPS = {"lower_bounds": 125, "upper_bounds": 128}
 LONG_BYTES = {number: number.to_bytes(8, "little", signed=True) for number in range(-5, 100)}
 CONTEXT = ManifestContext(snapshot_id=77, sequence_number=4, first_row_id=None)
 
@@ -281,17 +284,48 @@ def test_unknown_enum_values_are_named(change: dict[str, Any], message: str) -> 
         rows(data, EntryProjection.of(FILE_COLUMNS))
 
 
-def test_a_malformed_bound_names_its_field() -> None:
-    file = data_file(field("lower_bounds", 125, pairs(126, 127, "bytes")))
-    data = avro_file(entry_schema(file), [entry(lower_bounds=[{"key": 4, "value": b"abc"}])])
-    with pytest.raises(CorruptFileError, match=r"file:///m.avro: lower_bounds\[4\] is b'abc'"):
-        rows(data, EntryProjection.of([], stats={4: "long"}))
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("long", {b"abc": None, b"": None, b"\x05\0\0\0": 5}),
+        ("string", {b"a\xc3": None, "aé".encode(): "aé", b"\xff": None}),
+        ("decimal(4, 2)", {b"": None, b"\x7f" * 17: None, b"\x01": Decimal("0.01"), b"\x7f\xff": None}),
+        ("uuid", {b"x": None, b"y" * 16: b"y" * 16}),
+    ],
+)
+def test_bounds_of_any_bytes_are_unknown(kind: str, values: dict[bytes, Any]) -> None:
+    maps = [field(name, number, pairs(number + 1, number + 2, "bytes")) for name, number in BOUND_MAPS.items()]
+    records = [entry(**{name: [{"key": 4, "value": value}] for name in BOUND_MAPS}) for value in values]
+    decoded = rows(avro_file(entry_schema(data_file(*maps)), records), EntryProjection.of([], stats={4: kind}))
+    for bound in ("lower_bound", "upper_bound"):
+        assert [row["content_stats"]["4"][bound] for row in decoded] == list(values.values())
+
+
+def test_bounds_the_wrong_way_round_are_unknown_and_filter_nothing() -> None:
+    maps = [field(name, number, pairs(number + 1, number + 2, "bytes")) for name, number in BOUND_MAPS.items()]
+    given = [(1, 5), (5, 1), (7, 7), (5, None), (None, 1), (9, 8)]
+    records = [
+        entry(number, **{
+            name: [] if value is None else [{"key": 4, "value": LONG_BYTES[value]}]
+            for name, value in zip(BOUND_MAPS, pair, strict=True)
+        })
+        for number, pair in enumerate(given)
+    ]  # fmt: skip
+    data, projection = avro_file(entry_schema(data_file(*maps)), records), EntryProjection.of([], stats={4: "long"})
+    pairs_of = [tuple(row["content_stats"]["4"].values())[:2] for row in rows(data, projection)]
+    assert pairs_of == [(1, 5), (None, None), (7, 7), (5, None), (None, 1), (None, None)]
+    written = rows(data, replace(projection, as_written=True))
+    assert [tuple(row["content_stats"]["4"].values())[:2] for row in written] == given
+    at_most_3 = BoundTest("lower_bound", 4, "long", upward=False, inclusive=True, limit=3)
+    filtered = replace(projection, entry_filter=EntryFilter(AllOf((at_most_3,)), ()))
+    assert [row["ordinal"] for row in rows(data, filtered)] == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"type": "record", "name": "x", "fields": [{"name": "status", "type": "int"}]}, "status.*no field-id"),
+        ({"type": "record", "name": "x", "fields": [{"name": "status", "type": "int"}]}, "data_file"),
+        ({"type": "record", "name": "x", "fields": {}}, "'x': a record without fields"),
         ({"type": "record", "name": "x", "fields": [field("a", 0, "int"), field("b", 0, "int")]}, "one field-id"),
         (entry_schema(field("data_file", 2, "int")), "not a record"),
         ({"type": "record", "name": "x", "fields": [field("s", 0, "int")]}, "data_file"),
@@ -299,7 +333,7 @@ def test_a_malformed_bound_names_its_field() -> None:
             entry_schema(
                 data_file(field("x", 5, ["null", {"type": "record", "name": "n", "fields": [field("y", 6, "n")]}]))
             ),
-            "not a type",
+            "'n': a type that contains itself",
         ),
     ],
 )

@@ -4,11 +4,14 @@ import os
 import random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.entries.field_ids import with_field_id
+from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
-from sparkmeta.manifests.v4.layout import write_manifest
+from sparkmeta.manifests.v4.layout import is_tree_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.spec.entry import ContentType
 from tests.manifests.entry_rows import (
@@ -235,3 +238,22 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
         if len(changed) < 2:
             break
     return bytes(changed)
+
+
+@pytest.mark.parametrize("place", ["tracking", "column_files", "tracking.column_files", "files, by id"])
+def test_another_layout_of_trees_is_refused_by_name(place: str) -> None:
+    """Also as a leaf, which is never taken for a manifest of version 3 or for an empty one."""
+    files = pa.list_(pa.struct([pa.field("location", pa.string())]))
+    of_tracking = [pa.field("status", pa.int32()), *([pa.field("column_files", files)] if "." in place else [])]
+    by_id = with_field_id(pa.field("files", files), 160)
+    fields = {"column_files": pa.field("column_files", files), "files, by id": by_id}
+    field = fields.get(place, pa.field("tracking", pa.struct(of_tracking)))
+    table = pa.table([pa.nulls(1, field.type)], pa.schema([field]))
+    table = table.append_column(with_field_id(pa.field("location", pa.string()), 100), pa.array(["f"]))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata({"format-version": "4", "content": "root"}), sink)
+    data, name = sink.getvalue().to_pybytes(), "tracking" if place.startswith("tracking") else "column_files"
+    with pytest.raises(UnsupportedError, match=f"^file:///r: the manifest has the field {name}: trees in this layout"):
+        read_root(data, {}, {0}, "file:///r", (1, 1))
+    with pytest.raises(UnsupportedError, match=f"^file:///r: the manifest has the field {name}"):
+        is_tree_manifest(data, "file:///r")

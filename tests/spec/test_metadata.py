@@ -171,6 +171,13 @@ def test_gzip(level: int) -> None:
     assert written(parse_table_metadata(gzip.compress(encoded(v2()), level), LOCATION)) == v2()
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_unicode_with_and_without_a_byte_order_mark(encoding: str) -> None:
+    data = encoded(v2()).decode().encode(encoding)
+    assert written(parse_table_metadata(data, LOCATION)) == v2()
+    assert written(parse_table_metadata(gzip.compress(data), LOCATION)) == v2()
+
+
 BAD_FILES: list[tuple[bytes, str]] = [
     (b"", "document is b'': not valid JSON"),
     (encoded(v2())[:-20], "not valid JSON"),

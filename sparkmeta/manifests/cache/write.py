@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import Data, read_header
-from sparkmeta.avro.decode import decode_records
+from sparkmeta.avro.container import Data
+from sparkmeta.avro.decode import decode_records, manifest_header
 from sparkmeta.avro.schema import manifest_schema
-from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.bounds import bound_arrow_type, inverted
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.inherit import ManifestContext
 from sparkmeta.entries.metrics_maps import stats_of_maps
@@ -28,10 +28,11 @@ from sparkmeta.entries.projection import (
     FILE_COLUMNS,
     MANIFEST,
     EntryProjection,
+    SpecTuples,
     stats_struct,
 )
 from sparkmeta.entries.records import EntryBuilder
-from sparkmeta.errors import FileAlreadyExistsError, NotFoundError
+from sparkmeta.errors import CorruptFileError, FileAlreadyExistsError, NotFoundError
 from sparkmeta.manifests.cache.layout import (
     LEAF_SUFFIX,
     TYPES_SUFFIX,
@@ -43,6 +44,7 @@ from sparkmeta.manifests.cache.layout import (
 )
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ROW_ID_OFFSET
+from sparkmeta.spec.stats import BOUNDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join
 
@@ -62,12 +64,14 @@ class CacheWriter:
 
     Attributes:
         types: the table's types, for manifests in any folder.
+        tuples: the partition fields of the table's specs.
     """
 
     folder: str
     types: CacheTypes
     reader: ExecutorReader
     writer: ExecutorWriter
+    tuples: SpecTuples = ()
 
     def keep(self, data: Data, part: ManifestPart) -> None:
         """Write the leaf of a manifest's part. Errors are logged and ignored."""
@@ -79,7 +83,7 @@ class CacheWriter:
             _log.warning("%s is not kept in the manifest cache: %s", part.location, error)
 
     def _write(self, data: Data, part: ManifestPart) -> None:
-        content, types = encode_leaf(data, part, self.types)
+        content, types = encode_leaf(data, part, self.types, self.tuples)
         self._put(join(self.folder, f"{types.name}{TYPES_SUFFIX}"), types.document)
         key = leaf_key(part.location, len(data), part.spec_id, part.part, part.parts)
         name = f"{key}-{types.name}-{short_digest(content)}-{len(content)}{LEAF_SUFFIX}"
@@ -97,20 +101,26 @@ class CacheWriter:
             self.writer.overwrite(location, content)
 
 
-def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[bytes, CacheTypes]:
+def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecTuples = ()) -> tuple[bytes, CacheTypes]:
     """Return the leaf of a manifest's part, and its types: those given, and None for other fields of the manifest.
 
+    Args:
+        tuples: the partition fields of the table's specs.
+
     Raises:
-        CorruptFileError: a field can't be decoded, or a bound is not a value of its column's type.
+        CorruptFileError: a field can't be decoded, or a lower bound is above the upper one.
     """
-    table, ids = _decoded(data, part, _known(types.partition))
+    columns = [*FILE_COLUMNS, *METRICS_MAP_IDS]
+    projection = EntryProjection.of(columns, _known(types.partition), spec_tuples=tuples)
+    table, ids = _decoded(data, part, projection)
     maps = {name: whole(table.column(name)) for name in METRICS_MAP_IDS}
-    stats = stats_of_maps(maps, _known(types.stats), len(table), part.location)
+    stats = stats_of_maps(maps, _known(types.stats), len(table), part.location, lenient=True)
+    _refuse_inverted(stats, types.stats, part.location)
     if stats:
         table = table.append_column(CONTENT_STATS, _stats_column(stats, types.stats, len(table)))
     if part.parts == 1:
         table = table.append_column(ROW_ID_OFFSET.name, ids)
-    schema = manifest_schema(read_header(data, part.location).schema, part.location)
+    schema = manifest_schema(manifest_header(data, part, projection).schema, part.location)
     leaf_types = CacheTypes(
         manifests_folder(part.location),
         _with_untyped(types.stats, _keys(maps.values())),
@@ -119,9 +129,18 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes) -> tuple[byte
     return parquet_bytes(table, {}), leaf_types
 
 
-def _decoded(data: Data, part: ManifestPart, partition: Mapping[int, str]) -> tuple[pa.Table, pa.ChunkedArray]:
+def _refuse_inverted(
+    stats: Mapping[int, Mapping[str, pa.Array]], types: Mapping[int, str | None], location: str
+) -> None:
+    """Refuse a lower bound above the upper one, which plans take for unknown and metadata tables show."""
+    for field_id, children in stats.items():
+        lower, upper = (children.get(name) for name in BOUNDS)
+        if lower is not None and upper is not None and inverted(lower, upper, types[field_id] or "") is not None:
+            raise CorruptFileError(location, f"lower_bounds[{field_id}]", None, "one is above the upper bound")
+
+
+def _decoded(data: Data, part: ManifestPart, projection: EntryProjection) -> tuple[pa.Table, pa.ChunkedArray]:
     """Return entries without inherited first row ids, and the row id offsets of those without one."""
-    projection = EntryProjection.of([*FILE_COLUMNS, *METRICS_MAP_IDS], partition)
     builder = EntryBuilder(replace(part, context=_NOTHING_INHERITED), projection)
     batches, offsets = [], []
     for ordinals, records in decode_records(data, part, projection):

@@ -23,7 +23,14 @@ from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import EntryBuilder, projected_fields
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.spec.entry import METRICS_MAP_IDS, METRICS_MAPS, STATS_SOURCES
+from sparkmeta.spec.entry import (
+    ENTRY_NAMES,
+    FILE_NAMES,
+    METRICS_MAP_IDS,
+    METRICS_MAPS,
+    STATS_SOURCES,
+    V3_ENTRY_PATHS,
+)
 from sparkmeta.storage.location import PATH_KEY, spark_path_key
 from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
@@ -31,22 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 # Field id -> the name in the file, of fields of the entry and of data_file.
-_ENTRY_NAMES = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
-_FILE_NAMES = {
-    134: "content",
-    100: "file_path",
-    101: "file_format",
-    103: "record_count",
-    104: "file_size_in_bytes",
-    140: "sort_order_id",
-    131: "key_metadata",
-    132: "split_offsets",
-    135: "equality_ids",
-    142: "first_row_id",
-    143: "referenced_data_file",
-    144: "content_offset",
-    145: "content_size_in_bytes",
-}
+_ENTRY_NAMES = {field_id: name for name, field_id in ENTRY_NAMES.items() if field_id in V3_ENTRY_PATHS}
+_FILE_NAMES = {field_id: name for name, field_id in FILE_NAMES.items() if field_id in V3_ENTRY_PATHS}
 _TYPES = {
     **dict.fromkeys((0, 134, 140), pa.int32()),
     **dict.fromkeys((1, 3, 4, 103, 104, 142, 144, 145), pa.int64()),

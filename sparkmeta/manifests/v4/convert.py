@@ -37,7 +37,7 @@ class PartitionValues(NamedTuple):
 def conversion_projection(types: TreeTypes, spec_id: int) -> EntryProjection:
     """Return the projection of a v1 to v3 manifest of a spec for `converted`."""
     columns = {field_id: types.stats[field_id] for field_id in types.columns}
-    return EntryProjection.of(FILE_COLUMNS, dict(types.spec_fields[spec_id]), columns, types.partition_ids)
+    return EntryProjection.of(FILE_COLUMNS, dict(types.spec_fields[spec_id]), columns, types.spec_tuples)
 
 
 def converted(batches: Iterable[pa.RecordBatch], types: TreeTypes, spec_id: int, location: str) -> Iterator[pa.Table]:

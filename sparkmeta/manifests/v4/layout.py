@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkmeta.columns.bounds import bound_arrow_type, promoted_days
+from sparkmeta.columns.bounds import bound_arrow_type, inverted, promoted_days
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.field_ids import field_id, with_field_id
 from sparkmeta.entries.projection import CONTENT_STATS
-from sparkmeta.errors import CorruptFileError
+from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import (
     CONTENT_ENTRY,
@@ -117,6 +117,8 @@ def read_manifest(
     location: str,
     columns: Collection[str] | None = None,
     fields: Mapping[int, int] | None = None,
+    *,
+    as_written: bool = False,
 ) -> tuple[pa.Table, dict[str, str]]:
     """Return a V4 manifest as rows of `tree_schema`, and its key-value metadata.
 
@@ -130,12 +132,13 @@ def read_manifest(
         columns: the fields of the content entry to read; others are null. Defaults to all.
         fields: partition field id -> id of its stats. If a file lacks these stats, those of the source column may hold
             the values as `partition_<partition field id>_<name>` (semantics 17.1).
+        as_written: see `EntryProjection`.
 
     Raises:
         CorruptFileError: not a Parquet file, not a V4 manifest, or a field has another type.
     """
     with open_manifest(pa.BufferReader(data), location) as manifest:
-        return manifest.rows(None, stats, columns, fields), manifest.properties
+        return manifest.rows(None, stats, columns, fields, as_written=as_written), manifest.properties
 
 
 @contextmanager
@@ -149,10 +152,12 @@ def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iter
 
     Raises:
         CorruptFileError: not a Parquet file, or not a V4 manifest.
+        UnsupportedError: a manifest in another layout of V4 trees.
     """
     with _parquet_errors(location):
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=coalesce)
     with file:
+        _refuse_other_layouts(file.schema_arrow, location)
         metadata = file.metadata.metadata or {}
         texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in metadata.items()}
         version = texts.get(FORMAT_VERSION_KEY)
@@ -162,6 +167,20 @@ def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iter
             )
         yield OpenManifest(file, location, texts)
 
+
+def _refuse_other_layouts(schema: pa.Schema, location: str) -> None:
+    """Refuse the layout of the Iceberg project's own trees, whose field ids mean other things than those here."""
+    children = [child for field in schema if pa.types.is_struct(field.type) for child in field.type]
+    for name, other_id in _OTHER_LAYOUTS.items():
+        if any(field.name == name or (other_id and field_id(field) == other_id) for field in (*schema, *children)):
+            raise UnsupportedError(
+                f"{location}: the manifest has the field {name}: trees in this layout, which the Iceberg project has "
+                "not finished, can't be read; read the table with the library that wrote it"
+            )
+
+
+# Fields of the other layout, and their ids if these mean nothing else here: 147, that of tracking, does.
+_OTHER_LAYOUTS = {"tracking": None, "column_files": 160}
 
 _parquet_errors = partial(translated_read_errors, field="file", problem="not a Parquet file")
 
@@ -204,6 +223,8 @@ class OpenManifest:
         stats: StatsTypes,
         columns: Collection[str] | None,
         fields: Mapping[int, int] | None = None,
+        *,
+        as_written: bool = False,
     ) -> pa.Table:
         """Return the entries of row groups, by default all, as `read_manifest` does."""
         with _parquet_errors(self.location):
@@ -213,7 +234,8 @@ class OpenManifest:
             else:
                 table = self.file.read_row_groups(list(groups), names, use_threads=False)
             table.validate(full=True)
-        return _canonical(table, stats, self.location, fields or {})
+        rows = _canonical(table, stats, self.location, fields or {})
+        return rows if as_written else _with_ordered_bounds(rows, stats, frozenset((fields or {}).values()))
 
 
 def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, fields: Mapping[int, int]) -> list[str]:
@@ -260,8 +282,9 @@ _VALUE_IN_SOURCE = re.compile(r"partition_(\d{1,9})_.+?(?:_(lower_bound|upper_bo
 def is_tree_manifest(data: bytes | memoryview, location: str) -> bool:
     """Return whether a Parquet manifest has the V4 layout, and not the entry layout of versions 1 to 3."""
     with _parquet_errors(location):
-        names = pq.read_schema(pa.BufferReader(data)).names
-    return "version_info" in names
+        schema = pq.read_schema(pa.BufferReader(data))
+    _refuse_other_layouts(schema, location)
+    return "version_info" in schema.names
 
 
 def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mapping[int, int]) -> pa.Table:
@@ -273,6 +296,32 @@ def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mappin
     raw = whole(table.column(present[CONTENT_STATS_ID])) if CONTENT_STATS_ID in present else None
     columns.append(_read_stats(raw, stats, len(table), location, fields))
     return pa.Table.from_arrays(columns, schema=tree_schema(stats))
+
+
+def _with_ordered_bounds(rows: pa.Table, stats: StatsTypes, sources: Collection[int]) -> pa.Table:
+    """Return rows without bounds whose lower one is above the upper one, which prove nothing.
+
+    Of stats that may hold partition values, `sources`, the lower bound stays, which is the value.
+    """
+    content = whole(rows.column(CONTENT_STATS))
+    changed = {}
+    for stats_id, type_name in stats.items():
+        of_field = content.field(str(stats_id))
+        lower, upper = (pc.struct_field(of_field, [name]) for name in BOUNDS)
+        if (wrong := inverted(lower, upper, type_name)) is not None:
+            lost = ("upper_bound", "tight_bounds") if stats_id in sources else (*BOUNDS, "tight_bounds")
+            wrong, kind = pc.fill_null(wrong, False), of_field.type
+            children = [
+                pc.if_else(wrong, pa.scalar(None, child.type), values) if child.name in lost else values
+                for child, values in zip(kind, of_field.flatten(), strict=True)
+            ]
+            changed[str(stats_id)] = pa.StructArray.from_arrays(children, fields=list(kind), mask=of_field.is_null())
+    if not changed:
+        return rows
+    structs = [changed.get(field.name, content.field(field.name)) for field in content.type]
+    struct = pa.StructArray.from_arrays(structs, fields=list(content.type), mask=content.is_null())
+    place = rows.schema.get_field_index(CONTENT_STATS)
+    return rows.set_column(place, rows.schema.field(place), struct)
 
 
 def _read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: str) -> pa.Array:

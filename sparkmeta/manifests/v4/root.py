@@ -133,10 +133,20 @@ def read_root(
 
 
 def read_unchecked_root(
-    data: bytes, stats: StatsTypes, location: str, snapshot: tuple[int, int], fields: Mapping[int, int] | None = None
+    data: bytes,
+    stats: StatsTypes,
+    location: str,
+    snapshot: tuple[int, int],
+    fields: Mapping[int, int] | None = None,
+    *,
+    as_written: bool = False,
 ) -> Root:
-    """Read a root manifest without checking its entries."""
-    table, properties = read_manifest(data, stats, location, fields=fields)
+    """Read a root manifest without checking its entries.
+
+    Args:
+        as_written: see `EntryProjection`.
+    """
+    table, properties = read_manifest(data, stats, location, fields=fields, as_written=as_written)
     content = properties.get(CONTENT_KEY)
     if content != ROOT:
         raise CorruptFileError(location, CONTENT_KEY, content, "the file is not a root manifest")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparkmeta.entries.projection import EntryProjection, PartitionIds
+from sparkmeta.entries.projection import EntryProjection, SpecTuples
 
 # Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones.
 TupleSources = Mapping[int, Sequence[tuple[int, int]]]
@@ -26,14 +26,14 @@ class TreeTypes:
         columns: the ids in `stats` that are columns of a schema.
         spec_fields: spec id -> (partition field id, Iceberg type name) of its fields.
         sources: see `TupleSources`.
-        partition_ids: see `PartitionIds`.
+        spec_tuples: see `EntryProjection`.
     """
 
     stats: Mapping[int, str]
     columns: frozenset[int]
     spec_fields: Mapping[int, Sequence[tuple[int, str]]]
     sources: TupleSources
-    partition_ids: PartitionIds = ()
+    spec_tuples: SpecTuples = ()
 
     ALWAYS_READ: ClassVar = ("content_type", "version_info", "partition_spec_id", "record_count")
     """Fields of entries that are read for every projection."""

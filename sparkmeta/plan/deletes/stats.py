@@ -61,7 +61,7 @@ def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
         return lambda delete: delete[CONTENT_STATS][str(field_id)][name]
 
     lower, upper = bound("lower_bound"), bound("upper_bound")
-    bounded = sql.filter(deletes, lambda delete: lower(delete).isNotNull() & upper(delete).isNotNull())
+    bounded = sql.filter(deletes, lambda delete: lower(delete) <= upper(delete))
     greatest = sql.call("array_max", sql.transform(bounded, lower))
     least = sql.call("array_min", sql.transform(bounded, upper))
     return sql.struct(greatest.alias("lower"), least.alias("upper"))
@@ -73,7 +73,8 @@ def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
     conditions = [~_all_null(data, state.types.always_required(field_id))]
     if _is_ordered(state.types.primitive_fields[field_id].field_type):
         apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
-        conditions.append(~sql.coalesce(apart, False))
+        inverted = data["lower_bound"] > data["upper_bound"]
+        conditions.append(~sql.coalesce(apart & ~sql.coalesce(inverted, False), False))
     return conditions
 
 
@@ -98,4 +99,5 @@ def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
     lower, upper, deleted_lower, deleted_upper = bounds
     apart = (lower > deleted_upper) | (deleted_lower > upper)
     known = reduce(and_, (bound.isNotNull() & ~sql.isnan(bound) if floating else bound.isNotNull() for bound in bounds))
-    return sql.coalesce(known & apart, False)
+    ordered = (lower <= upper) & (deleted_lower <= deleted_upper)
+    return sql.coalesce(known & ordered & apart, False)
