@@ -184,20 +184,25 @@ class Table(RowTable):
         return file_changes(self.state, *ids, columns, lenient=lenient)
 
     def check(self, snapshot_id: int | None = None) -> DataFrame:
-        """Check the invariants of a snapshot's whole metadata tree. Return the violations, lazily.
+        """Check the metadata of a snapshot for what plans, or other engines, would stumble over. Return it, lazily.
 
-        The rules are entry-fields (required fields of a content type; if the root violates it, no other is checked),
-        leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound, one-entry-per-file,
-        one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range, ordinal-deleted,
-        carried-entries (not checked if the parent snapshot has expired), affinity-target, affinity-vector,
-        affinity-equality-deletes.
+        The rules for a manifest list are manifest-list (if the list violates it, no other is checked), manifest-content
+        (a manifest that can't be read), manifest-length, manifest-header (its key-value metadata contradict the list),
+        field-ids, manifest-counts, leaf-content, sequence-numbers, entry-fields, partition-spec (a live file has values
+        of partition fields that its manifest's spec lacks), one-entry-per-file, one-vector-per-file, vector-target,
+        bounds-value (bounds that are no values of their type), and bounds-order (a lower bound above the upper one).
+
+        The rules for a metadata tree are entry-fields (required fields of a content type; if the root violates it, no
+        other is checked), leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound,
+        one-entry-per-file, one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range,
+        ordinal-deleted, carried-entries (not checked if the parent snapshot has expired), affinity-target,
+        affinity-vector, affinity-equality-deletes, bounds-order.
 
         Returns:
-            Columns: rule string, location string (of the manifest, file or root), value string, problem string.
+            Columns: rule string, location string (of the list, manifest, file or root), value string, problem string.
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            UnsupportedError: the snapshot has a manifest list.
             CorruptFileError: the root is not a manifest. When the DataFrame runs, unreadable leaves raise errors.
         """
         if snapshot_id is None:

@@ -7,7 +7,7 @@ separate queries those of the tree.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
@@ -17,9 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.changes.check_list import check_list
 from sparkmeta.changes.checked_tree import COUNTED, ENTRY_COLUMNS, IS_MASKED, UNBOUND, CheckedTree, union
+from sparkmeta.changes.list_tasks import above_upper, shown_value
+from sparkmeta.changes.violations import VIOLATIONS, Broken, violation
+from sparkmeta.columns.bounds import inverted
+from sparkmeta.entries.arrays import whole, with_plain_types
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.errors import UnsupportedError, shown
 from sparkmeta.manifests.snapshot_manifests import root_location
 from sparkmeta.manifests.v4.root import FILES, LEAVES, entry_problems, is_live, one_of, read_unchecked_root, version
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
@@ -27,13 +31,12 @@ from sparkmeta.manifests.v4.types import stats_of_fields
 from sparkmeta.plan.filter import is_live as entry_is_live
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.stats import BOUNDS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.state import TableState
-
-VIOLATIONS = pa.schema([pa.field(name, pa.string()) for name in ("rule", "location", "value", "problem")])
 
 _LEAF, _OFFSET = "_leaf", "_offset"
 _MATRIX = (*ENTRY_COLUMNS, "file_format", "record_count", "file_size_in_bytes", "manifest_stats", "equality_ids")
@@ -45,26 +48,27 @@ _EQUALITY = int(ContentType.EQUALITY_DELETES)
 
 
 def check(state: TableState) -> DataFrame:
-    """Return the violations in the tree of the state's snapshot; see `Table.check`.
+    """Return the violations in the metadata of the state's snapshot; see `Table.check`.
 
     Raises:
-        UnsupportedError: the snapshot has a manifest list.
         CorruptFileError: the root is not a manifest.
     """
     if state.snapshot is None:
         return local_frame(state.spark, VIOLATIONS.empty_table())
     location = root_location(state.metadata, state.snapshot)
     if location is None:
-        raise UnsupportedError(
-            f"{state.metadata.location}: snapshot {state.snapshot.snapshot_id} has a manifest list: "
-            "only metadata trees can be checked"
-        )
+        return check_list(state)
     stamp = (state.snapshot.snapshot_id, state.snapshot.sequence_number or 0)
     root = read_unchecked_root(
-        state.files.read(location), state.types.stats_types, location, stamp, stats_of_fields(state.types.tuple_sources)
+        state.files.read(location),
+        state.types.stats_types,
+        location,
+        stamp,
+        stats_of_fields(state.types.tuple_sources),
+        as_written=True,
     )
     broken_fields = [
-        _violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
+        violation("entry-fields", Broken(location, broken.field, broken.value, broken.error(location).problem))
         for broken in entry_problems(root.table, state.specs, state.types.primitive_fields)
     ]
     if broken_fields:
@@ -73,7 +77,7 @@ def check(state: TableState) -> DataFrame:
 
 
 def _violations(tree: CheckedTree) -> DataFrame:
-    of_root = [_violation(rule, broken) for rule, find in ROOT_RULES for broken in find(tree)]
+    of_root = [violation(rule, broken) for rule, find in ROOT_RULES for broken in find(tree)]
     frames = [local_frame(tree.state.spark, pa.Table.from_pylist(of_root, schema=VIOLATIONS))]
     frames += _entry_violations(tree)
     for rule, query in TREE_RULES:
@@ -107,20 +111,6 @@ def _struct(rule: str, broken: EntryRule) -> Column:
 
 
 # -- rules of the root, on the driver -------------------------------------------------------------------------------
-
-
-class Broken(NamedTuple):
-    """A violation of a rule: a field and value of the file or manifest at a location."""
-
-    location: str | None
-    field: str
-    value: Any
-    problem: str
-
-
-def _violation(rule: str, broken: Broken) -> dict[str, str | None]:
-    value = f"{broken.field} is {shown(broken.value)}"
-    return {"rule": rule, "location": broken.location, "value": value, "problem": broken.problem}
 
 
 def _leaves_listed_twice(tree: CheckedTree) -> Iterator[Broken]:
@@ -174,12 +164,31 @@ def _leaves_without_bounds(tree: CheckedTree) -> Iterator[Broken]:
 
 _NO_BOUND = "the value of a partition field is missing"
 
+
+def _inverted_in_root(tree: CheckedTree) -> Iterator[Broken]:
+    """Find bounds of the root's entries that are the wrong way round; the location is that of the file or leaf."""
+    for row, field, value, problem in _inverted(tree.root.table, tree.state.types.stats_types):
+        yield Broken(tree.root.table.column("location")[row].as_py(), field, value, problem)
+
+
+def _inverted(entries: pa.Table, types: Mapping[int, str]) -> Iterator[tuple[int, str, Any, str]]:
+    """Yield the row, field, value and problem of bounds that are the wrong way round."""
+    stats = whole(entries.column(CONTENT_STATS))
+    for field in stats.type:
+        lower, upper = (pc.struct_field(stats, [field.name, name]) for name in BOUNDS)
+        wrong = inverted(lower, upper, types[int(field.name)])
+        for row in [] if wrong is None else pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist():
+            name = f"content_stats.{field.name}.lower_bound"
+            yield row, name, shown_value(lower, row), above_upper(upper, row)
+
+
 ROOT_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[Broken]]], ...] = (
     ("one-entry-per-file", _leaves_listed_twice),
     ("one-vector-per-manifest", _leaves_with_several_masks),
     ("vector-target", _masks_of_missing_leaves),
     ("affinity-target", _leaves_of_missing_owners),
     ("partition-bound", _leaves_without_bounds),
+    ("bounds-order", _inverted_in_root),
 )
 
 
@@ -374,7 +383,32 @@ def _broken_fields(
             if broken.field not in _INHERITED:
                 path = paths[table.column(MANIFEST)[broken.row].as_py()]
                 problem = f"ordinal {table.column(ORDINAL)[broken.row].as_py()}: {broken.problem}"
-                violations.append(_violation("entry-fields", Broken(path, broken.field, broken.value, problem)))
+                violations.append(violation("entry-fields", Broken(path, broken.field, broken.value, problem)))
+        yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
+
+
+def _entries_with_inverted_bounds(tree: CheckedTree) -> Iterator[DataFrame]:
+    """Find bounds of entries in leaves that are the wrong way round."""
+    if not len(tree.manifests):
+        return
+    types = tree.state.types.stats_types
+    paths = dict(
+        zip(tree.manifests.column(MANIFEST).to_pylist(), tree.manifests.column("location").to_pylist(), strict=True)
+    )
+    projection = replace(EntryProjection.of(("location",), None, types), as_written=True)
+    for frame in tree.state.reader.physical_frames(tree.manifests, projection):
+        yield map_arrow(frame, partial(_inverted_bounds, paths, types), VIOLATIONS)
+
+
+def _inverted_bounds(
+    paths: dict[int, str], types: Mapping[int, str], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for raw in batches:
+        entries = pa.Table.from_batches([with_plain_types(raw)])
+        violations = []
+        for row, field, value, problem in _inverted(entries, types):
+            path, file = paths[entries.column(MANIFEST)[row].as_py()], entries.column("location")[row].as_py()
+            violations.append(violation("bounds-order", Broken(path, f"{field} of {file}", value, problem)))
         yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
 
@@ -392,4 +426,5 @@ TREE_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[DataFrame]]], ...]
     ("affinity-vector", _dvs_of_other_leaves),
     ("carried-entries", _entries_carried_from_nowhere),
     ("entry-fields", _entries_with_broken_fields),
+    ("bounds-order", _entries_with_inverted_bounds),
 )

@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.entries.counts import live_counts
-from sparkmeta.entries.projection import ORDINAL
+from sparkmeta.entries.projection import CONTENT_STATS, ORDINAL
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
+from sparkmeta.spec.stats import BOUNDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-DIGEST = "metrics"
+DIGEST, INVERTED = "metrics", "inverted"
 METRICS_MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 
 _BOUNDS = ("lower_bounds", "upper_bounds")
@@ -26,6 +27,9 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 _MOST_ENTRIES = 20_000
 _MOST_MANIFESTS = 4
 _MOST_DIGESTS = 2_000
+_MOST_COMPARED = 100
+# Types whose bounds have no order, or several.
+_UNORDERED = ("uuid", "unknown", "variant", "geometry", "geography")
 # An entry of a metrics map has a column's id, and a value: a count or the length of a bound.
 _COUNT_BYTES, _BOUND_BYTES = 4, 3
 
@@ -55,11 +59,15 @@ class SampledStats:
         manifests: the number of these manifests.
         of_manifests: the number of all data manifests.
         columns: metrics by column id.
+        inverted: the number of entries with a lower bound above the upper one.
+        first_inverted: the file and column of one of these; None if there is none.
     """
 
     manifests: int = 0
     of_manifests: int = 0
     columns: Mapping[int, ColumnStats] = field(default_factory=dict)
+    inverted: int = 0
+    first_inverted: str | None = None
 
 
 def sampled(manifests: pa.Table) -> pa.Table:
@@ -95,6 +103,23 @@ def digest(manifests: pa.Table) -> tuple[str, ...]:
     return (f"if({ORDINAL} % {step} = 0, concat({', '.join(filled)}), array()) AS {DIGEST}",)
 
 
+def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
+    """Return the columns whose bounds are compared with each other, and their types: of wide tables, the first."""
+    ordered = sorted(field_id for field_id, name in types.items() if not name.startswith(_UNORDERED))
+    return {field_id: types[field_id] for field_id in ordered[:_MOST_COMPARED]}
+
+
+def inverted_bounds(columns: Mapping[int, str]) -> tuple[str, ...]:
+    """Return a column expression: the file and the first column whose lower bound is above the upper one, or null."""
+    cases = ""
+    for field_id, type_name in columns.items():
+        lower, upper = (f"{CONTENT_STATS}.`{field_id}`.{name}" for name in BOUNDS)
+        number = f" AND NOT isnan({lower})" if type_name in ("float", "double") else ""
+        cases += f" WHEN {lower} > {upper}{number} THEN {field_id}"
+    column = f"(CASE{cases} END)" if cases else "NULL"
+    return (f"concat('column ', cast({column} AS string), ' of ', location) AS {INVERTED}",)
+
+
 def sampled_stats(sample: DataFrame | None, manifests: int, of_manifests: int) -> SampledStats:
     """Aggregate the digests of sampled entries by column, in a job."""
     if sample is None:
@@ -107,4 +132,6 @@ def sampled_stats(sample: DataFrame | None, manifests: int, of_manifests: int) -
         F.expr("coalesce(max(size) FILTER (WHERE is_bound), 0)").alias("longest"),
     )
     rows = figures.toArrow().to_pylist()
-    return SampledStats(manifests, of_manifests, {row.pop("id"): ColumnStats(**row) for row in rows})
+    columns = {row.pop("id"): ColumnStats(**row) for row in rows}
+    inverted = sample.agg(F.count(INVERTED).alias("files"), F.min(INVERTED).alias("first")).toArrow().to_pylist()[0]
+    return SampledStats(manifests, of_manifests, columns, inverted["files"], inverted["first"])

@@ -6,8 +6,8 @@ the result, and all figures are queries over it. If deletes name their data file
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,17 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.errors import translated_errors
-from sparkmeta.health.column_stats import DIGEST, METRICS_MAPS, SampledStats, digest, sampled, sampled_stats
+from sparkmeta.health.column_stats import (
+    DIGEST,
+    INVERTED,
+    METRICS_MAPS,
+    SampledStats,
+    compared_columns,
+    digest,
+    inverted_bounds,
+    sampled,
+    sampled_stats,
+)
 from sparkmeta.plan.deletes.views import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
 from sparkmeta.plan.filter import is_live
 from sparkmeta.plan.prune import live_manifests
@@ -236,23 +246,29 @@ class _Measurement:
         """The data files of some manifests, with digests of their metrics maps, kept by Spark."""
         if not len(self._sampled_manifests):
             return None
-        return materialize(self._rows(self._sampled_manifests, METRICS_MAPS, digest(self._sampled_manifests)))
+        compared = compared_columns(self.state.types.column_types)
+        extra = (*digest(self._sampled_manifests), *inverted_bounds(compared))
+        return materialize(self._rows(self._sampled_manifests, METRICS_MAPS, extra, compared))
 
     @cached_property
     def _data(self) -> DataFrame:
         """The live data files, kept by Spark if their paths are needed later."""
         ids = self._sampled_manifests.column(MANIFEST).combine_chunks()
         others = self._data_manifests.filter(pc.invert(pc.is_in(self._data_manifests.column(MANIFEST), ids)))
-        parts = [] if self._sample is None else [self._sample.drop(DIGEST)]
+        parts = [] if self._sample is None else [self._sample.drop(DIGEST, INVERTED)]
         if len(others) or not parts:
             parts.append(self._rows(others, (), ()))
         rows = reduce(lambda left, right: left.unionByName(right), parts)
         return materialize(rows) if self._names_files else rows
 
-    def _rows(self, manifests: pa.Table, maps: Sequence[str], extra: Sequence[str]) -> DataFrame:
+    def _rows(
+        self, manifests: pa.Table, maps: Sequence[str], extra: Sequence[str], compared: Iterable[int] = ()
+    ) -> DataFrame:
         state = self.state
         paths = ("location",) if self._names_files else ()
-        entries = state.entries(manifests, state.projection((*_DATA_COLUMNS, *paths, *maps), self.columns))
+        columns = {*_DATA_COLUMNS, *paths, *maps, *(("location",) if extra else ())}
+        projection = replace(state.projection(columns, {*self.columns, *compared}), as_written=bool(extra))
+        entries = state.entries(manifests, projection)
         bounds = [
             sql.col(f"{CONTENT_STATS}.`{field_id}`.{end}_bound").alias(f"{end}_{field_id}").selected
             for field_id in self.columns

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
 
+from sparkmeta.changes.check_list import inverted_summaries
 from sparkmeta.compact.groups import Reason
 from sparkmeta.compact.options import CompactionOptions
 from sparkmeta.compact.plan import compaction_of
@@ -100,7 +101,7 @@ class Examination:
     def findings(self) -> tuple[Finding, ...]:
         """Return all findings, those about manifests first."""
         manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
-        others = (self._of_deletes(), self._of_files(), self._of_stats(), self._of_metadata())
+        others = (self._of_deletes(), self._of_files(), self._of_bounds(), self._of_stats(), self._of_metadata())
         return (*manifests, *chain.from_iterable(others))
 
     def _done_by(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
@@ -247,6 +248,23 @@ class Examination:
         if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
             return {}
         return self._done_by("rewrite_data_files", "rewrite-data-files", **options)
+
+    def _of_bounds(self) -> Iterator[Finding]:
+        """Find bounds the wrong way round, in the sampled entries and in the manifest list."""
+        stats, state = self.entries.stats, self.table.state
+        summaries = [] if state.tree is not None else [*inverted_summaries(state)]
+        count = stats.inverted + len(summaries)
+        if not count:
+            return
+        first = stats.first_inverted or f"{summaries[0].field} of {summaries[0].location}"
+        yield Finding(
+            "inverted_bounds",
+            count,
+            None,
+            f"lower bounds are above the upper ones, such as in {first}",
+            "these bounds prove nothing, so that plans can't skip the files; other engines may skip files with rows",
+            "files that are written again have right bounds; table.check() names all files",
+        )
 
     def _of_stats(self) -> Iterator[Finding]:
         rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", rewrite_all=True)

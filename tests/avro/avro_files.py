@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
+import lzma
+from collections.abc import Mapping
 from typing import Any
 
 import fastavro
+
+from sparkmeta.avro.container import deflater
 
 LONG = ["null", "long"]
 
@@ -64,20 +69,33 @@ def entry(number: int = 0, status: int = 1, **values: Any) -> dict[str, Any]:
     return {"status": status, "snapshot_id": None, **outer, "data_file": {**file, **values}}
 
 
-def mislabelled_file(declared: dict[str, Any], written: dict[str, Any], *blocks: list[dict[str, Any]]) -> bytes:
-    """A file whose header declares a schema other than that of the records in its blocks."""
+def mislabelled_file(
+    declared: dict[str, Any],
+    written: dict[str, Any],
+    *blocks: list[dict[str, Any]],
+    codec: str = "null",
+    notes: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """A file whose header declares a schema other than that of the records in its blocks.
+
+    Args:
+        notes: further values of the header.
+    """
     stream = io.BytesIO()
-    meta = {"avro.schema": json.dumps(declared).encode(), "avro.codec": b"null"}
+    meta = {"avro.schema": json.dumps(declared).encode(), "avro.codec": codec.encode(), **(notes or {})}
     fastavro.schemaless_writer(stream, _HEADER, {"magic": b"Obj\x01", "meta": meta, "sync": bytes(16)})
     for records in blocks:
         body = io.BytesIO()
         for record in records:
             fastavro.schemaless_writer(body, written, record)
-        for number in (len(records), len(body.getvalue())):
+        packed = _PACK.get(codec, deflater(codec, None))(body.getvalue())
+        for number in (len(records), len(packed)):
             fastavro.schemaless_writer(stream, {"type": "long"}, number)
-        stream.write(body.getvalue() + bytes(16))
+        stream.write(packed + bytes(16))
     return stream.getvalue()
 
+
+_PACK = {"bzip2": bz2.compress, "xz": lzma.compress}
 
 _HEADER = {
     "type": "record",

@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkmeta.changes.check import ENTRY_RULES, ROOT_RULES, TREE_RULES
-from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import Status
 from sparkmeta.table import Table
-from tests.handmade import HandmadeTable
 from tests.plans import optimized_plan
-from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes
+from tests.trees import BY_PART, Entry, TreeTable, data, equality_deletes, stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,6 +222,16 @@ def root_entry_without_fields(tree: TreeTable) -> Broken:
     return "entry-fields", "root1.parquet", "file_size_in_bytes is None"
 
 
+def bounds_the_wrong_way_round_in_a_leaf(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[tree.leaf("m1", data("d1"), data("d2", content_stats=stats("a", (9, 3))))])
+    return "bounds-order", "m1.parquet", "content_stats.1.lower_bound of d2 is 9"
+
+
+def bounds_the_wrong_way_round_in_the_root(tree: TreeTable) -> Broken:
+    tree.snapshot(added=[data("d1", content_stats=stats("a", (9, 3)))])
+    return "bounds-order", "d1", "content_stats.1.lower_bound is 9"
+
+
 BROKEN: list[Callable[[TreeTable], Any]] = [
     wrong_kind_in_data_leaf,
     wrong_kind_in_delete_leaf,
@@ -252,6 +260,8 @@ BROKEN: list[Callable[[TreeTable], Any]] = [
     other_counts,
     vector_without_its_file,
     root_entry_without_fields,
+    bounds_the_wrong_way_round_in_a_leaf,
+    bounds_the_wrong_way_round_in_the_root,
 ]
 # What comes with a fault by its nature: the entry breaks a second rule.
 ALSO = {
@@ -291,13 +301,3 @@ def test_an_expired_parent_is_no_violation(tmp_path: Path, spark: SparkSession) 
     tree.snapshot(added=files("d1"))
     tree.snapshot(existing=files("d2"))
     assert violations(tree.load(spark, expired=[1])) == set()
-
-
-def test_what_is_no_tree(tmp_path: Path, spark: SparkSession) -> None:
-    from sparkmeta.table import open_metadata
-
-    listed = open_metadata(HandmadeTable(tmp_path / "v3").write(), spark)
-    with pytest.raises(UnsupportedError, match="snapshot 10 has a manifest list"):
-        listed.check()
-    with pytest.raises(NoSuchSnapshotError, match="has no snapshot 11"):
-        listed.check(11)

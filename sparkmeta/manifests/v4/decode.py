@@ -46,7 +46,8 @@ def tree_entries(
 ) -> pa.Table:
     """Decode a tree manifest into one chunk, for a projection without metrics maps; see `decode_tree_manifest`."""
     read, columns = types.stats_of(projection), {*projection.columns, *types.ALWAYS_READ}
-    table, properties = read_manifest(data, read, part.location, columns, stats_of_fields(types.sources))
+    sources = stats_of_fields(types.sources)
+    table, properties = read_manifest(data, read, part.location, columns, sources, as_written=projection.as_written)
     ordinals = pa.array(np.arange(len(table)), pa.int64())
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
