@@ -83,6 +83,21 @@ def test_rewritten_schemas_decode_alike(seed: int) -> None:
         assert [batch.to_pylist() for batch in decoded(data, PROJECTION, compiled)] == expected, json.dumps(odd)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_reference_means_the_last_definition_and_ids_may_be_texts(compiled: bool) -> None:
+    fixed = [{"type": "fixed", "name": "x", "size": size} for size in (4, 2)]
+    declared, written = (
+        entry_schema(data_file(partition=[
+            {"name": f"other{place}", "type": kind, "field-id": str(1000 + place)} for place, kind in enumerate(kinds)
+        ]))
+        for kinds in ([*fixed, "x"], [fixed[0], {**fixed[1], "name": "y"}, "y"])
+    )  # fmt: skip
+    values = dict(zip(("other0", "other1", "other2"), (b"abcd", b"ef", b"gh"), strict=True))
+    projection = EntryProjection.of(("record_count",), dict.fromkeys((1000, 1001, 1002), "binary"))
+    (batch,) = decoded(mislabelled_file(declared, written, [entry(partition=values)]), projection, compiled)
+    assert [*batch.to_pylist()[0]["partition"].values()] == [*values.values()]
+
+
 def bomb() -> dict[str, Any]:
     kinds: list[Any] = [{"type": "record", "name": "n0", "fields": [field("a", 1, "int")]}]
     for level in range(1, 30):
