@@ -16,6 +16,7 @@ from sparkmeta.changes.list_tasks import CHECKED_COLUMNS, ManifestChecks, above_
 from sparkmeta.changes.violations import VIOLATIONS, Broken, violation
 from sparkmeta.columns.bounds import inverted, known_bounds
 from sparkmeta.entries.parts import whole_manifests
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.plan.filter import is_live
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks
@@ -47,7 +48,7 @@ def check_list(state: TableState) -> DataFrame:
         checks = ManifestChecks(state.access.tasks, projection, state.types.column_types, state.metadata.format_version)
         frames.append(_by_tasks(state, checks.violations, VIOLATIONS))
         live = _by_tasks(state, checks.files, projection.schema).where(is_live().text)
-        frames += [*_files_listed_twice(live), *_contradictory_vectors(live)]
+        frames += [*_files_listed_twice(live), *_contradictory_vectors(state, live)]
     return union(frames)
 
 
@@ -129,9 +130,9 @@ def _files_listed_twice(live: DataFrame) -> Iterator[DataFrame]:
     yield _broken("one-entry-per-file", twice, "location", F.col("count"), "the file has several live entries")
 
 
-def _contradictory_vectors(live: DataFrame) -> Iterator[DataFrame]:
+def _contradictory_vectors(state: TableState, live: DataFrame) -> Iterator[DataFrame]:
     """Find deletion vectors that are two of one data file, older than it, or of another partition."""
-    key = ["partition_spec_id", *(["partition"] if "partition" in live.columns else [])]
+    key = ["partition_spec_id", *([PARTITION] if state.types.partition_fields else [])]
     place = F.struct(F.col("version_info.sequence_number").alias("sequence"), F.to_json(F.struct(*key)).alias("key"))
     dvs = live.where((F.col("content_type") == _POSITION) & (F.col("file_format") == "PUFFIN"))
     several = dvs.groupBy("referenced_file").count().where("count > 1")

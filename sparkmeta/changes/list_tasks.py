@@ -18,25 +18,16 @@ from sparkmeta.columns.bounds import inverted, known_bounds
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.counts import manifest_counts
 from sparkmeta.entries.metrics_maps import column_metric
-from sparkmeta.entries.parts import PART_SCHEMA, part_of
+from sparkmeta.entries.parts import part_of
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError, SparkmetaError
 from sparkmeta.manifests.decoder import decode
-from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, MANIFEST_STATS, ContentType, Status
+from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType, Status
 from sparkmeta.storage.executors import ExecutorReader
 
 CHECKED_COLUMNS = ("content_type", "location", "file_format", "version_info", "deletion_vector", "record_count",
                    "referenced_file", "equality_ids", "lower_bounds", "upper_bounds")  # fmt: skip
 """The columns of entries that are checked, with the partition tuple."""
-
-LISTED_SCHEMA = pa.schema(
-    [
-        *PART_SCHEMA,
-        pa.field("content_type", pa.int32()),
-        pa.field("manifest_stats", pa.struct([field.arrow for field in MANIFEST_STATS])),
-    ]
-)
-"""A manifest to check, with what the list says about it."""
 
 _LIVE_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 _ROW_COUNTS = ("added_rows_count", "existing_rows_count", "deleted_rows_count")
@@ -60,7 +51,11 @@ class ManifestChecks:
     format_version: int
 
     def violations(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the violations in manifests, rows of `LISTED_SCHEMA`, which have their `content` if Spark reads it."""
+        """Yield the violations in manifests.
+
+        Args:
+            batches: rows of `PART_SCHEMA` with `content_type` and `manifest_stats`, and `content` if Spark reads it.
+        """
         for batch in batches:
             for row in batch.to_pylist():
                 found = [violation(rule, broken) for rule, broken in self._checked(row)]
