@@ -101,9 +101,12 @@ class DeleteRows:
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
         arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
-        return pa.RecordBatch.from_arrays(
-            [array.cast(field.type) for array, field in zip(arrays, self.schema, strict=True)], schema=self.schema
-        )
+        # Arrow refuses to cast a null struct with required fields, even to its own type.
+        cast = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(arrays, self.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(cast, schema=self.schema)
 
 
 @dataclass
