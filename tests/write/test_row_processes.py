@@ -9,18 +9,17 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
 
 import sparkmeta as sm
+from tests.cluster import standalone_cluster
 from tests.commit.tables import QUICK
 from tests.maintain.test_expire import planned_paths, soon
 from tests.peers.slices import SOAK
@@ -111,29 +110,9 @@ def test_processes_are_killed(spark: SparkSession, tmp_path: Path, version: int,
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """The URL of a master of Spark's own, with two workers. Speculation needs two hosts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    master, run = f"spark://127.0.0.1:{port}", Path(pyspark.__file__).parent / "bin" / "spark-class"
-    shared = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
-    deploy, processes = "org.apache.spark.deploy", list[subprocess.Popen[bytes]]()
-
-    def start(host: str, name: str, *arguments: str) -> None:
-        command = [str(run), f"{deploy}.{name}", "--host", host, "--webui-port", "0", *arguments]
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        environment = shared | {"SPARK_LOCAL_IP": host}
-        processes.append(subprocess.Popen(command, env=environment, start_new_session=True, **quiet))
-
-    start("127.0.0.1", "master.Master", "--port", str(port))
-    for host in ("127.0.0.1", "127.0.0.2"):
-        folder = str(tmp_path / f"worker-{host}")
-        start(host, "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", folder, master)
-    yield master
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """The URL of the master of a cluster."""
+    with standalone_cluster(tmp_path) as master:
+        yield master
 
 
 @pytest.mark.skipif(not SOAK, reason="takes a minute: SPARKMETA_SOAK=1 runs it")
