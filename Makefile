@@ -18,8 +18,13 @@ PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain t
 # Tests of what works on Spark Connect.
 ON_CONNECT := tests/plan tests/inspect tests/rows tests/avro tests/entries tests/manifests tests/views tests/conformance tests/maintain tests/rewrite tests/health tests/data_files tests/write tests/commit
 
+# Tests that need no Iceberg runtime; Iceberg has none for the oldest and the newest PySpark here.
+OTHERS := -m 'not java and not benchmark'
+# Tests that CI runs with the oldest and the newest PySpark.
+SLICE := tests/test_arrow_types.py tests/test_table_life.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo test connect connect-all newest oldest check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo test connect connect-all newest oldest slices newest-env oldest-env check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,18 +91,28 @@ connect-all: connect rest ## As connect, all tests of what works on Spark Connec
 	$(PY) -m pytest $(PARALLEL) --spark_connect_url separate $(ON_CONNECT)
 	$(PY) -m pytest --spark_connect_url separate -k S3 tests/catalog/test_matrix.py
 
-newest: jars ## Run the tests that need no Iceberg runtime with the newest PySpark
-	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]' 'pyspark>4.1'
-	$(NEWEST)/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'
-	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark'
+newest: newest-env ## Run the tests that need no Iceberg runtime with the newest PySpark and Python
+	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest $(PARALLEL) $(OTHERS)
 	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/data_files tests/write
 
-oldest: ## Run the tests of plans and rows that need no Iceberg runtime with PySpark 4.0
-	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' 'pyspark==4.0.*'
-	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) -m 'not java and not benchmark' tests/plan tests/rows tests/data_files tests/write
+oldest: oldest-env ## Run the tests that need no Iceberg runtime with PySpark 4.0
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) $(OTHERS)
 	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/data_files tests/write
+
+slices: newest-env oldest-env ## Run the lives of some tables with the oldest and the newest PySpark
+	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(SLICE)
+	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest $(SLICE)
+
+# Dependencies are those that pip chooses at the time.
+newest-env: ## Create the environment of the newest PySpark and Python
+	@test -x $(NEWEST)/bin/python || $$(sh tests/newest_python.sh || echo $(PYTHON)) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		--editable '.[test]'
+
+oldest-env: ## Create the environment of PySpark 4.0
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		--editable '.[test]' 'pyspark==4.0.*'
 
 check: setup ## Run ruff and mypy
 	$(PY) -m ruff check

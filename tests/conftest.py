@@ -8,7 +8,9 @@ import shutil
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -96,6 +98,12 @@ def pytest_configure(config: pytest.Config) -> None:
     SparkConfigBuilder.initialize(
         [f"{key}: {value}" for key, value in options.items()], spark_connect_url=config.option.spark_connect_url
     )
+
+
+def pytest_report_header() -> str:
+    """The versions that the tests run with."""
+    packages = [f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "pandas", "numpy", "numba", "pyiceberg")]
+    return ", ".join([f"python {python_version()}", *packages])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
