@@ -132,7 +132,8 @@ class TableState:
             return None
         stamp, sources = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0), self.types.tuple_sources
         data, fields = self.files.read(location), stats_of_fields(sources)
-        return Tree(read_root(data, self.types.stats_types, self.specs, location, stamp, fields), sources)
+        places = self.types.locations
+        return Tree(read_root(data, self.types.stats_types, self.specs, location, stamp, places, fields), sources)
 
     @cached_property
     def has_trees(self) -> bool:

@@ -24,18 +24,18 @@ def table(tmp_path: Path, spark: SparkSession) -> sm.Table:
     handmade = HandmadeTable(tmp_path / "a b%20[c]{d}")
     handmade.add(0, 1, *(data(f"file:///t/{n}.parquet", 1, **PART, **long_bounds(n, n + 9)) for n in range(0, 40, 10)))
     handmade.add(0, 0, data("file:///t/other.parquet", 1, **long_bounds(0, 99)))
-    handmade.add(1, 1, deletion_vector("file:///t/20.parquet", 2, **PART), position_deletes("pos", 2, **PART))
-    handmade.add(1, 0, equality_deletes("eq", 3, **long_bounds(30, 35)))
+    handmade.add(1, 1, deletion_vector("file:///t/20.parquet", 2, **PART), position_deletes("x:pos", 2, **PART))
+    handmade.add(1, 0, equality_deletes("x:eq", 3, **long_bounds(30, 35)))
     return sm.load_table(handmade.write(), spark=spark)
 
 
 def test_files_with_their_deletes(table: sm.Table) -> None:
     planned = {row.file_path: row for row in table.scan("id >= 15 and part = 'x'").plan_files().collect()}
     assert {path: [delete.file_path for delete in row.deletes] for path, row in planned.items()} == {
-        "file:///t/10.parquet": ["pos"],
+        "file:///t/10.parquet": ["x:pos"],
         "file:///t/20.parquet": ["file:///t/dvs.puffin"],
-        "file:///t/30.parquet": ["eq", "pos"],
-        "file:///t/other.parquet": ["eq"],
+        "file:///t/30.parquet": ["x:eq", "x:pos"],
+        "file:///t/other.parquet": ["x:eq"],
     }
     assert planned["file:///t/10.parquet"].residual == '{"type":"gt-eq","term":"id","value":15}'
     assert planned["file:///t/10.parquet"].partition.part == "x"

@@ -15,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.canonical import LIST_FIELDS, canonical_schema
-from sparkmeta.avro.container import inflate, read_blocks, read_header
+from sparkmeta.avro.container import Header, inflate, read_blocks, read_header
 from sparkmeta.avro.schema import by_field_ids, parse
 from sparkmeta.columns.bounds import ANY, bound_arrow_type, inverted, known_bounds
+from sparkmeta.entries.locations import resolved
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import CorruptFileError, ValidationError
 from sparkmeta.spec.entry import MANIFEST_STATS, ContentType, FieldSpec
+from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.stats import BOUNDS
 
 SUMMARIES = "partition_summaries"
@@ -55,19 +57,30 @@ MANIFEST_FILE = (
 )
 MANIFEST_FILE_SCHEMA = pa.schema([field.arrow for field in MANIFEST_FILE])
 
+# The key of the format version in a list's key-value metadata.
+_FORMAT_VERSION = "format-version"
 # Values that v1 lists omit (table spec, Manifest Lists).
 _DEFAULTS = {"content": 0, "sequence_number": 0, "min_sequence_number": 0}
 _SUMMARY_KEYS = {"f509": "contains_null", "f518": "contains_nan", "f510": "lower_bound", "f511": "upper_bound"}
 
 
-def decode_manifest_list(data: bytes, location: str) -> pa.RecordBatch:
+def decode_manifest_list(data: bytes, location: str, locations: Locations) -> pa.RecordBatch:
     """Return the rows of a manifest list as `MANIFEST_FILE_SCHEMA`, with v1 defaults; unknown counts are null.
 
+    Args:
+        data: the content of the file.
+        location: the file's location.
+        locations: resolves the locations in the list.
+
     Raises:
-        CorruptFileError: not a manifest list, a required field is null, or an unknown content.
+        CorruptFileError: not a manifest list, a required field is null, an unknown content, or a relative location
+            before format version 4.
     """
-    records = list(_records(data, location))
+    header = read_header(data, location)
+    records = list(_records(data, header, location))
     columns = [_column(field, records, location) for field in MANIFEST_FILE]
+    is_new = header.metadata.get(_FORMAT_VERSION) == b"4"
+    columns[0] = resolved(columns[0], locations if is_new else locations.before_version_4, location, "manifest_path")
     batch = pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
     for value in batch.column("content").unique().to_pylist():
         if value not in (0, 1):
@@ -123,8 +136,7 @@ def write_manifest_list(
     return stream.getvalue()
 
 
-def _records(data: bytes, location: str) -> Iterator[dict[str, Any]]:
-    header = read_header(data, location)
+def _records(data: bytes, header: Header, location: str) -> Iterator[dict[str, Any]]:
     canonical = canonical_schema(header.schema, location, LIST_FIELDS)
     schema = parse(by_field_ids(canonical, location), location)
     for block in read_blocks(data, header, location):

@@ -64,6 +64,7 @@ def check(state: TableState) -> DataFrame:
         state.types.stats_types,
         location,
         stamp,
+        state.types.locations,
         stats_of_fields(state.types.tuple_sources),
         as_written=True,
     )

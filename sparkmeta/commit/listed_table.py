@@ -103,7 +103,7 @@ class ListedTable:
 
     def _task_decoder(self) -> EntryDecoder:
         files = task_reader(self.source)
-        return EntryDecoder(files, self.source.reader.trees, files)
+        return EntryDecoder(files, self.source.reader.trees, self.source.types.locations, files)
 
     def _spec_ids(self, manifests: pa.Table) -> set[int]:
         """Return the partition specs of manifests and of the files in the root."""

@@ -25,6 +25,7 @@ from sparkmeta.plan.rows import DELETES
 from sparkmeta.session import map_arrow, materialize
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
     units = of_files.groupBy(
         F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
     ).agg(F.collect_list("vector").alias("vectors"))
-    lost = map_arrow(materialize(units), partial(_lost_positions, state.access.tasks), _LOST_SCHEMA)
+    lost = map_arrow(
+        materialize(units), partial(_lost_positions, state.access.tasks, state.types.locations), _LOST_SCHEMA
+    )
     for row in lost.limit(1).toArrow().to_pylist():
         raise ValidationError(
             f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
@@ -84,11 +87,13 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
         )
 
 
-def _lost_positions(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _lost_positions(
+    reader: ExecutorReader, locations: Locations, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Yield the first missing position for each delete file and deletion vector that lacks any of its positions."""
     for unit in task_rows(batches):
         lost = []
-        positions = _positions(reader, unit["location"], unit["file_format"])
+        positions = _positions(reader, locations, unit["location"], unit["file_format"])
         for vector in unit["vectors"]:
             path = vector["data_path"]
             if path not in positions:
@@ -100,11 +105,13 @@ def _lost_positions(reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -
         yield pa.RecordBatch.from_pylist(lost, schema=_LOST_SCHEMA)
 
 
-def _positions(reader: ExecutorReader, location: str, file_format: str) -> dict[str, PositionBitmap]:
+def _positions(
+    reader: ExecutorReader, locations: Locations, location: str, file_format: str
+) -> dict[str, PositionBitmap]:
     """Return the positions that a position delete file deletes, by data file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
     try:
-        for paths, positions in deleted_positions(reader.read(location), file_format, location):
+        for paths, positions in deleted_positions(reader.read(location), file_format, location, locations):
             codes, values = paths.indices.to_numpy(), positions.to_numpy()
             for code in np.unique(codes):
                 by_path.setdefault(paths.dictionary[int(code)].as_py(), []).append(values[codes == code])

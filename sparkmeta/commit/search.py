@@ -245,7 +245,7 @@ def _search_leaves(
     files = state.files if on_driver else state.access.tasks
     ids = set(leaves.column(MANIFEST).to_pylist())
     masks = {row[MANIFEST]: row for row in state.tree.manifest_dvs.to_pylist() if row[MANIFEST] in ids}
-    search = LeafSearch(column, values, projection, state.types.tree_types, masks, files)
+    search = LeafSearch(column, values, projection, state.types.tree_types, state.types.locations, masks, files)
     if on_driver:
         return map_on_driver(whole_manifests(leaves), search, projection.schema)
     return map_by_tasks(state.spark, whole_manifests(leaves), search, projection.schema).toArrow()

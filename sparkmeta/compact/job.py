@@ -111,8 +111,10 @@ class RewriteJob:
 
     def rewriting(self, places: Sequence[int]) -> Rewriting:
         """Return the parameters of tasks that rewrite leaves."""
-        types, size = self.state.types.tree_types, self.entry_bytes(places)
-        return Rewriting(self.reader, self.form, types, self.scope.keys, size, self.adoption)
+        types, size = self.state.types, self.entry_bytes(places)
+        return Rewriting(
+            self.reader, self.form, types.tree_types, types.locations, self.scope.keys, size, self.adoption
+        )
 
     @cached_property
     def form(self) -> LeafFormat:

@@ -18,6 +18,7 @@ from sparkmeta.edit.next_root import restamped
 from sparkmeta.edit.range_sort import combined, cut, ordered, range_tables, task_rows
 from sparkmeta.entries.arrays import kept_rows
 from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.errors import CorruptFileError
@@ -39,6 +40,7 @@ from sparkmeta.manifests.v4.write import (
     rows_stream,
 )
 from sparkmeta.spec.entry import Status
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
 # A leaf to read: the values that its entries inherit, and its manifest DV, if any. file_format: of a manifest in the
@@ -87,6 +89,7 @@ class Rewriting:
 
     Attributes:
         types: the types of the table's V4 manifests.
+        locations: resolves the locations in the table's manifests.
         keys: spec id -> ids of the stats by whose lower bounds entries are sorted, before their paths.
         entry_bytes: the mean size of an entry in a leaf.
         adoption: makes entries those of another table, to which the new leaves belong.
@@ -95,6 +98,7 @@ class Rewriting:
     reader: ExecutorReader
     form: LeafFormat
     types: TreeTypes
+    locations: Locations
     keys: Mapping[int, Sequence[int]]
     entry_bytes: float
     adoption: Adoption | None = None
@@ -204,10 +208,12 @@ class Rewriting:
             return
         context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
         part = ManifestPart(0, leaf["location"], spec_id, context)
-        yield leaf_entries(self.reader.read(leaf["location"]), part, self.types)
+        entries = leaf_entries(self.reader.read(leaf["location"]), part, self.types)
+        yield table_with_locations(entries, self.locations, leaf["location"])
 
     def _decoded(self, leaf: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
-        return EntryDecoder(self.reader, None).entries({**leaf, MANIFEST: 0, "part": 0, "parts": 1}, projection)
+        decoder = EntryDecoder(self.reader, None, self.locations)
+        return decoder.entries({**leaf, MANIFEST: 0, "part": 0, "parts": 1}, projection)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
         return key_table(table, self.keys[spec_id])

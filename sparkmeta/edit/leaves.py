@@ -29,7 +29,7 @@ def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection
     """Read every physical entry of a few leaves (rows of `tree_schema`), on the driver if it can open them."""
     if state.access.driver is None:
         return leaf_frame(state, leaves, projection).toArrow().cast(projection.schema)
-    decoder = EntryDecoder(state.access.driver, state.types.tree_types)
+    decoder = EntryDecoder(state.access.driver, state.types.tree_types, state.types.locations)
     return map_on_driver(_units(leaves), partial(decoder.decode_parts, projection), projection.schema)
 
 
@@ -38,10 +38,12 @@ def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection)
     units = _units(leaves)
     tasks = state.access.tasks
     if tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py()):
+        types = state.types
         return read_leaf_entries(
-            state.spark, units, projection, state.types.tuple_sources, state.types.widened_decimals
+            state.spark, units, projection, types.tuple_sources, types.widened_decimals, types.locations
         )
-    decode = partial(EntryDecoder(tasks, state.types.tree_types).decode_parts, projection)
+    decoder = EntryDecoder(tasks, state.types.tree_types, state.types.locations)
+    decode = partial(decoder.decode_parts, projection)
     return map_by_tasks(state.spark, units, decode, projection.schema)
 
 

@@ -48,7 +48,8 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
     """
     manifests = reachable_manifests(state, content)
     if state.access.tasks is not None:
-        decoder = EntryDecoder(state.access.tasks, state.types.tree_types if state.has_trees else None)
+        trees = state.types.tree_types if state.has_trees else None
+        decoder = EntryDecoder(state.access.tasks, trees, state.types.locations)
         decode = partial(decoder.decode_parts, projection)
         return map_arrow(_parts(state, manifests, projection), decode, projection.schema)
     if state.has_trees:

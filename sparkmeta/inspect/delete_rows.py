@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 
 from sparkmeta.avro.rows_file import records_with_ids
 from sparkmeta.entries.field_ids import field_id
+from sparkmeta.entries.locations import resolved
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.deleted_row import RowField, projected
 from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.storage.vectors import vector_of, vector_range
@@ -42,10 +44,12 @@ class DeleteRows:
     Attributes:
         schema: the schema of the result.
         row: the table's columns, as the type of the column `row`.
+        locations: resolves the paths of data files.
     """
 
     schema: pa.Schema
     row: RowField
+    locations: Locations
 
     def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the deleted positions of delete files, which the task opens."""
@@ -69,6 +73,7 @@ class DeleteRows:
             yield from self._vectors(entries, location, data)
             return
         for columns in _read(data, file_format, location, self.row, self._row_type):
+            columns["file_path"] = data_paths(columns["file_path"], location, self.locations)
             for entry in range(len(entries)):
                 yield self._batch(columns, entries.take(pa.array([entry] * len(columns["pos"]))), location)
 
@@ -128,15 +133,29 @@ def _vector(data: bytes, entry: dict[str, Any], location: str) -> PositionBitmap
     return vector_of(data[place.offset : place.offset + place.size], place, entry["record_count"])
 
 
-def deleted_positions(data: bytes, file_format: str, location: str) -> Iterator[tuple[pa.DictionaryArray, pa.Array]]:
+def deleted_positions(
+    data: bytes, file_format: str, location: str, locations: Locations
+) -> Iterator[tuple[pa.DictionaryArray, pa.Array]]:
     """Yield file_path and pos of a position delete file, by batches.
 
+    Args:
+        data: the content of the file.
+        file_format: the file's format.
+        location: the file's location, for errors.
+        locations: resolves the paths of data files.
+
     Raises:
-        CorruptFileError: it is not a position delete file.
+        CorruptFileError: it is not a position delete file, or has a relative path before format version 4.
     """
     for columns in _columns_of(data, file_format, location, _position_columns, _POSITION_READERS):
         paths = columns["file_path"]
-        yield paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode(), columns["pos"]
+        encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
+        yield data_paths(encoded, location, locations), columns["pos"]
+
+
+def data_paths(paths: pa.Array, location: str, locations: Locations) -> pa.Array:
+    """Return the paths of data files in a position delete file as absolute ones. New tables have no such files."""
+    return resolved(paths, locations.before_version_4, location, "file_path")
 
 
 def _read(data: bytes, file_format: str, location: str, row: RowField, row_type: pa.DataType) -> Iterator[Columns]:

@@ -17,6 +17,7 @@ from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.inspect.human import human_strings
 from sparkmeta.manifests.v4.tree_manifests import listed_root
 from sparkmeta.manifests.v4.types import TreeTypes
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
 # Spec id -> (transform, Iceberg type name of the result) of its fields, in the spec's order.
@@ -153,27 +154,33 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
 
 
 def read_lists(
-    reader: ExecutorReader, shape: ListShape, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
+    reader: ExecutorReader,
+    shape: ListShape,
+    trees: TreeTypes | None,
+    locations: Locations,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Read the manifest lists that rows of `LIST_SCHEMA` name in a task, and convert them by `shape`.
 
     Args:
         trees: the types of V4 roots; None if there are none.
+        locations: resolves the locations in lists and roots.
     """
     for batch in batches:
         for row in batch.to_pylist():
-            rows = _listed(reader.read(row["location"]), row, trees)
+            rows = _listed(reader.read(row["location"]), row, trees, locations)
             yield shape(rows, row["reference_snapshot_id"], row["location"])
 
 
-def _listed(data: bytes, row: dict[str, Any], trees: TreeTypes | None) -> pa.RecordBatch:
+def _listed(data: bytes, row: dict[str, Any], trees: TreeTypes | None, locations: Locations) -> pa.RecordBatch:
     if row["root_sequence_number"] is None or trees is None:
-        return decode_manifest_list(data, row["location"])
-    return listed_root(data, row["location"], (row["reference_snapshot_id"], row["root_sequence_number"]), trees)
+        return decode_manifest_list(data, row["location"], locations)
+    snapshot = (row["reference_snapshot_id"], row["root_sequence_number"])
+    return listed_root(data, row["location"], snapshot, trees, locations)
 
 
 def read_list_contents(
-    shape: ListShape, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
+    shape: ListShape, trees: TreeTypes | None, locations: Locations, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Convert manifest lists like `read_lists`, of rows that have their bytes as `content`."""
     for batch in batches:
@@ -181,7 +188,7 @@ def read_list_contents(
             location = row["location"]
             if location is None:
                 raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no snapshot names")
-            yield shape(_listed(row["content"], row, trees), row["reference_snapshot_id"], location)
+            yield shape(_listed(row["content"], row, trees, locations), row["reference_snapshot_id"], location)
 
 
 def _spec_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> dict[int, np.ndarray[Any, Any]]:

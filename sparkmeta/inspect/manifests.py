@@ -69,13 +69,13 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
         ],
         schema=LIST_SCHEMA,
     )
-    trees = state.types.tree_types if state.has_trees else None
+    trees, locations = state.types.tree_types if state.has_trees else None, state.types.locations
     if state.access.tasks is not None:
-        read = map_arrow(
-            local_frame(state.spark, lists), partial(read_lists, state.access.tasks, shape, trees), row_type
-        )
+        convert = partial(read_lists, state.access.tasks, shape, trees, locations)
+        read = map_arrow(local_frame(state.spark, lists), convert, row_type)
     else:
-        read = map_arrow(with_content(state.spark, lists), partial(read_list_contents, shape, trees), row_type)
+        convert = partial(read_list_contents, shape, trees, locations)
+        read = map_arrow(with_content(state.spark, lists), convert, row_type)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
     return read.union(local_frame(state.spark, pa.Table.from_batches(inline, schema))) if inline else read
 

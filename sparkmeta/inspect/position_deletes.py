@@ -46,7 +46,8 @@ def position_deletes(state: TableState) -> DataFrame:
     the paths when this is called.
     """
     schema = position_deletes_type(state)
-    rows = DeleteRows(arrow_schema(schema), row_field(0, state.metadata.schema().as_struct()))
+    row = row_field(0, state.metadata.schema().as_struct())
+    rows = DeleteRows(arrow_schema(schema), row, state.types.locations)
     files = delete_files(state)
     if state.access.tasks is not None:
         return map_arrow(files.repartition(read_tasks(state.spark)), partial(rows.read, state.access.tasks), schema)

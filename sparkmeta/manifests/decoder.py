@@ -13,6 +13,7 @@ import pyarrow as pa
 from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.entries.arrays import kept_rows
+from sparkmeta.entries.locations import with_locations
 from sparkmeta.entries.parts import part_of
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import CorruptFileError
@@ -27,6 +28,7 @@ from sparkmeta.storage.ranges import read_ahead
 if TYPE_CHECKING:
     from sparkmeta.manifests.cache.write import CacheWriter
     from sparkmeta.manifests.v4.types import TreeTypes
+    from sparkmeta.spec.locations import Locations
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
 
@@ -46,12 +48,14 @@ class EntryDecoder:
     Attributes:
         files: opens manifests.
         trees: the types of the table's V4 manifests; None if it has none.
+        locations: resolves the locations in manifests.
         cached: opens leaves of the manifest cache.
         writer: stores parts that have been decoded completely in the manifest cache.
     """
 
     files: Files | ExecutorReader
     trees: TreeTypes | None
+    locations: Locations
     cached: Files | ExecutorReader | None = None
     writer: CacheWriter | None = None
 
@@ -79,9 +83,10 @@ class EntryDecoder:
         data, leaf, _ = content
         if leaf is not None:
             assert isinstance(data, bytes)
-            yield from decode_leaf(data, part_of(part), projection, leaf)
+            entries = decode_leaf(data, part_of(part), projection, leaf)
+            yield from with_locations(entries, self.locations.before_version_4, part["location"])
             return
-        yield from decode(data, part, projection, self.trees)
+        yield from decode(data, part, projection, self.trees, self.locations)
         if self.writer is not None and part["file_format"] == "AVRO":
             self.writer.keep(data, part_of(part))
 
@@ -158,19 +163,22 @@ def _size(part: Mapping[str, Any]) -> int:
 
 
 def decode(
-    data: Data, part: Mapping[str, Any], projection: EntryProjection, trees: TreeTypes | None
+    data: Data, part: Mapping[str, Any], projection: EntryProjection, trees: TreeTypes | None, locations: Locations
 ) -> Iterator[pa.RecordBatch]:
     """Decode the entries of a part of a manifest, a row of `PART_SCHEMA`, from the manifest's bytes."""
     if part["file_format"] != "PARQUET":
-        return decode_manifest(data, part_of(part), projection)
+        entries = decode_manifest(data, part_of(part), projection)
+        return with_locations(entries, locations.before_version_4, part["location"])
     assert not isinstance(data, Windows)
     if trees is not None and is_tree_manifest(data, part["location"]):
-        return decode_tree_manifest(data, part_of(part), projection, trees)
-    return decode_parquet_manifest(data, part_of(part), projection)
+        entries = decode_tree_manifest(data, part_of(part), projection, trees)
+    else:
+        entries = decode_parquet_manifest(data, part_of(part), projection)
+    return with_locations(entries, locations, part["location"])
 
 
 def decode_contents(
-    projection: EntryProjection, trees: TreeTypes | None, batches: Iterable[pa.RecordBatch]
+    projection: EntryProjection, trees: TreeTypes | None, locations: Locations, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Decode the entries of manifests that Spark has read: rows of `PART_SCHEMA` with `path` and `content`."""
     for batch in batches:
@@ -178,4 +186,5 @@ def decode_contents(
         for index, part in enumerate(batch.drop_columns(["content"]).to_pylist()):
             if part[MANIFEST] is None:
                 raise CorruptFileError(part["path"], "path", part["path"], "Spark read a file that no manifest names")
-            yield from decode(memoryview(contents[index].as_buffer()).cast("B"), part, projection, trees)
+            data = memoryview(contents[index].as_buffer()).cast("B")
+            yield from decode(data, part, projection, trees, locations)

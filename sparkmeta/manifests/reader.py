@@ -224,7 +224,8 @@ class ManifestReader:
         frames = []
         if len(leaves):
             units, widened = whole_manifests(leaves), self.types.widened_decimals
-            frames.append(read_leaf_entries(self.spark, units, projection, self.tree.sources, widened))
+            places = self.types.locations
+            frames.append(read_leaf_entries(self.spark, units, projection, self.tree.sources, widened, places))
         if len(decoded):
             frames.append(self._decoded(self.parts(decoded, projection), projection, placement))
         if len(listed):
@@ -256,12 +257,13 @@ class ManifestReader:
             if len(cached) and not self.access.spark_opens(cached.column(CACHED_LEAF)[0].as_py()):
                 cached, missing = cached.slice(0, 0), parts
             if len(cached):
-                frames.append(read_cached_entries(self.spark, cached, projection))
+                frames.append(read_cached_entries(self.spark, cached, projection, self.types.locations))
             if len(missing):
                 frames.append(self._decoded(missing, projection, placement))
         if len(parquet):
             names = self.types.partition_names
-            frames.append(read_parquet_entries(self.spark, whole_manifests(parquet), projection, names))
+            units, places = whole_manifests(parquet), self.types.locations
+            frames.append(read_parquet_entries(self.spark, units, projection, names, places))
         return frames
 
     def _leaf_frames(
@@ -306,10 +308,11 @@ class ManifestReader:
         """Return the decoder of manifests for the driver, or for tasks."""
         cache = self.manifest_cache
         if placement is Placement.DRIVER:
-            return EntryDecoder(self.access.files, self.trees, None if cache is None else cache.files)
+            cached = None if cache is None else cache.files
+            return EntryDecoder(self.access.files, self.trees, self.types.locations, cached)
         assert self.access.tasks is not None
         writer = None if cache is None else cache.writer
-        return EntryDecoder(self.access.tasks, self.trees, self.access.tasks, writer)
+        return EntryDecoder(self.access.tasks, self.trees, self.types.locations, self.access.tasks, writer)
 
     def parts(self, manifests: pa.Table, projection: EntryProjection, *, split: bool = False) -> pa.Table:
         """Return the parts of manifests to decode, rows of `PART_SCHEMA` with `CACHED_LEAF`, without the root's files.
@@ -340,7 +343,7 @@ class ManifestReader:
             files = with_content(self.spark, parts)
             if len(parts) > len(parts.column("location").unique()):
                 files = files.repartition(len(parts), MANIFEST, "part")
-            decode = partial(decode_contents, projection, self.trees)
+            decode = partial(decode_contents, projection, self.trees, self.types.locations)
             return map_arrow(files, decode, projection.schema)
         decode = partial(self.decoder(Placement.TASKS).decode_parts, projection)
         return map_by_tasks(self.spark, parts, decode, projection.schema)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
 from sparkmeta.errors import UnsupportedError
+from sparkmeta.spec.metadata_model import locations_of
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
@@ -30,7 +31,7 @@ def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot
         paths = snapshot.inline_manifests or []
         batch = inline_manifest_list(paths, [files.length(path) for path in paths], snapshot.snapshot_id)
     else:
-        batch = decode_manifest_list(files.read(location), location)
+        batch = decode_manifest_list(files.read(location), location, locations_of(metadata))
     table = pa.Table.from_batches([batch])
     encrypted = table.filter(table.column("key_metadata").is_valid())
     if len(encrypted):

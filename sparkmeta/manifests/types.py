@@ -19,7 +19,7 @@ from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.expressions import stats_field_id
-from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
     has_unknown_values,
     partition_type,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
     from sparkmeta.spec.expressions import Expression
+    from sparkmeta.spec.locations import Locations
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
 
 # Reserved columns of delete files: field id -> Iceberg type name.
@@ -343,6 +344,11 @@ class TableTypes:
         return any(field is not None and str(field.field_type) == "date" for field in earlier)
 
     # -- what readers take ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def locations(self) -> Locations:
+        """How the table's metadata names files."""
+        return locations_of(self.metadata)
 
     @cached_property
     def tree_types(self) -> TreeTypes:

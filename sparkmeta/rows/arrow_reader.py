@@ -92,6 +92,7 @@ def task_rows(
     metadata = tuple(ALL_METADATA_COLUMNS[name] for name in metadata_columns)
     return FileRows(
         state.access.tasks,
+        state.types.locations,
         (*map(projected_column, projected.fields), *metadata),
         leaves,
         tuple(_key_columns(state)),

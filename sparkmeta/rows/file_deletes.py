@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.inspect.delete_rows import data_paths
 from sparkmeta.rows.arrays import Leaf, column_values
 from sparkmeta.rows.data_file import open_data_file
 from sparkmeta.rows.resolve import Column, FromFile, resolve
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.read_errors import translated_read_errors
 from sparkmeta.storage.vectors import stored_vector
 
@@ -134,14 +136,16 @@ class _Recent(Generic[V]):
 class DeleteReader:
     """Opens delete files and caches some of their content, since the next data file may have the same ones."""
 
-    def __init__(self, reader: ExecutorReader, keys: Iterable[Leaf]) -> None:
+    def __init__(self, reader: ExecutorReader, locations: Locations, keys: Iterable[Leaf]) -> None:
         """Create a reader for a task.
 
         Args:
             reader: Opens files.
+            locations: Resolves the paths in position delete files.
             keys: The columns that equality deletes compare.
         """
         self._reader = reader
+        self._locations = locations
         self._leaves = {leaf.id: leaf for leaf in keys}
         self._positions: _Recent[dict[str, PositionBitmap]] = _Recent(_KEPT_ROWS)
         self._keys: _Recent[list[pa.Array]] = _Recent(_KEPT_ROWS)
@@ -188,7 +192,7 @@ class DeleteReader:
         rows = 0
         for paths, positions in self._batches(delete, _POSITION_LEAVES):
             rows += len(paths)
-            for path, of_path in _by_path(paths, positions):
+            for path, of_path in _by_path(data_paths(paths, location, self._locations), positions):
                 if referenced is not None and path != referenced:
                     problem = f"the manifest says that all deletes are of {referenced}"
                     raise CorruptFileError(location, "file_path", path, problem)

@@ -21,6 +21,7 @@ from sparkmeta.rows.arrays import Leaf, Partition, column_values
 from sparkmeta.rows.data_file import DataFile, open_data_file, refuse_other_count
 from sparkmeta.rows.file_deletes import DeleteReader, FileDeletes
 from sparkmeta.rows.resolve import Column, MappedName, Source, resolve
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.read_errors import translated_read_errors
 
@@ -67,6 +68,7 @@ class FileRows:
 
     Attributes:
         reader: Opens files.
+        locations: Resolves the paths in position delete files.
         columns: The projected columns, including metadata columns.
         leaves: Fields used by a filter, which follow the columns in the result.
         keys: The columns that equality deletes compare.
@@ -77,6 +79,7 @@ class FileRows:
     """
 
     reader: ExecutorReader
+    locations: Locations
     columns: tuple[Column, ...]
     leaves: tuple[Leaf, ...]
     keys: tuple[Leaf, ...]
@@ -100,7 +103,7 @@ class FileRows:
             CorruptFileError: A data file or delete file is damaged.
             NotFoundError: One is missing.
         """
-        deletes = DeleteReader(self.reader, self.keys)
+        deletes = DeleteReader(self.reader, self.locations, self.keys)
         for batch in batches:
             for index in range(len(batch)):
                 part = _Part(batch.slice(index, 1))

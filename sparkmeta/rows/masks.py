@@ -30,6 +30,7 @@ from sparkmeta.rows.handover import NUMBER, POSITION
 from sparkmeta.rows.planned import PlannedFiles
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.ranges import FileRange, read_ranges, request_count
 from sparkmeta.storage.reading import binary_files
@@ -261,18 +262,18 @@ def _position_beyond(places: Words, words: Words, rows: int) -> int | None:
 
 def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Table:
     """Return `_MASKED_WORDS` of units. Jobs leave out words of other files, the driver does not."""
-    access, spark = state.access, state.spark
+    access, spark, locations = state.access, state.spark, state.types.locations
     if not len(units):
         return _MASKED_WORDS.empty_table()
     if access.driver is not None and _are_few(units, state.settings):
-        return pa.Table.from_batches([*_decode(access.driver, units.to_batches())], _MASKED_WORDS)
+        return pa.Table.from_batches([*_decode(access.driver, locations, units.to_batches())], _MASKED_WORDS)
     if access.tasks is not None:
-        decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks), _MASKED_WORDS)
+        decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks, locations), _MASKED_WORDS)
     else:
         locations = units.column("location").unique().to_pylist()
         keys = pa.table({"path": [*map(spark_path_key, locations)], "units": _by_location(units)})
         contents = binary_files(spark, locations).join(F.broadcast(local_frame(spark, keys)), "path")
-        decoded = map_arrow(contents.select("content", "units"), _decode_contents, _MASKED_WORDS)
+        decoded = map_arrow(contents.select("content", "units"), partial(_decode_contents, locations), _MASKED_WORDS)
     if units.column("data_file").null_count:
         paths = files.table.select(["file_path"]).rename_columns(["data_file"])
         decoded = decoded.join(local_frame(spark, paths), "data_file", "left_semi").select(_MASKED_WORDS.names)
@@ -307,14 +308,14 @@ class _Content:
         return bytes(self.data[max(offset, 0) : max(offset, 0) + max(size, 0)])
 
 
-def _decode_contents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _decode_contents(locations: Locations, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for content, units in zip(*map(batch.column, ("content", "units")), strict=True):
             rows = pa.RecordBatch.from_struct_array(units.values)
-            yield from _decode(_Content(content.as_buffer()), [rows])
+            yield from _decode(_Content(content.as_buffer()), locations, [rows])
 
 
-def _decode(reader: RangeReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _decode(reader: RangeReader, locations: Locations, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         by_range = _by_range(batch.to_pylist())
         ranges = [*by_range]
@@ -323,7 +324,7 @@ def _decode(reader: RangeReader, batches: Iterable[pa.RecordBatch]) -> Iterator[
             if _is_vector(units[0]):
                 yield from (_row(unit, unit["data_file"], _vector_words(unit, data)) for unit in units)
                 continue
-            masked = _file_words(data, units[0])
+            masked = _file_words(data, units[0], locations)
             for unit in units:
                 _refuse_foreign(unit, masked)
                 yield from (_row(unit, path, words) for path, words in masked.items())
@@ -357,10 +358,10 @@ def _vector_words(unit: Mapping[str, Any], blob: bytes) -> _MaskedWords:
     return _merged([_masked_words(positions) for positions in vector.positions()])
 
 
-def _file_words(data: bytes, unit: Mapping[str, Any]) -> dict[str, _MaskedWords]:
+def _file_words(data: bytes, unit: Mapping[str, Any], locations: Locations) -> dict[str, _MaskedWords]:
     """Return the mask of each data file in a position delete file, by path."""
     parts: dict[str, list[_MaskedWords]] = {}
-    for paths, positions in deleted_positions(data, unit["file_format"], unit["location"]):
+    for paths, positions in deleted_positions(data, unit["file_format"], unit["location"], locations):
         for path, of_path in _by_path(paths, positions):
             parts.setdefault(path, []).append(_masked_words(of_path))
     return {path: _merged(of_path) for path, of_path in parts.items()}

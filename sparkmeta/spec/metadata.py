@@ -14,6 +14,8 @@ from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, NoSuchTableE
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.expressions import expressions_from_json, resolved_spec_json
 from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
+from sparkmeta.spec.locations import Locations, is_absolute
+from sparkmeta.spec.metadata_locations import with_locations
 from sparkmeta.spec.metadata_model import (
     TableMetadata,
     TableMetadataV1,
@@ -75,7 +77,8 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
 
     Raises:
         NoSuchTableError: The file is the metadata of a view.
-        CorruptFileError: The file is not valid table metadata, or contradicts itself.
+        CorruptFileError: The file is not valid table metadata, contradicts itself, or has a relative location before
+            format version 4.
         UnsupportedError: The format version or the layout of the metadata tree is newer than this library.
     """
     return table_metadata_from_json(parse_json(decompressed(data, location), location))
@@ -97,7 +100,7 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
     if version not in _VERSIONS:
         node.get("format-version").fail("there is no such version")
     defaults = _defaults(node, version)
-    complete = JsonNode(node.object() | defaults, location)
+    complete = _absolute(JsonNode(node.object() | defaults, location), version)
     metadata = _validated(_VERSIONS[version], _typed(complete), location)
     metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in defaults)
     _check_snapshots(metadata, location)
@@ -183,6 +186,16 @@ def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
 def serialize_table_metadata(metadata: TableMetadata) -> str:
     """Return the JSON of a metadata file, including fields that this library does not know."""
     return metadata.model_dump_json()
+
+
+def _absolute(node: JsonNode, version: int) -> JsonNode:
+    """Return the document with the absolute locations of files."""
+    table, file = node.get("location").text(), node.location
+    if not is_absolute(table):
+        node.get("location").fail("the location of a table is absolute")
+    revision = node.optional(LAYOUT_REVISION_KEY)
+    locations = Locations.of(table, version, None if revision is None else revision.integer())
+    return JsonNode(with_locations(node.object(), lambda value, path: locations.resolve(value, file, path)), file)
 
 
 def _defaults(node: JsonNode, version: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from sparkmeta.spec.expressions import (
     stats_field_id,
     without_empty_fields,
 )
+from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.partitioning import (
     partition_spec_from_json,
     partition_spec_to_json,
@@ -242,6 +243,12 @@ class TableMetadataV4(TableMetadataV3):
     def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
         written = [referring_spec_json(spec, self.expressions) for spec in specs]
         return written if self.layout_revision is None else [without_empty_fields(spec) for spec in written]
+
+
+def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:
+    """Return how the files of a table name other files."""
+    revision = metadata.layout_revision if isinstance(metadata, TableMetadataV4) else None
+    return Locations.of(metadata.location, metadata.format_version, revision)
 
 
 TableMetadata = TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4

@@ -12,7 +12,9 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
+from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.metadata import serialize_table_metadata, table_metadata_from_json
+from sparkmeta.spec.metadata_locations import with_locations
 from sparkmeta.spec.metadata_model import TableMetadata, TableMetadataV1, TableMetadataV4
 from sparkmeta.spec.partitioning import partition_spec_to_json, sort_order_to_json
 from sparkmeta.spec.schema import schema_to_json
@@ -77,6 +79,11 @@ def _in_version(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | N
             )
         document["table-uuid"] = str(table_uuid)
     document |= {"format-version": version, "current-snapshot-id": metadata.current_snapshot_id}
+    if version == 4:
+        locations = Locations.of(metadata.location, version)
+        if metadata.format_version < version:
+            locations = locations.before_version_4
+        document = with_locations(document, lambda value, path: locations.resolve(value, metadata.location, path))
     document.setdefault("last-sequence-number", 0)
     if version >= 3:
         document.setdefault("next-row-id", 0)

@@ -140,7 +140,8 @@ class _Writer:
     def _written_by_driver(self, older: pa.Table, driver: Files) -> pa.Table:
         masks = self.masks if isinstance(self.masks, pa.Table) else self.masks.toArrow().cast(MASK_SCHEMA)
         if len(older):
-            read = pa.Table.from_batches(read_masks(driver, _units(older).to_batches()), MASK_SCHEMA)
+            locations = self.state.types.locations
+            read = pa.Table.from_batches(read_masks(driver, locations, _units(older).to_batches()), MASK_SCHEMA)
             owner = pc.struct_field(whole(older.column("delete")), "file_path")
             applied = set(zip(owner.to_pylist(), older.column("data_path").to_pylist(), strict=True))
             pairs = zip(read.column("delete_path").to_pylist(), read.column("data_path").to_pylist(), strict=True)
@@ -184,7 +185,7 @@ class _Writer:
             F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
         )
         units = places.agg(F.collect_list(vector.column()).alias("vectors"))
-        read = partial(read_masks, task_reader(self.state))
+        read = partial(read_masks, task_reader(self.state), self.state.types.locations)
         masks = map_arrow(units.repartition(read_tasks(self.state.spark)), read, MASK_SCHEMA)
         applied = deletes.select("data_path", F.col("delete.file_path").alias("delete_path"))
         return masks.join(applied, ["delete_path", "data_path"], "left_semi").select(*MASK_SCHEMA.names)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparkmeta.edit.range_sort import task_rows
 from sparkmeta.inspect.delete_rows import deleted_positions
 from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
+from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files
@@ -56,16 +57,20 @@ _BATCH_ROWS = 1024
 _MOST_POSITIONS = 4_000_000
 
 
-def read_masks(reader: ExecutorReader | Files, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def read_masks(
+    reader: ExecutorReader | Files, locations: Locations, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Read delete files and yield rows of `MASK_SCHEMA`.
 
     Args:
+        reader: opens files.
+        locations: resolves the paths in position delete files.
         batches: rows of `location`, `file_format` and `vectors`, the deletion vectors of a Puffin file as a list of
             struct<referenced_file, offset, size_in_bytes, record_count>.
     """
     for row in task_rows(batches):
         location = row["location"]
-        masks = _vectors(reader, row) if row["file_format"] == "PUFFIN" else _positions(reader, row)
+        masks = _vectors(reader, row) if row["file_format"] == "PUFFIN" else _positions(reader, locations, row)
         columns: list[list[Any]] = [[], [], [], []]
         for mask in masks:
             for column, value in zip(columns, (location, *mask), strict=True):
@@ -90,10 +95,11 @@ def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_M
         yield vectors[place]["referenced_file"], blob, count
 
 
-def _positions(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
+def _positions(reader: ExecutorReader | Files, locations: Locations, row: dict[str, Any]) -> Iterator[_Mask]:
     """Yield the deleted positions of each data file in a position delete file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
-    for paths, positions in deleted_positions(reader.read(row["location"]), row["file_format"], row["location"]):
+    location, data = row["location"], reader.read(row["location"])
+    for paths, positions in deleted_positions(data, row["file_format"], location, locations):
         for path, part in _split_by_path(paths, positions):
             by_path.setdefault(path, []).append(part)
     for path, parts in by_path.items():

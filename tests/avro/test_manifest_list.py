@@ -10,6 +10,7 @@ import pytest
 
 from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list, manifests_of_list
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.spec.locations import Locations
 from tests.avro.avro_files import LONG, avro_file, field
 
 SUMMARY = {
@@ -42,7 +43,7 @@ def listed(fields: list[dict[str, Any]], *rows: dict[str, Any]) -> bytes:
 
 
 def rows_of(data: bytes, specs: dict[int, list[tuple[int, str]]]) -> list[dict[str, Any]]:
-    batch = decode_manifest_list(data, "file:///snap.avro")
+    batch = decode_manifest_list(data, "file:///snap.avro", Locations("file:///t", 2))
     rows: list[dict[str, Any]] = manifests_of_list(
         pa.Table.from_batches([batch]), specs, "file:///snap.avro"
     ).to_pylist()

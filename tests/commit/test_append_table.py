@@ -49,15 +49,15 @@ def loaded(spark: SparkSession, table: HandmadeTable) -> sm.Table:
 def source_of(folder: Path, **options: Any) -> HandmadeTable:
     """Data files of two partitions, one of them removed, and files of no partition."""
     table = HandmadeTable(folder, summaries=True, **options)
-    table.add(0, 1, *(data(f"a{i}", 1, status=2 if i == 1 else 1, **long_bounds(i, i + 9), **A) for i in range(4)))
-    table.add(0, 1, *(data(f"b{i}", 1, status=0, **B) for i in range(3)))
-    return table.add(0, 0, data("c0", 1, **long_bounds(50, 60)))
+    table.add(0, 1, *(data(f"x:a{i}", 1, status=2 if i == 1 else 1, **long_bounds(i, i + 9), **A) for i in range(4)))
+    table.add(0, 1, *(data(f"x:b{i}", 1, status=0, **B) for i in range(3)))
+    return table.add(0, 0, data("x:c0", 1, **long_bounds(50, 60)))
 
 
 def target_of(spark: SparkSession, folder: Path, properties: dict[str, str] = IN_LEAVES, **options: Any) -> sm.Table:
     """A tree with one file, whose partition specs have other ids than the source's."""
     table = HandmadeTable(folder, properties=properties, specs=((), BY_RATIO, BY_PART), **options)
-    return loaded(spark, table.add(0, 0, data("old"))).maintenance.upgrade(4).commit()
+    return loaded(spark, table.add(0, 0, data("x:old"))).maintenance.upgrade(4).commit()
 
 
 def committed(table: sm.Table, change: Callable[[Any], Any]) -> sm.Table:
@@ -74,12 +74,12 @@ def planned(table: sm.Table, **options: Any) -> list[dict[str, Any]]:
             for name in NUMBERS:
                 entry.pop(name, None)
         del row["spec_id"]
-    return sorted((row for row in rows if row["file_path"] != "old"), key=lambda row: str(row["file_path"]))
+    return sorted((row for row in rows if row["file_path"] != "x:old"), key=lambda row: str(row["file_path"]))
 
 
 def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> None:
     """Assert that a table has the source's files, as `by_frame` has them of a DataFrame, all new in its snapshot."""
-    assert [row["file_path"] for row in planned(after)] == ["a0", "a2", "a3", "b0", "b1", "b2", "c0"]
+    assert [row["file_path"] for row in planned(after)] == ["x:a0", "x:a2", "x:a3", "x:b0", "x:b1", "x:b2", "x:c0"]
     for row_filter in ("true", "id > 11", "part = 'a'", "id = 55", "part = 'b' and id = 3"):
         assert planned(after, row_filter=row_filter) == planned(source, row_filter=row_filter), row_filter
     frame = source.inspect.files().replace({1: 2}, subset=["spec_id"])
@@ -96,7 +96,7 @@ def assert_appended(after: sm.Table, by_frame: sm.Table, source: sm.Table) -> No
     counts = head.summary.additional_properties
     assert (head.operation, counts["added-data-files"], counts["added-records"]) == ("append", "7", "70")
     assert counts["added-files-size"] == "700"
-    entries = after.inspect.entries().where("data_file.file_path != 'old'").collect()
+    entries = after.inspect.entries().where("data_file.file_path != 'x:old'").collect()
     assert {(row["status"], row["snapshot_id"], row["sequence_number"]) for row in entries} == {
         (1, head.snapshot_id, head.sequence_number)
     }
@@ -111,7 +111,7 @@ def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_file
     after = committed(target, lambda update: update.append(source))
     assert_appended(after, target_of(spark, tmp_path / "frame", limits), source)
     assert after.check().collect() == []
-    row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
+    row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'x:old'").collect()]
     assert len(set(row_ids)) == 7
     assert min(row_ids) >= 1000
     leaves = int(direct_files == 1)
@@ -121,11 +121,11 @@ def test_files_become_new_files(spark: SparkSession, tmp_path: Path, direct_file
 def tree_source(spark: SparkSession, tmp_path: Path) -> sm.Table:
     """A tree with leaves of both layouts, masked entries, and files of the root."""
     source = loaded(spark, source_of(tmp_path / "source", properties=IN_LEAVES)).maintenance.upgrade(4).commit()
-    gone = local_frame(spark, pa.table({"file_path": ["b1"]}))
+    gone = local_frame(spark, pa.table({"file_path": ["x:b1"]}))
     source = committed(source, lambda update: update.delete(gone))
-    more = loaded(spark, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"d{i}", **A) for i in range(3))))
+    more = loaded(spark, HandmadeTable(tmp_path / "more").add(0, 1, *(data(f"x:d{i}", **A) for i in range(3))))
     source = committed(source, lambda update: update.append(more))
-    file = local_frame(spark, pa.table({"file_path": ["e"], "record_count": [5], "file_size_in_bytes": [9]}))
+    file = local_frame(spark, pa.table({"file_path": ["x:e"], "record_count": [5], "file_size_in_bytes": [9]}))
     source = committed(
         source, lambda update: update.append(file.selectExpr("*", "0 AS spec_id", "'parquet' file_format"))
     )
@@ -153,7 +153,7 @@ def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path) -> None:
     """They are affiliated with the new leaves, without one whose data file is gone. Alone, the files are refused."""
     handmade = source_of(tmp_path / "source")
     places = {"file_size_in_bytes": 999, "content_size_in_bytes": 40}
-    vectors = (("a0", A), ("b0", B), ("a3", A), ("b2", B), ("a1", A))
+    vectors = (("x:a0", A), ("x:b0", B), ("x:a3", A), ("x:b2", B), ("x:a1", A))
     handmade.add(
         1,
         1,
@@ -184,11 +184,11 @@ def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path) -> None:
     ("entry", "message"),
     [
         (
-            equality_deletes("e0", 3, **A),
+            equality_deletes("x:e0", 3, **A),
             "e0, of .* an equality delete, which would apply to older files of this table",
         ),
         (
-            position_deletes("p0", 3, **A),
+            position_deletes("x:p0", 3, **A),
             "p0, of .* a position delete file, and only deletion vectors can: rewrite_position_",
         ),
     ],
@@ -243,7 +243,7 @@ NESTED = (*COLUMNS, column(8, "s", STRUCT))
     ],
 )
 def test_columns_that_differ(spark: SparkSession, tmp_path: Path, theirs: Any, ours: Any, message: str) -> None:
-    source = loaded(spark, HandmadeTable(tmp_path / "source", schemas=tuple(theirs)).add(0, 0, data("f")))
+    source = loaded(spark, HandmadeTable(tmp_path / "source", schemas=tuple(theirs)).add(0, 0, data("x:f")))
     empty = HandmadeTable(tmp_path / "target", schemas=tuple(ours), specs=((), BY_PART))
     target = loaded(spark, empty).maintenance.upgrade(4).commit()
     with pytest.raises(ValidationError, match=message) as error:
@@ -259,11 +259,11 @@ def test_columns_that_may_differ(spark: SparkSession, tmp_path: Path) -> None:
         "upper_bounds": [{"key": 1, "value": (9).to_bytes(4, "little")}],
     }
     handmade = HandmadeTable(tmp_path / "source", schemas=(narrow,), specs=((), BY_PART))
-    source = loaded(spark, handmade.add(0, 0, data("f", **bounds)).add(0, 1, data("g", **bounds, **A)))
+    source = loaded(spark, handmade.add(0, 0, data("x:f", **bounds)).add(0, 1, data("x:g", **bounds, **A)))
     wide = (column(1, "number", "long"), PART, RATIO, column(4, "more", "int"))
     target = target_of(spark, tmp_path / "target", schemas=(wide,))
     after = committed(target, lambda update: update.append(source))
-    assert [row["file_path"] for row in planned(after, row_filter="number = 7 and more is null")] == ["f", "g"]
+    assert [row["file_path"] for row in planned(after, row_filter="number = 7 and more is null")] == ["x:f", "x:g"]
     assert planned(after, row_filter="number = 4") == []
     assert after.check().collect() == []
 
@@ -291,9 +291,9 @@ def test_partition_specs_and_properties_that_differ(spark: SparkSession, tmp_pat
 
 
 def test_an_entry_that_readers_would_refuse(spark: SparkSession, tmp_path: Path) -> None:
-    handmade = source_of(tmp_path / "source").add(0, 0, data("bad", record_count=-1))
+    handmade = source_of(tmp_path / "source").add(0, 0, data("x:bad", record_count=-1))
     source, target = loaded(spark, handmade), target_of(spark, tmp_path / "target")
-    with pytest.raises(Exception, match="record_count of file bad is -1: it is negative"):
+    with pytest.raises(Exception, match="record_count of file x:bad is -1: it is negative"):
         committed(target, lambda update: update.append(source))
     assert target.refresh().metadata_location == target.metadata_location
 

@@ -72,7 +72,7 @@ def target_of(
     """A table with one file, whose partition specs have other ids than the source's."""
     options = {"specs": ((), BY_RATIO, BY_PART)} | options
     table = HandmadeTable(folder, version, properties=properties or {}, summaries=True, **options)
-    return loaded(spark, table.add(0, 0, data("old")))
+    return loaded(spark, table.add(0, 0, data("x:old")))
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -82,12 +82,12 @@ def test_files_are_those_of_a_data_frame(spark: SparkSession, tmp_path: Path, ve
     target = target_of(spark, tmp_path / "target", version)
     after = committed(target, lambda update: update.append(source))
     assert_appended(after, target_of(spark, tmp_path / "frame", version), source)
-    row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'old'").collect()]
+    row_ids = [row["first_row_id"] for row in after.scan().plan_files().where("file_path != 'x:old'").collect()]
     assert len(set(row_ids)) == (7 if version == 3 else 1)
     assert version < 3 or min(row_ids) >= 1000
     if version < 3:  # pyiceberg plans no tables of version 3
         tasks = StaticTable.from_metadata(after.metadata_location).scan(row_filter="part = 'a'").plan_files()
-        assert sorted(task.file.file_path for task in tasks) == ["a0", "a2", "a3", "c0", "old"]
+        assert sorted(task.file.file_path for task in tasks) == ["x:a0", "x:a2", "x:a3", "x:c0", "x:old"]
 
 
 def test_manifests_follow_those_of_the_table(spark: SparkSession, tmp_path: Path, place: str) -> None:
@@ -95,7 +95,7 @@ def test_manifests_follow_those_of_the_table(spark: SparkSession, tmp_path: Path
     table = HandmadeTable(tmp_path / "source", summaries=True)
     for number in range(12):
         part = {"partition": {"part": f"p{number:02}"}}
-        table.add(0, 1, *(data(f"f{number}-{place}", **part) for place in range(20)))
+        table.add(0, 1, *(data(f"x:f{number}-{place}", **part) for place in range(20)))
     source = loaded(spark, table)
     size = source.inspect.manifests().agg({"length": "max"}).collect()[0][0]
     limits = {"commit.manifest.target-size-bytes": str(3 * size), "commit.manifest-merge.enabled": "false"}
@@ -126,7 +126,7 @@ def with_vectors(folder: Path) -> HandmadeTable:
     """Deletion vectors of three live files, of a removed one, and of one that was never there."""
     table = source_of(folder)
     places = {"file_size_in_bytes": 999, "content_size_in_bytes": 40}
-    vectors = (("a0", A), ("b0", B), ("a3", A), ("a1", A), ("b9", B))
+    vectors = (("x:a0", A), ("x:b0", B), ("x:a3", A), ("x:a1", A), ("x:b9", B))
     return table.add(
         1, 1,
         *(deletion_vector(of, 2, content_offset=4 + 40 * i, **places, **part) for i, (of, part) in enumerate(vectors)),
@@ -145,7 +145,7 @@ def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path, tree: bool
     after = committed(target, lambda update: update.row_delta(added=source, deletes=source))
     assert planned(after) == planned(source)
     deleted = [row["file_path"] for row in planned(after) for _ in row["deletes"]]
-    assert deleted == ["a0", "a3", "b0"]
+    assert deleted == ["x:a0", "x:a3", "x:b0"]
     assert after.inspect.delete_files().count() == 3
     head = after.current_snapshot()
     assert head is not None
@@ -157,12 +157,12 @@ def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path, tree: bool
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_vector_that_is_older_than_its_file(spark: SparkSession, tmp_path: Path, tree: bool) -> None:
     """Readers refuse such a table."""
-    vector = deletion_vector("again", 2, content_size_in_bytes=40, **A)
-    source = loaded(spark, source_of(tmp_path / "source").add(0, 1, data("again", 4, **A)).add(1, 1, vector))
+    vector = deletion_vector("x:again", 2, content_size_in_bytes=40, **A)
+    source = loaded(spark, source_of(tmp_path / "source").add(0, 1, data("x:again", 4, **A)).add(1, 1, vector))
     target = target_of(spark, tmp_path / "target", 3)
     if tree:
         target = target.maintenance.upgrade(4).commit()
-    with pytest.raises(ValidationError, match=r"vector is older than its data file: again file:///t/dvs\.puffin"):
+    with pytest.raises(ValidationError, match=r"vector is older than its data file: x:again file:///t/dvs\.puffin"):
         committed(target, lambda update: update.row_delta(added=source, deletes=source))
     assert target.refresh().metadata_location == target.metadata_location
 
@@ -170,13 +170,17 @@ def test_a_vector_that_is_older_than_its_file(spark: SparkSession, tmp_path: Pat
 @pytest.mark.parametrize(
     ("version", "entry", "message"),
     [
-        (3, equality_deletes("e0", 3, **A), "e0, of .* an equality delete, which would apply to older files"),
+        (3, equality_deletes("x:e0", 3, **A), "e0, of .* an equality delete, which would apply to older files"),
         (
             3,
-            position_deletes("p0", 3, **A),
+            position_deletes("x:p0", 3, **A),
             "p0, of .* a position delete file, and only deletion vectors can: rewrite_",
         ),
-        (2, deletion_vector("a0", 3, **A), "dvs.puffin, of .* format version 2 has no deletion vectors: rewrite_data"),
+        (
+            2,
+            deletion_vector("x:a0", 3, **A),
+            "dvs.puffin, of .* format version 2 has no deletion vectors: rewrite_data",
+        ),
     ],
 )
 def test_deletes_that_can_not_follow(
@@ -213,7 +217,7 @@ def test_values_of_other_types_and_orders(
     source = created(spark, tmp_path / "ints", versions[0], IntegerType(), "n", "s")
     rows = pa.table(
         {
-            "file_path": ["a", "b", "c"],
+            "file_path": ["x:a", "x:b", "x:c"],
             "partition": pa.array([{"ints_n": 1}, {"ints_n": 7}, {"ints_n": None}], pa.struct({"ints_n": pa.int32()})),
             "sort_order_id": pa.array([1, 2, 0], pa.int32()),
             "lower_bounds": pa.array([[(2, b"u")]] * 3, pa.map_(pa.int32(), pa.binary())),
@@ -229,10 +233,10 @@ def test_values_of_other_types_and_orders(
     files = after.inspect.data_files().orderBy("file_path").collect()
     assert [(row["partition"]["longs_n"], row["sort_order_id"]) for row in files] == [(1, None), (7, 1), (None, 0)]
     assert {(bytes(row["lower_bounds"][2]), row["column_sizes"][1]) for row in files} == {(b"u", 9)}
-    assert [row["file_path"] for row in planned(after, row_filter="n = 7")] == ["b"]
+    assert [row["file_path"] for row in planned(after, row_filter="n = 7")] == ["x:b"]
     if versions[1] < 3:
         tasks = StaticTable.from_metadata(after.metadata_location).scan(row_filter="n = 7").plan_files()
-        assert [task.file.file_path for task in tasks] == ["b"]
+        assert [task.file.file_path for task in tasks] == ["x:b"]
 
 
 TIMES = (*COLUMNS, {"id": 4, "name": "ts", "required": False, "type": "timestamp"})
@@ -245,8 +249,8 @@ def test_transforms(spark: SparkSession, tmp_path: Path, tree: bool, place: str)
         tmp_path / "source", specs=((), BY_PART, BY_RATIO, BY_DAY_AND_BUCKET), schemas=(TIMES,)
     )
     places = [{"ts_day": 19_000 + number // 2, "id_bucket": number % 4} for number in range(6)]
-    source_table.add(0, 3, *(data(f"d{number}", partition=values) for number, values in enumerate(places)))
-    source_table.add(0, 2, data("nan", partition={"ratio": float("nan")}), data("null", partition={"ratio": None}))
+    source_table.add(0, 3, *(data(f"x:d{number}", partition=values) for number, values in enumerate(places)))
+    source_table.add(0, 2, data("x:nan", partition={"ratio": float("nan")}), data("x:null", partition={"ratio": None}))
     source = loaded(spark, source_table)
     if tree:
         source = source.maintenance.upgrade(4).commit()
@@ -266,16 +270,16 @@ def test_void_fields(spark: SparkSession, tmp_path: Path, place: str) -> None:
     void = {"source-id": 4, "field-id": 1002, "name": "v", "transform": "void"}
     source_specs = ((), BY_PART, BY_RATIO, (void,), (void | {"name": "ts", "transform": "identity"},))
     table = HandmadeTable(tmp_path / "source", specs=source_specs, schemas=(TIMES,))
-    source = loaded(spark, table.add(0, 0, data("a")))
+    source = loaded(spark, table.add(0, 0, data("x:a")))
     frame = local_frame(
-        spark, pa.table({"file_path": ["x"], "record_count": [1], "file_size_in_bytes": [9], "spec_id": [3]})
+        spark, pa.table({"file_path": ["x:x"], "record_count": [1], "file_size_in_bytes": [9], "spec_id": [3]})
     ).selectExpr("*", "'parquet' AS file_format")
     source = committed(sm.load_table(f"file://{table.folder}", spark=spark), lambda update: update.append(frame))
     hour = void | {"name": "ts_hour", "transform": "hour"}
     target = target_of(spark, tmp_path / "target", 3, specs=((), (void,), (hour,)), schemas=(TIMES,))
     after = committed(target, lambda update: update.append(source))
-    assert [row["file_path"] for row in planned(after)] == ["a", "x"]
-    files = after.inspect.data_files().where("file_path = 'x'").select("spec_id", "partition").collect()
+    assert [row["file_path"] for row in planned(after)] == ["x:a", "x:x"]
+    files = after.inspect.data_files().where("file_path = 'x:x'").select("spec_id", "partition").collect()
     assert [(row["spec_id"], set(row["partition"].asDict().values())) for row in files] == [(1, {None})]
 
 
@@ -288,7 +292,7 @@ def test_values_of_dropped_columns(spark: SparkSession, tmp_path: Path) -> None:
         for name, kind in kinds.items()
     }
     table = HandmadeTable(tmp_path / "source", **options["source"])
-    source = loaded(spark, table.add(0, 1, data("f", partition={"part": "12"})))
+    source = loaded(spark, table.add(0, 1, data("x:f", partition={"part": "12"})))
     target = target_of(spark, tmp_path / "target", 3, **options["target"])
     problem = "partition spec 1, whose field x has values of type string: they are int in this table"
     with pytest.raises(ValidationError, match=problem):
@@ -298,9 +302,9 @@ def test_values_of_dropped_columns(spark: SparkSession, tmp_path: Path) -> None:
 def test_unknown_file_sequence_numbers(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """Old writers left them out of entries that are not new."""
     table = HandmadeTable(tmp_path / "source", 2)
-    source = loaded(spark, table.add(0, 0, data("f", 3, status=0, file_sequence_number=None)))
+    source = loaded(spark, table.add(0, 0, data("x:f", 3, status=0, file_sequence_number=None)))
     after = committed(target_of(spark, tmp_path / "target", 2), lambda update: update.append(source))
-    assert [row["file_path"] for row in planned(after)] == ["f"]
+    assert [row["file_path"] for row in planned(after)] == ["x:f"]
 
 
 def test_sessions_whose_tasks_open_no_files(spark: SparkSession, tmp_path: Path, place: str) -> None:
@@ -348,9 +352,9 @@ def test_a_root_with_vectors(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_an_entry_that_readers_would_refuse(spark: SparkSession, tmp_path: Path, place: str) -> None:
-    handmade = source_of(tmp_path / "source").add(0, 0, data("bad", record_count=-1))
+    handmade = source_of(tmp_path / "source").add(0, 0, data("x:bad", record_count=-1))
     source, target = loaded(spark, handmade), target_of(spark, tmp_path / "target", 2)
-    with pytest.raises(ValidationError, match="record_count of file bad is -1: it is negative"):
+    with pytest.raises(ValidationError, match="record_count of file x:bad is -1: it is negative"):
         committed(target, lambda update: update.append(source))
     assert target.refresh().metadata_location == target.metadata_location
 
@@ -358,7 +362,7 @@ def test_an_entry_that_readers_would_refuse(spark: SparkSession, tmp_path: Path,
 def test_counts_that_differ(spark: SparkSession, tmp_path: Path) -> None:
     """The manifest list counts more files than a manifest has."""
     source = loaded(spark, source_of(tmp_path / "source"))
-    short = HandmadeTable(tmp_path / "short", summaries=True).add(0, 0, data("c0", 1))
+    short = HandmadeTable(tmp_path / "short", summaries=True).add(0, 0, data("x:c0", 1))
     short.write()
     (tmp_path / "source" / "metadata" / "m0.avro").write_bytes(
         (tmp_path / "short" / "metadata" / "m0.avro").read_bytes()

@@ -34,16 +34,16 @@ def files(*names: str) -> list[Entry]:
 def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
     """Every kind of entry, masks, affinity, tombstones, a compaction and an append in one commit."""
     tree = TreeTable(tmp_path / "t", BY_PART)
-    m1, m2 = tree.leaf("m1", *files("d1", "d2", "d3")), tree.leaf("m2", data("d4", None), *files("d5"))
-    x1 = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {2}), referenced_file=m1.location)
-    x2 = tree.leaf("x2", equality_deletes("e1"))
-    first, old = tree.mask(m2, {0}, puffin=True), tree.vector("d6", {1})
-    root = [*files("d6"), equality_deletes("e2")]
+    m1, m2 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3")), tree.leaf("m2", data("x:d4", None), *files("x:d5"))
+    x1 = tree.leaf("x1", tree.vector("x:d1", {1}), tree.vector("x:d2", {2}), referenced_file=m1.location)
+    x2 = tree.leaf("x2", equality_deletes("x:e1"))
+    first, old = tree.mask(m2, {0}, puffin=True), tree.vector("x:d6", {1})
+    root = [*files("x:d6"), equality_deletes("x:e2")]
     tree.snapshot(added=[m1, m2, x1, x2, *root, old])
-    tree.snapshot(existing=[m1, m2, x1, x2, *root], deleted=[old], added=[first, tree.vector("d6", {1, 4})])
-    m3 = tree.leaf("m3", data("d5").existing())
+    tree.snapshot(existing=[m1, m2, x1, x2, *root], deleted=[old], added=[first, tree.vector("x:d6", {1, 4})])
+    m3 = tree.leaf("m3", data("x:d5").existing())
     masks = [tree.mask(m1, {0}), tree.mask(x1, {0})]
-    tree.snapshot(existing=[m1, x1, x2, m3, root[1]], deleted=[root[0]], added=[*masks, *files("d7")])
+    tree.snapshot(existing=[m1, x1, x2, m3, root[1]], deleted=[root[0]], added=[*masks, *files("x:d7")])
     table = tree.load(spark)
     assert violations(table) == set()
     assert table.check(2).count() == 0
@@ -54,41 +54,41 @@ def test_a_sound_tree(tmp_path: Path, spark: SparkSession) -> None:
 
 
 def wrong_kind_in_data_leaf(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[tree.leaf("m1", data("d1"), equality_deletes("e1"))])
+    tree.snapshot(added=[tree.leaf("m1", data("x:d1"), equality_deletes("x:e1"))])
     return "leaf-content", "m1.parquet", "2"
 
 
 def wrong_kind_in_delete_leaf(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[tree.leaf("x1", equality_deletes("e1"), data("d1"), content="delete")])
+    tree.snapshot(added=[tree.leaf("x1", equality_deletes("x:e1"), data("x:d1"), content="delete")])
     return "leaf-content", "x1.parquet", "0"
 
 
 def manifest_in_leaf(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[tree.leaf("m1", data("d1"), data("m0", content_type=3))])
+    tree.snapshot(added=[tree.leaf("m1", data("x:d1"), data("x:m0", content_type=3))])
     return "leaf-content", "m1.parquet", "3"
 
 
 def two_vectors_of_a_leaf(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[tree.mask(m1, {0}), tree.mask(m1, {1})])
     return "one-vector-per-manifest", "m1.parquet", "deletion vectors is 2"
 
 
 def two_vectors_of_a_file(tree: TreeTable) -> Broken:
-    leaf = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {1}))
-    tree.snapshot(added=[*files("d1", "d2"), leaf, tree.vector("d1", {2})])
-    return "one-vector-per-file", "d1", "2"
+    leaf = tree.leaf("x1", tree.vector("x:d1", {1}), tree.vector("x:d2", {1}))
+    tree.snapshot(added=[*files("x:d1", "x:d2"), leaf, tree.vector("x:d1", {2})])
+    return "one-vector-per-file", "x:d1", "2"
 
 
 def vector_of_no_leaf(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1"))
+    m1 = tree.leaf("m1", *files("x:d1"))
     tree.snapshot(added=[tree.mask(m1, {0})])
     return "vector-target", "root1.parquet", f"referenced_file is {m1.location!r}"
 
 
 def vector_of_a_deleted_leaf(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1"))
+    m1 = tree.leaf("m1", *files("x:d1"))
     mask = tree.mask(m1, {0})
     tree.snapshot(added=[m1, mask])
     tree.snapshot(existing=[mask], deleted=[m1])
@@ -96,20 +96,20 @@ def vector_of_a_deleted_leaf(tree: TreeTable) -> Broken:
 
 
 def ordinal_out_of_range(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1", "d2"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
     tree.snapshot(added=[m1, tree.mask(m1, {1, 2})])
     return "ordinal-range", "m1.parquet", "2"
 
 
 def ordinal_of_a_deleted_entry(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", data("d1").existing(), data("d2").deleted())
-    tree.snapshot(added=files("d1"))
+    m1 = tree.leaf("m1", data("x:d1").existing(), data("x:d2").deleted())
+    tree.snapshot(added=files("x:d1"))
     tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})])
     return "ordinal-deleted", "m1.parquet", "1"
 
 
 def broken_checksum(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1", "d2"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
     blob = bytearray(write_deletion_vector(PositionBitmap.of([0])))
     crc = blob[-4:].hex()
     blob[-8] ^= 1
@@ -118,107 +118,110 @@ def broken_checksum(tree: TreeTable) -> Broken:
 
 
 def wrong_cardinality(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1", "d2"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
     tree.snapshot(added=[m1, tree.mask(m1, {0}, record_count=2, puffin=True).with_fields(record_count=2)])
     return "vector-content", "m1.parquet", "2"
 
 
 def existing_without_sequence(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", data("d1").existing(sequence=None), data("d2").existing())
-    tree.snapshot(added=files("d1", "d2"))
+    m1 = tree.leaf("m1", data("x:d1").existing(sequence=None), data("x:d2").existing())
+    tree.snapshot(added=files("x:d1", "x:d2"))
     tree.snapshot(existing=[m1])
-    return "sequence-numbers", "m1.parquet", "d1"
+    return "sequence-numbers", "m1.parquet", "x:d1"
 
 
 def existing_in_an_added_leaf(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", data("d1").existing(), data("d2"))
-    tree.snapshot(added=files("d1"))
+    m1 = tree.leaf("m1", data("x:d1").existing(), data("x:d2"))
+    tree.snapshot(added=files("x:d1"))
     tree.snapshot(added=[m1])
     return "added-manifest", "m1.parquet", str(int(Status.EXISTING))
 
 
 def carried_from_nowhere(tree: TreeTable) -> Broken:
-    m1, m2 = tree.leaf("m1", *files("d1", "d2")), tree.leaf("m2", *(entry.existing() for entry in files("d1", "d2")))
+    m1, m2 = (
+        tree.leaf("m1", *files("x:d1", "x:d2")),
+        tree.leaf("m2", *(entry.existing() for entry in files("x:d1", "x:d2"))),
+    )
     tree.snapshot(added=[m1, tree.mask(m1, {0})])
     tree.snapshot(existing=[m2])
-    return "carried-entries", "d1", "0"
+    return "carried-entries", "x:d1", "0"
 
 
 def carried_in_the_root_from_nowhere(tree: TreeTable) -> Broken:
-    tree.snapshot(added=files("d1"))
-    tree.snapshot(existing=files("d1", "d2"))
-    return "carried-entries", "d2", "0"
+    tree.snapshot(added=files("x:d1"))
+    tree.snapshot(existing=files("x:d1", "x:d2"))
+    return "carried-entries", "x:d2", "0"
 
 
 def no_partition_stats(tree: TreeTable) -> Broken:
     stats = {"1": {"lower_bound": 1, "value_count": 10, "null_value_count": 0}}
-    tree.snapshot(added=[tree.leaf("m1", data("d1"), data("d2", content_stats=stats))])
-    return "partition-bound", "m1.parquet", "content_stats.2 of d2"
+    tree.snapshot(added=[tree.leaf("m1", data("x:d1"), data("x:d2", content_stats=stats))])
+    return "partition-bound", "m1.parquet", "content_stats.2 of x:d2"
 
 
 def no_lower_partition_bound(tree: TreeTable) -> Broken:
     stats = {"2": {"upper_bound": "a", "value_count": 10, "null_value_count": 0}}
-    tree.snapshot(added=[data("d1"), data("d2", content_stats=stats)])
-    return "partition-bound", "root1.parquet", "content_stats.2 of d2"
+    tree.snapshot(added=[data("x:d1"), data("x:d2", content_stats=stats)])
+    return "partition-bound", "root1.parquet", "content_stats.2 of x:d2"
 
 
 def no_partition_stats_of_a_leaf(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[tree.leaf("m1", data("d1")).with_fields(content_stats={})])
+    tree.snapshot(added=[tree.leaf("m1", data("x:d1")).with_fields(content_stats={})])
     return "partition-bound", "m1.parquet", "content_stats.2 is None"
 
 
 def a_file_twice(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[tree.leaf("m1", *files("d1", "d2")), *files("d2")])
-    return "one-entry-per-file", "d2", "2"
+    tree.snapshot(added=[tree.leaf("m1", *files("x:d1", "x:d2")), *files("x:d2")])
+    return "one-entry-per-file", "x:d2", "2"
 
 
 def a_leaf_twice(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1"))
+    m1 = tree.leaf("m1", *files("x:d1"))
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1, m1])
     return "one-entry-per-file", "m1.parquet", f"location is {m1.location!r}"
 
 
 def affiliated_to_nothing(tree: TreeTable) -> Broken:
-    leaf = tree.leaf("x1", tree.vector("d1", {1}), referenced_file="file:///gone.parquet")
-    tree.snapshot(added=[*files("d1"), leaf])
+    leaf = tree.leaf("x1", tree.vector("x:d1", {1}), referenced_file="file:///gone.parquet")
+    tree.snapshot(added=[*files("x:d1"), leaf])
     return "affinity-target", "x1.parquet", "referenced_file is 'file:///gone.parquet'"
 
 
 def affiliated_equality_deletes(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1"))
-    tree.snapshot(added=[m1, tree.leaf("x1", equality_deletes("e1"), referenced_file=m1.location)])
-    return "affinity-equality-deletes", "x1.parquet", "e1"
+    m1 = tree.leaf("m1", *files("x:d1"))
+    tree.snapshot(added=[m1, tree.leaf("x1", equality_deletes("x:e1"), referenced_file=m1.location)])
+    return "affinity-equality-deletes", "x1.parquet", "x:e1"
 
 
 def affiliated_vector_of_another_leaf(tree: TreeTable) -> Broken:
-    m1, m2 = tree.leaf("m1", *files("d1")), tree.leaf("m2", *files("d2"))
-    leaf = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {1}), referenced_file=m1.location)
+    m1, m2 = tree.leaf("m1", *files("x:d1")), tree.leaf("m2", *files("x:d2"))
+    leaf = tree.leaf("x1", tree.vector("x:d1", {1}), tree.vector("x:d2", {1}), referenced_file=m1.location)
     tree.snapshot(added=[m1, m2, leaf])
-    return "affinity-vector", "x1.parquet", "d2"
+    return "affinity-vector", "x1.parquet", "x:d2"
 
 
 def affiliated_vector_of_a_file_that_moved(tree: TreeTable) -> Broken:
-    m1, m2 = tree.leaf("m1", *files("d1", "d2")), tree.leaf("m2", *files("d2"))
-    leaf = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {1}), referenced_file=m1.location)
+    m1, m2 = tree.leaf("m1", *files("x:d1", "x:d2")), tree.leaf("m2", *files("x:d2"))
+    leaf = tree.leaf("x1", tree.vector("x:d1", {1}), tree.vector("x:d2", {1}), referenced_file=m1.location)
     tree.snapshot(added=[m1, m2, leaf, tree.mask(m1, [1])])
-    return "affinity-vector", "x1.parquet", "d2"
+    return "affinity-vector", "x1.parquet", "x:d2"
 
 
 def other_counts(tree: TreeTable) -> Broken:
-    m1 = tree.leaf("m1", *files("d1", "d2"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
     counts = {**m1.row["manifest_stats"], "added_files_count": 3}
     tree.snapshot(added=[m1.with_fields(record_count=3, manifest_stats=counts)])
     return "manifest-counts", "m1.parquet", '{"records":3,"added":3,"existing":0,"deleted":0}'
 
 
 def vector_without_its_file(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[*files("d1"), tree.leaf("x1", tree.vector("d1", {1}, referenced_file=None))])
+    tree.snapshot(added=[*files("x:d1"), tree.leaf("x1", tree.vector("x:d1", {1}, referenced_file=None))])
     return "entry-fields", "x1.parquet", "referenced_file is None"
 
 
 def root_entry_without_fields(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[data("d1", file_size_in_bytes=None)])
+    tree.snapshot(added=[data("x:d1", file_size_in_bytes=None)])
     return "entry-fields", "root1.parquet", "file_size_in_bytes is None"
 
 
@@ -290,7 +293,7 @@ def test_every_rule_has_a_case_that_no_other_rule_catches(tmp_path: Path) -> Non
 
 def test_a_vector_that_lists_what_goes_with_its_leaf(tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    m1 = tree.leaf("m1", *files("d1", "d2"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
     tree.snapshot(added=[m1])
     tree.snapshot(deleted=[m1], added=[tree.mask(m1, {0, 1})])
     assert violations(tree.load(spark)) == set()
@@ -298,6 +301,6 @@ def test_a_vector_that_lists_what_goes_with_its_leaf(tmp_path: Path, spark: Spar
 
 def test_an_expired_parent_is_no_violation(tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    tree.snapshot(added=files("d1"))
-    tree.snapshot(existing=files("d2"))
+    tree.snapshot(added=files("x:d1"))
+    tree.snapshot(existing=files("x:d2"))
     assert violations(tree.load(spark, expired=[1])) == set()

@@ -60,26 +60,31 @@ def tree(tmp_path: Path) -> TreeTable:
 
 
 def test_appends(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
-    m2 = tree.leaf("m2", *files("d6", "d7"))
-    d4, d5 = files("d4", "d5")
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
+    m2 = tree.leaf("m2", *files("x:d6", "x:d7"))
+    d4, d5 = files("x:d4", "x:d5")
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[d4])
     tree.snapshot(existing=[m1, d4], added=[d5])
     tree.snapshot(existing=[m1, d4, d5], added=[m2])
     table = tree.load(spark)
-    assert changes(table, None, 1) == plus("d1", "d2", "d3")
-    assert changes(table, 1, 2) == plus("d4")
-    assert changes(table, 2, 3) == plus("d5")
-    assert changes(table, 3) == plus("d6", "d7")
+    assert changes(table, None, 1) == plus("x:d1", "x:d2", "x:d3")
+    assert changes(table, 1, 2) == plus("x:d4")
+    assert changes(table, 2, 3) == plus("x:d5")
+    assert changes(table, 3) == plus("x:d6", "x:d7")
     assert changes(table, 4) == set()
     rows = table.file_changes(1, columns=["file_path"]).collect()
-    assert {(row["snapshot_id"], row["file_path"]) for row in rows} == {(2, "d4"), (3, "d5"), (4, "d6"), (4, "d7")}
+    assert {(row["snapshot_id"], row["file_path"]) for row in rows} == {
+        (2, "x:d4"),
+        (3, "x:d5"),
+        (4, "x:d6"),
+        (4, "x:d7"),
+    }
 
 
 def test_removed_from_root_and_from_leaf(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
-    d4, d5 = files("d4", "d5")
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
+    d4, d5 = files("x:d4", "x:d5")
     first = tree.mask(m1, {1})
     both = tree.mask(m1, {1, 2}, puffin=True)
     tree.snapshot(added=[m1, d4])
@@ -87,45 +92,45 @@ def test_removed_from_root_and_from_leaf(tree: TreeTable, spark: SparkSession) -
     tree.snapshot(existing=[m1, d5], deleted=[first], added=[both])
     tree.snapshot(existing=[m1, d5, both])
     table = tree.load(spark)
-    assert changes(table, 1, 2) == minus("d4", "d2") | plus("d5")
-    assert changes(table, 2, 3) == minus("d3")
+    assert changes(table, 1, 2) == minus("x:d4", "x:d2") | plus("x:d5")
+    assert changes(table, 2, 3) == minus("x:d3")
     assert changes(table, 3, 4) == set()
-    assert changes(table, None, 4) == plus("d1", "d2", "d3", "d4", "d5") | minus("d2", "d3", "d4")
+    assert changes(table, None, 4) == plus("x:d1", "x:d2", "x:d3", "x:d4", "x:d5") | minus("x:d2", "x:d3", "x:d4")
 
 
 def test_compaction_during_an_append_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
-    m1, m2 = tree.leaf("m1", *files("d1", "d2", "d3")), tree.leaf("m2", *files("d4", "d5", "d6"))
+    m1, m2 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3")), tree.leaf("m2", *files("x:d4", "x:d5", "x:d6"))
     v1, v2 = tree.mask(m1, {0}), tree.mask(m2, {1})
-    m3 = tree.leaf("m3", *(entry.existing() for entry in files("d2", "d3", "d4", "d6")))
+    m3 = tree.leaf("m3", *(entry.existing() for entry in files("x:d2", "x:d3", "x:d4", "x:d6")))
     tree.snapshot(existing=[m1, v1, m2, v2])
-    tree.snapshot(existing=[m3], added=files("d7"))
+    tree.snapshot(existing=[m3], added=files("x:d7"))
     table = tree.load(spark)
-    assert changes(table, 1) == plus("d7")
-    assert live(table, 2) == {"d2", "d3", "d4", "d6", "d7"}
+    assert changes(table, 1) == plus("x:d7")
+    assert live(table, 2) == {"x:d2", "x:d3", "x:d4", "x:d6", "x:d7"}
 
 
 def test_several_vectors_of_one_leaf(tree: TreeTable, spark: SparkSession) -> None:
     """Example 10 in the draft's own form, which only lenient readers take."""
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
     v1, v2, v3 = tree.mask(m1, {1}), tree.mask(m1, {2}), tree.mask(m1, {1, 2})
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[v1])
     tree.snapshot(existing=[m1, v1], added=[v2])
-    tree.snapshot(existing=[m1, v3], added=files("d4"))
+    tree.snapshot(existing=[m1, v3], added=files("x:d4"))
     table = tree.load(spark)
-    assert changes(table, 2, 3, lenient=True) == minus("d3")
-    assert changes(table, 3, 4, lenient=True) == plus("d4")
+    assert changes(table, 2, 3, lenient=True) == minus("x:d3")
+    assert changes(table, 3, 4, lenient=True) == plus("x:d4")
     with pytest.raises(CorruptFileError, match="two live deletion vectors"):
         table.file_changes(2, 3)
 
 
 def test_masked_in_the_snapshot_that_added_it(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
-    tree.snapshot(added=[m1, tree.mask(m1, {1}), *files("d5")])
-    assert changes(tree.load(spark), None) == plus("d1", "d3", "d5")
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
+    tree.snapshot(added=[m1, tree.mask(m1, {1}), *files("x:d5")])
+    assert changes(tree.load(spark), None) == plus("x:d1", "x:d3", "x:d5")
 
 
-TEN = [f"d{number}" for number in range(10)]
+TEN = [f"x:d{number}" for number in range(10)]
 SEVEN = set(range(7))
 
 
@@ -143,12 +148,12 @@ def test_a_whole_leaf_is_removed(tree: TreeTable, spark: SparkSession, form: str
             tree.snapshot(deleted=[m1], added=[rest])
         case _:
             tree.snapshot(existing=[m1], deleted=[old], added=[whole])
-    assert changes(tree.load(spark), 1) == minus("d7", "d8", "d9")
+    assert changes(tree.load(spark), 1) == minus("x:d7", "x:d8", "x:d9")
 
 
 def test_a_rewrite_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
     m1 = tree.leaf("m1", *files(*TEN))
-    m2 = tree.leaf("m2", *(entry.existing() for entry in files("d7", "d8", "d9")))
+    m2 = tree.leaf("m2", *(entry.existing() for entry in files("x:d7", "x:d8", "x:d9")))
     tree.snapshot(existing=[m1, tree.mask(m1, SEVEN)])
     tree.snapshot(added=[m2])
     tree.snapshot(existing=[m2], parent=1)
@@ -161,12 +166,12 @@ def test_a_rewrite_is_no_change(tree: TreeTable, spark: SparkSession) -> None:
 def test_a_rewrite_with_changes(tree: TreeTable, spark: SparkSession, form: str) -> None:
     m1 = tree.leaf("m1", *files(*TEN))
     old = tree.mask(m1, SEVEN)
-    new = files("n1", "n2", "n3", "n4", "n5")
-    carried = [entry.existing() for entry in files("d7", "d8", "d9")]
+    new = files("x:n1", "x:n2", "x:n3", "x:n4", "x:n5")
+    carried = [entry.existing() for entry in files("x:d7", "x:d8", "x:d9")]
     tree.snapshot(existing=[m1, old])
     match form:
         case "draft":
-            m2 = tree.leaf("m2", *carried[:2], data("d9").deleted(), *new)
+            m2 = tree.leaf("m2", *carried[:2], data("x:d9").deleted(), *new)
             tree.snapshot(deleted=[m1, old], added=[m2])
         case "draft, carried by a compaction":
             m2, m3 = tree.leaf("m2", carried[0]), tree.leaf("m3", *new)
@@ -177,7 +182,7 @@ def test_a_rewrite_with_changes(tree: TreeTable, spark: SparkSession, form: str)
             m2, m3 = tree.leaf("m2", *carried), tree.leaf("m3", *new)
             tree.snapshot(existing=[m2], added=[tree.mask(m2, {2}), m3])
     table = tree.load(spark)
-    assert changes(table, 1, lenient=True) == minus("d9") | plus("n1", "n2", "n3", "n4", "n5")
+    assert changes(table, 1, lenient=True) == minus("x:d9") | plus("x:n1", "x:n2", "x:n3", "x:n4", "x:n5")
     if form == "draft":
         with pytest.raises(CorruptFileError, match="deleted_files_count is 1"):
             table.file_changes(1)
@@ -195,38 +200,38 @@ def positions(table: Table, start: int, end: int | None = None) -> set[tuple[str
 
 
 def test_row_delta_in_the_root(tree: TreeTable, spark: SparkSession) -> None:
-    d1, d2 = files("d1", "d2")
-    first, second = tree.vector("d1", {5, 12}), tree.vector("d1", {3, 5, 12})
+    d1, d2 = files("x:d1", "x:d2")
+    first, second = tree.vector("x:d1", {5, 12}), tree.vector("x:d1", {3, 5, 12})
     tree.snapshot(added=[d1])
     tree.snapshot(existing=[d1], added=[first, d2])
-    tree.snapshot(existing=[d1, d2], deleted=[first], added=[second, equality_deletes("e1")])
+    tree.snapshot(existing=[d1, d2], deleted=[first], added=[second, equality_deletes("x:e1")])
     tree.snapshot(existing=[d2], deleted=[d1, second])
     table = tree.load(spark)
-    assert positions(table, 1, 2) == {("added", "d1", (5, 12)), ("added", "d2", None)}
-    changed = {("removed", "d1", None), ("added", "d1", (3,)), ("added", "e1", None)}
+    assert positions(table, 1, 2) == {("added", "x:d1", (5, 12)), ("added", "x:d2", None)}
+    changed = {("removed", "x:d1", None), ("added", "x:d1", (3,)), ("added", "x:e1", None)}
     assert positions(table, 2, 3) == changed
     assert table.file_changes(3, columns=["file_path"]).where("added_positions IS NOT NULL").count() == 0
     assert table.file_changes(3).count() == 2
 
 
 def test_row_delta_in_leaves(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1", "d2"))
-    old = tree.leaf("x1", tree.vector("d1", {1}), tree.vector("d2", {2}))
-    new = tree.leaf("x2", tree.vector("d1", {1, 7}))
-    m2 = tree.leaf("m2", *files("d3"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
+    old = tree.leaf("x1", tree.vector("x:d1", {1}), tree.vector("x:d2", {2}))
+    new = tree.leaf("x2", tree.vector("x:d1", {1, 7}))
+    m2 = tree.leaf("m2", *files("x:d3"))
     tree.snapshot(added=[m1, old])
     tree.snapshot(existing=[m1, old], added=[tree.mask(old, {0}), new, m2])
-    expected = {("removed", "d1", None), ("added", "d1", (7,)), ("added", "d3", None)}
+    expected = {("removed", "x:d1", None), ("added", "x:d1", (7,)), ("added", "x:d3", None)}
     assert positions(tree.load(spark), 1) == expected
 
 
 def test_positions_where_only_spark_reads(tree: TreeTable, spark: SparkSession) -> None:
-    d1, first = data("d1"), tree.vector("d1", {5, 12})
+    d1, first = data("x:d1"), tree.vector("x:d1", {5, 12})
     tree.snapshot(added=[d1, first])
-    tree.snapshot(existing=[d1], deleted=[first], added=[tree.vector("d1", {5, 6, 12})])
+    tree.snapshot(existing=[d1], deleted=[first], added=[tree.vector("x:d1", {5, 6, 12})])
     spark.conf.set("spark.sparkmeta.executor-reads", "spark")
     try:
-        assert positions(tree.load(spark), 1) == {("removed", "d1", None), ("added", "d1", (6,))}
+        assert positions(tree.load(spark), 1) == {("removed", "x:d1", None), ("added", "x:d1", (6,))}
     finally:
         spark.conf.unset("spark.sparkmeta.executor-reads")
 
@@ -236,7 +241,7 @@ def test_positions_of_vectors_that_share_files(
     tree: TreeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, reads: str
 ) -> None:
     """A file that each snapshot adds to, as far as offsets go; whatever else it holds is not read."""
-    names = [f"d{number}" for number in range(6)]
+    names = [f"x:d{number}" for number in range(6)]
     old = tree.vectors({name: {number} for number, name in enumerate(names)}, gap=500_000)
     new = tree.vectors({name: {number, 7, 9} for number, name in enumerate(names)})
     tree.snapshot(added=[*files(*names), tree.leaf("x1", *old)])
@@ -259,9 +264,9 @@ def test_positions_of_vectors_that_share_files(
 
 @pytest.mark.parametrize("reads", ["direct", "spark"])
 def test_positions_are_read_only_if_asked_for(tree: TreeTable, spark: SparkSession, reads: str) -> None:
-    vector = tree.vector("d1", {5})
-    tree.snapshot(added=files("d1"))
-    tree.snapshot(existing=files("d1"), added=[vector])
+    vector = tree.vector("x:d1", {5})
+    tree.snapshot(added=files("x:d1"))
+    tree.snapshot(existing=files("x:d1"), added=[vector])
     spark.conf.set("spark.sparkmeta.executor-reads", reads)
     try:
         frame = tree.load(spark).file_changes(1)
@@ -278,8 +283,8 @@ def test_positions_are_read_only_if_asked_for(tree: TreeTable, spark: SparkSessi
 
 def test_columns_are_those_of_files(tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    m1 = tree.leaf("m1", *files("d1", "d2"))
-    tree.snapshot(added=[m1, data("d3", "b"), tree.vector("d1", {1}), equality_deletes("e1")])
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
+    tree.snapshot(added=[m1, data("x:d3", "b"), tree.vector("x:d1", {1}), equality_deletes("x:e1")])
     table = tree.load(spark)
     frame, expected = table.file_changes(None), table.inspect.files()
     assert frame.columns == ["change_type", "snapshot_id", *expected.columns, "added_positions"]
@@ -288,8 +293,8 @@ def test_columns_are_those_of_files(tmp_path: Path, spark: SparkSession) -> None
     assert dict(rows.dtypes) == dict(expected.dtypes)
     shown = {row["file_path"]: row.asDict(recursive=True) for row in rows.collect()}
     assert shown == {row["file_path"]: row.asDict(recursive=True) for row in expected.collect()}
-    assert shown["d3"]["partition"] == {"part": "b"}
-    assert shown["d2"]["value_counts"] == {1: 10, 2: 10}
+    assert shown["x:d3"]["partition"] == {"part": "b"}
+    assert shown["x:d2"]["value_counts"] == {1: 10, 2: 10}
     empty = table.file_changes(1)
     assert empty.columns == frame.columns
     assert empty.count() == 0
@@ -341,8 +346,8 @@ def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
 
 def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) -> None:
     """Only two of 40 leaves are opened: the others are deleted, and the plan still succeeds."""
-    leaves = [tree.leaf(f"m{number}", *files(f"a{number}", f"b{number}")) for number in range(40)]
-    new = tree.leaf("new", *files("n1"))
+    leaves = [tree.leaf(f"m{number}", *files(f"x:a{number}", f"x:b{number}")) for number in range(40)]
+    new = tree.leaf("new", *files("x:n1"))
     before = [tree.mask(leaf, {0}) for leaf in leaves[5:9]]
     compacted = tree.leaf("compacted", *(entry.existing() for entry in files("a0", "b0")))
     tree.snapshot(added=leaves)
@@ -350,14 +355,14 @@ def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) ->
     tree.snapshot(
         existing=[compacted, *leaves[1:], *before[1:]],
         deleted=[before[0]],
-        added=[tree.mask(leaves[5], {0, 1}), new, *files("n2")],
+        added=[tree.mask(leaves[5], {0, 1}), new, *files("x:n2")],
     )
     for leaf in [*leaves[:5], *leaves[6:], compacted]:
         Path(leaf.location.removeprefix("file://")).unlink()
     frame = tree.load(spark).file_changes(2)
     assert {Path(path).name for path in frame.inputFiles()} == {"m5.parquet", "new.parquet"}
     assert {(row["change_type"], row["file_path"]) for row in frame.collect()} == {
-        ("removed", "b5"), ("added", "n1"), ("added", "n2")
+        ("removed", "x:b5"), ("added", "x:n1"), ("added", "x:n2")
     }  # fmt: skip
 
 
@@ -365,11 +370,11 @@ def test_only_changed_leaves_are_opened(tree: TreeTable, spark: SparkSession) ->
 
 
 def test_unknown_snapshots_and_strangers(tree: TreeTable, spark: SparkSession) -> None:
-    tree.snapshot(added=files("d1"))
-    tree.snapshot(existing=files("d1"), added=files("d2"))
-    tree.snapshot(existing=files("d1"), added=files("d3"), parent=1)
+    tree.snapshot(added=files("x:d1"))
+    tree.snapshot(existing=files("x:d1"), added=files("x:d2"))
+    tree.snapshot(existing=files("x:d1"), added=files("x:d3"), parent=1)
     table = tree.load(spark)
-    assert changes(table, 1) == plus("d3")
+    assert changes(table, 1) == plus("x:d3")
     for start, end in ((9, None), (1, 9), (None, 9)):
         with pytest.raises(NoSuchSnapshotError, match="has no snapshot 9"):
             table.file_changes(start, end)
@@ -378,13 +383,13 @@ def test_unknown_snapshots_and_strangers(tree: TreeTable, spark: SparkSession) -
 
 
 def test_expired_history(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
     old, new = tree.mask(m1, {0}), tree.mask(m1, {0, 1})
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[old])
     tree.snapshot(existing=[m1], deleted=[old], added=[new])
     table = tree.load(spark, expired=[1, 2])
-    assert changes(table, 2) == minus("d2")
+    assert changes(table, 2) == minus("x:d2")
     with pytest.raises(ValidationError, match="snapshot 2 has expired"):
         table.file_changes(None)
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 1"):
@@ -394,13 +399,13 @@ def test_expired_history(tree: TreeTable, spark: SparkSession) -> None:
 @pytest.mark.parametrize("with_layout", [True, False])
 def test_what_was_masked_before_an_expired_parent(tree: TreeTable, spark: SparkSession, with_layout: bool) -> None:
     """Roots of our layout keep what they replace, so that its absence says there was nothing; others may not."""
-    m1 = tree.leaf("m1", *files("d1", "d2", "d3"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2", "x:d3"))
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})], with_layout=with_layout)
     table = tree.load(spark, expired=[1])
-    assert changes(tree.load(spark), 1) == minus("d2")
+    assert changes(tree.load(spark), 1) == minus("x:d2")
     if with_layout:
-        assert changes(table, 1) == minus("d2")
+        assert changes(table, 1) == minus("x:d2")
         return
     with pytest.raises(
         ValidationError, match=r"what was removed from .*m1.parquet before: .* no longer has snapshot 1"
@@ -409,23 +414,23 @@ def test_what_was_masked_before_an_expired_parent(tree: TreeTable, spark: SparkS
 
 
 def test_a_dropped_leaf_of_an_expired_parent(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1", "d2"))
+    m1 = tree.leaf("m1", *files("x:d1", "x:d2"))
     tree.snapshot(added=[m1])
     tree.snapshot(deleted=[m1])
-    assert changes(tree.load(spark), 1) == minus("d1", "d2")
+    assert changes(tree.load(spark), 1) == minus("x:d1", "x:d2")
     with pytest.raises(ValidationError, match="no longer has snapshot 1"):
         tree.load(spark, expired=[1]).file_changes(1)
 
 
 def test_a_vector_of_no_leaf(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1"))
+    m1 = tree.leaf("m1", *files("x:d1"))
     tree.snapshot(added=[tree.mask(m1, {0})])
     with pytest.raises(CorruptFileError, match=r"referenced_file .* the root does not have"):
         tree.load(spark).file_changes(None)
 
 
 def test_a_mask_beyond_its_leaf(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", *files("d1"))
+    m1 = tree.leaf("m1", *files("x:d1"))
     tree.snapshot(added=[m1])
     tree.snapshot(existing=[m1], added=[tree.mask(m1, {1})])
     with pytest.raises(Exception, match="the manifest has 1 entries"):

@@ -390,9 +390,9 @@ class UnknownAsMinusOne(HandmadeTable):
 
 
 def test_only_counts_of_zero_tell_that_no_file_is_live(spark: SparkSession, tmp_path: Path) -> None:
-    UnknownAsMinusOne(tmp_path / "t", version=2, specs=((),)).add(0, 0, data("old")).write()
+    UnknownAsMinusOne(tmp_path / "t", version=2, specs=((),)).add(0, 0, data("x:old")).write()
     table = sm.load_table(f"file://{tmp_path}/t", spark=spark)
-    new = spark.sql("SELECT 'new' file_path, 'parquet' file_format, 0L record_count, 9L file_size_in_bytes")
-    assert [row.file_path for row in table.scan().plan_files().collect()] == ["old"]
+    new = spark.sql("SELECT 'x:new' file_path, 'parquet' file_format, 0L record_count, 9L file_size_in_bytes")
+    assert [row.file_path for row in table.scan().plan_files().collect()] == ["x:old"]
     changed = change(table, added=new)
-    assert sorted(row.file_path for row in changed.scan().plan_files().collect()) == ["new", "old"]
+    assert sorted(row.file_path for row in changed.scan().plan_files().collect()) == ["x:new", "x:old"]

@@ -287,7 +287,12 @@ def check_history(table: Table, authors: list[tuple[int, int] | None]) -> set[st
         assert snapshot.root_manifest is not None
         stamp = (snapshot.snapshot_id, snapshot.sequence_number)
         root = read_root(
-            table.state.files.read(snapshot.root_manifest), trees.STATS, [0], snapshot.root_manifest, stamp
+            table.state.files.read(snapshot.root_manifest),
+            trees.STATS,
+            [0],
+            snapshot.root_manifest,
+            stamp,
+            table.state.types.locations,
         )
         for leaf in root.leaves.column("location").to_pylist():
             if leaf not in store.leaves:

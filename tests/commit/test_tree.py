@@ -23,6 +23,7 @@ from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.locations import Locations
 from tests.commit.tree_model import (
     ADDED,
     DELETED,
@@ -423,7 +424,8 @@ def commit(writer: Writer) -> None:
     writer.model, _, assigned = expect(writer, plans[-1], gone, stamp)
     table = spilled(writer, new.table)
     if writer.rng.random() < 0.2:
-        read = read_root(write_root(table), writer.stats, SPECS, "root", (stamp.snapshot_id, stamp.sequence_number))
+        snapshot = (stamp.snapshot_id, stamp.sequence_number)
+        read = read_root(write_root(table), writer.stats, SPECS, "root", snapshot, Locations("/t", 4))
         assert without_empty_stats(read.table) == without_empty_stats(table)
         table = read.table
     writer.root = Root("root", table)

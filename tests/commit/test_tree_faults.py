@@ -203,7 +203,8 @@ class TableState:
             assert snapshot.root_manifest is not None
             stamp = (snapshot.snapshot_id, snapshot.sequence_number)
             data = disk.read(snapshot.root_manifest)
-            root = read_root(data, table.state.types.stats_types, table.state.specs, snapshot.root_manifest, stamp)
+            types = table.state.types
+            root = read_root(data, types.stats_types, types.specs, snapshot.root_manifest, stamp, types.locations)
             reached |= {snapshot.root_manifest, *named_by(root)}
             live, leaves = {key.location for key in reading_of(root, table).live()}, len(root.leaves)
         assert all(disk.exists(path) for path in reached)

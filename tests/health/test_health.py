@@ -87,17 +87,17 @@ def test_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
 
 X = {"partition": {"part": "x"}}
 DANGLING = {
-    "a vector of a file that is gone": deletion_vector("gone", **X),
-    "position deletes of a file that is gone": position_deletes("p", **X, referenced_data_file="gone"),
-    "position deletes older than all files of the partition": position_deletes("p", 0, **X),
-    "position deletes of an empty partition": position_deletes("p", partition={"part": "z"}),
-    "equality deletes as old as all files of the partition": equality_deletes("e", 1, **X),
+    "a vector of a file that is gone": deletion_vector("x:gone", **X),
+    "position deletes of a file that is gone": position_deletes("x:p", **X, referenced_data_file="x:gone"),
+    "position deletes older than all files of the partition": position_deletes("x:p", 0, **X),
+    "position deletes of an empty partition": position_deletes("x:p", partition={"part": "z"}),
+    "equality deletes as old as all files of the partition": equality_deletes("x:e", 1, **X),
 }
 APPLYING = {
-    "a vector": deletion_vector("x1", **X),
-    "position deletes of a file": position_deletes("p", **X, referenced_data_file="x1"),
-    "position deletes of a partition": position_deletes("p", 1, **X),
-    "equality deletes": equality_deletes("e", 2, **X),
+    "a vector": deletion_vector("x:x1", **X),
+    "position deletes of a file": position_deletes("x:p", **X, referenced_data_file="x:x1"),
+    "position deletes of a partition": position_deletes("x:p", 1, **X),
+    "equality deletes": equality_deletes("x:e", 2, **X),
 }
 
 
@@ -122,9 +122,9 @@ def test_deletes_that_apply(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_equality_deletes_of_the_whole_table(spark: SparkSession, tmp_path: Path) -> None:
-    everywhere = healthy(tmp_path / "a").add(1, 0, equality_deletes("e", 2, partition={}))
+    everywhere = healthy(tmp_path / "a").add(1, 0, equality_deletes("x:e", 2, partition={}))
     assert kinds(report_of(everywhere, spark)) == []
-    nowhere = healthy(tmp_path / "b").add(1, 0, equality_deletes("e", 1, partition={}))
+    nowhere = healthy(tmp_path / "b").add(1, 0, equality_deletes("x:e", 1, partition={}))
     assert kinds(report_of(nowhere, spark)) == ["dangling_deletes"]
 
 
@@ -150,7 +150,7 @@ def test_small_puffin_files(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_partitions_with_many_deleted_rows(spark: SparkSession, tmp_path: Path) -> None:
-    vectors = [deletion_vector(f"x{number}", **X, record_count=90) for number in range(3)]
+    vectors = [deletion_vector(f"x:x{number}", **X, record_count=90) for number in range(3)]
     table = healthy(tmp_path).add(1, 1, *vectors)
     report = report_of(table, spark)
     assert kinds(report) == ["dense_deletes"]
@@ -207,12 +207,12 @@ def test_bounds_the_wrong_way_round_are_named(spark: SparkSession, tmp_path: Pat
 def test_metrics_of_a_dropped_column_and_long_bounds(spark: SparkSession, tmp_path: Path) -> None:
     text = [{"key": 2, "value": b"x" * 200}]
     long = {"lower_bounds": text, "upper_bounds": text, "value_counts": [{"key": 2, "value": 1}]}
-    table = HandmadeTable(tmp_path, summaries=True).add(0, 1, data("x", **X, **SIZED, **long))
+    table = HandmadeTable(tmp_path, summaries=True).add(0, 1, data("x:x", **X, **SIZED, **long))
     assert kinds(report_of(table, spark)) == ["excess_stats"]
     table.properties["write.metadata.metrics.column.part"] = "truncate(200)"
     assert kinds(report_of(table, spark)) == []
     dropped = long_bounds(1, 2, field_id=77)
-    table = HandmadeTable(tmp_path, summaries=True).add(0, 1, data("x", **X, **SIZED, **dropped))
+    table = HandmadeTable(tmp_path, summaries=True).add(0, 1, data("x:x", **X, **SIZED, **dropped))
     report = report_of(table, spark)
     assert "dropped column 77" in report.list_findings[0].problem
 
@@ -220,9 +220,9 @@ def test_metrics_of_a_dropped_column_and_long_bounds(spark: SparkSession, tmp_pa
 def test_metrics_of_metadata_columns(spark: SparkSession, tmp_path: Path) -> None:
     """Rewritten files have metrics of `_row_id`, which no property governs, and which another rewrite keeps."""
     row_ids, dropped = long_bounds(1, 2, field_id=2147483540), long_bounds(1, 2, field_id=77)
-    files = [data("x", **X, **SIZED, **row_ids), data("y", **X, **SIZED, **long_bounds(0, 9))]
+    files = [data("x:x", **X, **SIZED, **row_ids), data("x:y", **X, **SIZED, **long_bounds(0, 9))]
     assert kinds(report_of(HandmadeTable(tmp_path / "a", summaries=True).add(0, 1, *files), spark)) == []
-    files.append(data("z", **X, **SIZED, **dropped))
+    files.append(data("x:z", **X, **SIZED, **dropped))
     (finding,) = report_of(HandmadeTable(tmp_path / "b", summaries=True).add(0, 1, *files), spark).list_findings
     assert finding.problem.endswith(": dropped column 77")
     assert finding.cost.startswith("50% of the metrics")
@@ -283,10 +283,10 @@ def test_the_command_has_the_threshold_of_the_call(spark: SparkSession, tmp_path
 
 def test_files_in_the_root_and_in_leaves(spark: SparkSession, tmp_path: Path) -> None:
     table = TreeTable(tmp_path, BY_PART)
-    leaf = table.leaf("m1", tree_data("d1"), tree_data("d2", "b"))
-    vector = table.vector("d1", {1, 2})
-    gone = table.vector("gone", {1})
-    table.snapshot(added=[leaf, vector, gone, *(tree_data(f"r{number}") for number in range(101))])
+    leaf = table.leaf("m1", tree_data("x:d1"), tree_data("x:d2", "b"))
+    vector = table.vector("x:d1", {1, 2})
+    gone = table.vector("x:gone", {1})
+    table.snapshot(added=[leaf, vector, gone, *(tree_data(f"x:r{number}") for number in range(101))])
     report = table.load(spark).maintenance.health(min_small_files=1000)
     assert kinds(report) == ["files_in_root", "dangling_deletes"]
     assert (report.entries.files, report.entries.deletes.vectors, report.layout.root_files) == (103, 2, 103)
@@ -347,7 +347,7 @@ def test_each_manifest_is_opened_once(
     monkeypatch.setattr(access, "executor_reader", lambda _: reader)
     spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "1g" if on_driver else "0")
     try:
-        table = healthy(tmp_path / "table").add(1, 1, *APPLYING.values(), deletion_vector("gone", **X))
+        table = healthy(tmp_path / "table").add(1, 1, *APPLYING.values(), deletion_vector("x:gone", **X))
         loaded = sm.load_table(table.write(), spark=spark)
         watched = replace(loaded, state=replace(loaded.state, files=LoggingFiles(reader=reader)))
         report = watched.maintenance.health(columns=["id"])
@@ -395,7 +395,7 @@ def test_a_page_is_escaped_bounded_and_complete(spark: SparkSession, tmp_path: P
         part = f"{evil}{number:03}"
         small = [file(f"{number} {place}", part, file_size_in_bytes=1 << (place + 8)) for place in range(5)]
         table.add(0, 1, *small)
-    table.add(1, 1, *(deletion_vector(f"{number} 0", partition={"part": f"{evil}{number:03}"}, record_count=400)
+    table.add(1, 1, *(deletion_vector(f"x:{number} 0", partition={"part": f"{evil}{number:03}"}, record_count=400)
                       for number in range(300)))  # fmt: skip
     report = report_of(table, spark, columns=["id"])
     page = report.html

@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 COUNTED = {
-    "vectors": [deletion_vector(f"x{number}", **X, record_count=90) for number in range(3)],
+    "vectors": [deletion_vector(f"x:x{number}", **X, record_count=90) for number in range(3)],
     "position deletes": [
-        position_deletes(f"p{number}", **X, record_count=50, referenced_data_file="x1") for number in range(2)
+        position_deletes(f"x:p{number}", **X, record_count=50, referenced_data_file="x:x1") for number in range(2)
     ],
     "a vector that supersedes position deletes": [
-        deletion_vector("x1", **X, record_count=95),
-        position_deletes("p", **X, record_count=95, referenced_data_file="x1"),
+        deletion_vector("x:x1", **X, record_count=95),
+        position_deletes("x:p", **X, record_count=95, referenced_data_file="x:x1"),
     ],
 }
 NOT_COUNTED = {
-    "of a partition": [position_deletes("p", **X, record_count=300)],
+    "of a partition": [position_deletes("x:p", **X, record_count=300)],
     "of data files that are gone": [
-        deletion_vector("gone", **X, record_count=100),
-        position_deletes("p", **X, record_count=300, referenced_data_file="gone"),
+        deletion_vector("x:gone", **X, record_count=100),
+        position_deletes("x:p", **X, record_count=300, referenced_data_file="x:gone"),
     ],
-    "older than the data file": [position_deletes("p", 0, **X, record_count=300, referenced_data_file="x1")],
+    "older than the data file": [position_deletes("x:p", 0, **X, record_count=300, referenced_data_file="x:x1")],
     "superseded by a vector": [
-        deletion_vector("x1", **X, record_count=20),
-        position_deletes("p", **X, record_count=300, referenced_data_file="x1"),
+        deletion_vector("x:x1", **X, record_count=20),
+        position_deletes("x:p", **X, record_count=300, referenced_data_file="x:x1"),
     ],
-    "equal values": [equality_deletes("e", 2, **X, record_count=300)],
+    "equal values": [equality_deletes("x:e", 2, **X, record_count=300)],
 }
 
 

@@ -25,7 +25,9 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect import delete_rows
 from sparkmeta.inspect.delete_rows import DeleteRows
 from sparkmeta.inspect.deleted_row import RowField
+from sparkmeta.spec.locations import Locations
 
+LOCATIONS = Locations("file:///t", 2)
 ROW = RowField(
     0,
     "struct",
@@ -95,7 +97,7 @@ def read(
             "deletes": pa.array([entries], pa.list_(ENTRY)),
         }
     )
-    batches: Iterator[pa.RecordBatch] = (of or DeleteRows(SCHEMA, ROW)).read(reader, [files])  # type: ignore[arg-type]
+    batches: Iterator[pa.RecordBatch] = (of or DeleteRows(SCHEMA, ROW, LOCATIONS)).read(reader, [files])  # type: ignore[arg-type]
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert reader.opened == ["f"]
     return rows
@@ -243,7 +245,7 @@ def test_deleted_rows_with_dates_that_became_timestamps(kind: str) -> None:
         fastavro.writer(target, {"type": "record", "name": "d", "fields": of_file}, records)
         data = target.getvalue()
     schema = SCHEMA.set(SCHEMA.get_field_index("row"), pa.field("row", shown))
-    deleted = read(data, kind, [entry(record_count=3)], DeleteRows(schema, row))
+    deleted = read(data, kind, [entry(record_count=3)], DeleteRows(schema, row, LOCATIONS))
     naive = {"a": dt.datetime.fromisoformat("2020-01-01"), "b": dt.datetime.fromisoformat("1969-12-31")}
     expected = [
         {"t": at, "tz": at.replace(tzinfo=dt.UTC), "ns": days[path] * 86_400 * 10**9} for path, at in naive.items()
@@ -313,7 +315,7 @@ def test_types_of_deleted_rows_of_avro(name: str) -> None:
     records = [{"file_path": "a", "pos": place, "row": {"v": each}} for place, each in enumerate([value, None])]
     fastavro.writer(target, delete_schema({"type": "record", "name": "r", "fields": columns}), records)
     schema = SCHEMA.set(SCHEMA.get_field_index("row"), pa.field("row", pa.struct([pa.field("v", shown)])))
-    task = DeleteRows(schema, RowField(0, "struct", (RowField(1, iceberg),)))
+    task = DeleteRows(schema, RowField(0, "struct", (RowField(1, iceberg),)), LOCATIONS)
     deleted = read(target.getvalue(), "AVRO", [entry(record_count=2)], task)
     assert [row["row"]["v"] for row in deleted] == [expected, None]
 
@@ -369,7 +371,7 @@ def test_positions_of_avro_are_read_without_the_rows() -> None:
     }
     target = io.BytesIO()
     fastavro.writer(target, delete_schema(row), [{"file_path": "a", "pos": 3, "row": {"m": {"k": 1}}}])
-    [(paths, positions)] = delete_rows.deleted_positions(target.getvalue(), "AVRO", "f")
+    [(paths, positions)] = delete_rows.deleted_positions(target.getvalue(), "AVRO", "f", LOCATIONS)
     assert (paths.to_pylist(), positions.to_pylist()) == (["a"], [3])
     [batch] = records_with_ids(target.getvalue(), "f", [2147483545])
     assert batch.schema.names == ["pos"]

@@ -31,10 +31,10 @@ def readings(table: sm.Table) -> dict[str, list[str]]:
 
 def test_all_readings(spark: SparkSession, tmp_path: Path) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    first = tree.leaf("m1", *(data(f"d{number}", f"p{number % 3}") for number in range(9)))
+    first = tree.leaf("m1", *(data(f"x:d{number}", f"p{number % 3}") for number in range(9)))
     tree.snapshot(added=[first])
     mask = tree.mask(first, {3})
-    tree.snapshot(existing=[first], added=[mask, data("d9", "p1")])
+    tree.snapshot(existing=[first], added=[mask, data("x:d9", "p1")])
     expected = readings(tree.load(spark))
     metadata = max((tmp_path / "t" / "metadata").glob("*.metadata.json"))
     text = metadata.read_text()

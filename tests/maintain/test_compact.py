@@ -328,12 +328,12 @@ def test_a_file_with_a_vector_that_is_listed_twice(
     tree = TreeTable(tmp_path / "t", BY_PART)
     files_of: dict[str, list[dict[str, Any]]] = {}
     for name in leaf_names:
-        files_of.setdefault(name, [data("/data/d2" + name)]).append(data("/data/d1"))
+        files_of.setdefault(name, [data("file:///data/d2" + name)]).append(data("file:///data/d1"))
     data_leaves = [tree.leaf(name, *entries) for name, entries in files_of.items()]
     tree.snapshot(added=data_leaves)
-    vectors_of = [tree.leaf("x1", tree.vector("/data/d1", {1, 2}))]
+    vectors_of = [tree.leaf("x1", tree.vector("file:///data/d1", {1, 2}))]
     tree.snapshot(existing=data_leaves, added=vectors_of)
-    others = tree.leaf("x2", tree.vector("/data/d2m", {3}))
+    others = tree.leaf("x2", tree.vector("file:///data/d2m", {3}))
     tree.snapshot(existing=[*data_leaves, *vectors_of], added=[others])
     table = tree.load(spark)
     table = commit(table, lambda tx: tx.set_properties({"write.tree.affiliated-deletes": "1"}))

@@ -31,8 +31,8 @@ def loaded(spark: SparkSession, table: HandmadeTable) -> sm.Table:
 def with_deletes(folder: Path) -> HandmadeTable:
     """Two data manifests, deletion vectors of both in one delete manifest, and other deletes in three more."""
     table = HandmadeTable(folder, properties=EAGER, summaries=True, row_ids=False)
-    table.add(0, 1, *(data(f"a{i}", 1, status=2 if i == 1 else 1, **long_bounds(i, i + 9), **A) for i in range(4)))
-    table.add(0, 1, *(data(f"b{i}", 1, status=0, **B) for i in range(3)))
+    table.add(0, 1, *(data(f"x:a{i}", 1, status=2 if i == 1 else 1, **long_bounds(i, i + 9), **A) for i in range(4)))
+    table.add(0, 1, *(data(f"x:b{i}", 1, status=0, **B) for i in range(3)))
     table.add(
         1,
         1,
@@ -41,12 +41,12 @@ def with_deletes(folder: Path) -> HandmadeTable:
             for i, (of, part) in enumerate(VECTORS)
         ),
     )
-    table.add(1, 1, equality_deletes("e0", 3, **A))
-    table.add(1, 0, equality_deletes("e1", 3, **long_bounds(0, 4)))
-    return table.add(1, 1, position_deletes("p0", 3, **A), equality_deletes("e2", 3, **B))
+    table.add(1, 1, equality_deletes("x:e0", 3, **A))
+    table.add(1, 0, equality_deletes("x:e1", 3, **long_bounds(0, 4)))
+    return table.add(1, 1, position_deletes("x:p0", 3, **A), equality_deletes("x:e2", 3, **B))
 
 
-VECTORS = (("a0", A), ("b0", B), ("a3", A), ("b2", B))
+VECTORS = (("x:a0", A), ("x:b0", B), ("x:a3", A), ("x:b2", B))
 
 
 def seen(table: sm.Table, **options: Any) -> list[str]:
@@ -72,7 +72,7 @@ def deleted(table: sm.Table, *paths: str) -> sm.Table:
 def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
     """One commit: data and deletes get the tree's layout, affiliated; position delete files stay, and are named."""
     expected = loaded(spark, with_deletes(tmp_path / "expected")).maintenance.upgrade(4).commit()
-    expected = deleted(expected, "b1")
+    expected = deleted(expected, "x:b1")
     table = loaded(spark, with_deletes(tmp_path / "t"))
     before = seen(table)
     plan = table.maintenance.upgrade(4, compact=True)
@@ -100,7 +100,7 @@ def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
     assert len(owners) == 1
     again = upgraded.maintenance.compact_manifests().summary()
     assert (again.converted_leaves, again.position_deletes) == (0, {kept: 1})
-    table = deleted(upgraded, "b1")
+    table = deleted(upgraded, "x:b1")
     assert seen(table) == seen(expected)
     assert seen(table, row_filter="id > 11") == seen(expected, row_filter="id > 11")
     assert len(seen(table, row_filter="id > 11")) == len(seen(table)) - 2
@@ -111,7 +111,7 @@ def test_commits_that_come_first(spark: SparkSession, tmp_path: Path) -> None:
     """What they remove from manifests is masked in the new leaves. If manifests get other row ids, it is a conflict."""
     table = loaded(spark, with_deletes(tmp_path / "t")).maintenance.upgrade(4).commit()
     plan = table.maintenance.compact_manifests()
-    other = deleted(table, "a3", "b1")
+    other = deleted(table, "x:a3", "x:b1")
     after = plan.commit()
     assert seen(after) == seen(other)
     assert after.check().collect() == []
@@ -151,7 +151,7 @@ def test_large_manifests_are_sorted_among_tasks(spark: SparkSession, tmp_path: P
     """By a column whose bounds only the manifests know: each new leaf has a range of it."""
     table = HandmadeTable(tmp_path, summaries=True)
     for start in (0, 1):
-        table.add(0, 0, *(data(f"f{i}", 1, **long_bounds(7 * i % 1009, 7 * i % 1009)) for i in range(start, 900, 2)))
+        table.add(0, 0, *(data(f"x:f{i}", 1, **long_bounds(7 * i % 1009, 7 * i % 1009)) for i in range(start, 900, 2)))
     upgraded = loaded(spark, table).maintenance.upgrade(4).commit()
     plan = upgraded.maintenance.compact_manifests(cluster_by=["id"], target_leaf_bytes=200)
     assert {tuple(row.reasons) for row in plan.files().collect()} == {("layout",)}
@@ -166,7 +166,7 @@ def test_large_manifests_are_sorted_among_tasks(spark: SparkSession, tmp_path: P
 
 def test_entries_that_a_tree_cannot_hold(spark: SparkSession, tmp_path: Path) -> None:
     table = HandmadeTable(tmp_path, summaries=True)
-    table.add(0, 0, data("f0", 1), data("f1", None, status=0))
+    table.add(0, 0, data("x:f0", 1), data("x:f1", None, status=0))
     upgraded = loaded(spark, table).maintenance.upgrade(4).commit()
     problem = r"m0\.avro: version_info.sequence_number is None: the entry of f1 has none"
     with pytest.raises(ValidationError, match=problem):

@@ -150,10 +150,14 @@ def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
         shop.sql(f"ALTER TABLE {{t}} CREATE {choice.upper()} r{step} AS OF VERSION {rng.choice(ids)}")
 
 
-def random_history(spark: SparkSession, name: str, rng: random.Random, steps: int) -> History:
+def random_history(
+    spark: SparkSession, name: str, rng: random.Random, steps: int, version: int | None = None
+) -> History:
     """A table that Java has changed at random, with branches and tags."""
     shop = Workshop(Java(spark), name)
-    shop.create("id INT, name STRING, part STRING", "part", version=rng.choice([2, 3]), properties=MERGE_ON_READ)
+    shop.create(
+        "id INT, name STRING, part STRING", "part", version=version or rng.choice([2, 3]), properties=MERGE_ON_READ
+    )
     history = History(shop, rng)
     history.insert()
     for step in range(steps):
@@ -334,12 +338,12 @@ def test_changes_of_the_oldest_snapshot_that_stays(spark: SparkSession, tmp_path
 def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path) -> None:
     """It stays with the root; the files that only the leaf has go."""
     tree = TreeTable(tmp_path)
-    removed, other = tree.leaf("removed", data("d1"), data("d2")), tree.leaf("other", data("d3"))
+    removed, other = tree.leaf("removed", data("x:d1"), data("x:d2")), tree.leaf("other", data("x:d3"))
     tree.snapshot(added=[removed, other])
     tree.snapshot(existing=[other], deleted=[removed])
     state = tree.load(spark).state
     names = {Path(path).name for path in planned_paths(unreachable_files(state, {1}))}
-    assert {"d1", "d2"} <= names
+    assert {"x:d1", "x:d2"} <= names
     assert not {name for name in names if name.startswith(("removed", "other"))}
     assert any("removed" in row.path for row in reachable_paths(state).collect())
 

@@ -201,7 +201,7 @@ def test_row_ids_of_a_table_that_had_none(corpus: peers.Corpus, tmp_path: Path) 
     rows = [manifest["added_rows_count"] + manifest["existing_rows_count"] for manifest in manifests]
     table = before.maintenance.upgrade(4).commit()
     assert table.metadata.next_row_id == 0  # type: ignore[union-attr]
-    new = {"file_path": ["new.parquet"], "file_format": ["PARQUET"], "record_count": [7], "file_size_in_bytes": [1]}
+    new = {"file_path": ["x:new.parquet"], "file_format": ["PARQUET"], "record_count": [7], "file_size_in_bytes": [1]}
     with table.transaction() as tx:
         files = pa.table(new | {"partition": [{"p": "z"}]})
         tx.update_snapshot().append(local_frame(table.state.spark, files))

@@ -308,6 +308,15 @@ def test_ids_without_a_type_are_named(tmp_path: Path) -> None:
     assert types == CacheTypes("file:/x", {1: None, 2: "string"}, {1000: None})
 
 
+def test_relative_locations_are_not_cached(tmp_path: Path) -> None:
+    """Tables in different places, or of different versions, would resolve them differently."""
+    HandmadeTable(tmp_path).add(0, 0, data("data/a")).write()
+    content = (tmp_path / "metadata" / "m0.avro").read_bytes()
+    part = ManifestPart(0, "/x/m0.avro", 0, ManifestContext(1, 1, None))
+    with pytest.raises(CorruptFileError, match=r"/x/m0.avro: location is 'data/a': a location is absolute"):
+        encode_leaf(content, part, CacheTypes("", {}, {}))
+
+
 @pytest.mark.parametrize("first_row_id", [None, 1000])
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_leaf_has_the_entries_of_its_manifest(

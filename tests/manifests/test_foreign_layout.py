@@ -57,7 +57,7 @@ def files(spark: SparkSession, name: str, values: list[tuple[Any, ...]]) -> Data
     tuples = pa.array([dict(zip(("ratio", "ts_day", "b"), value, strict=True)) for value in values], TUPLE)
     count = len(values)
     columns = {
-        "file_path": [f"{name}-{place}" for place in range(count)],
+        "file_path": [f"x:{name}-{place}" for place in range(count)],
         "file_format": ["PARQUET"] * count,
         "record_count": [10] * count,
         "file_size_in_bytes": [100] * count,
@@ -176,8 +176,8 @@ def test_commits_carry_foreign_leaves_on(table: sm.Table, spark: SparkSession) -
     assert theirs.state.tree is not None
     assert theirs.state.tree.root.properties[FOREIGN_KEY] == "3"
     days = {row["file_path"]: row["partition"]["ts_day"] for row in theirs.scan().plan_files().collect()}
-    assert sorted(days) == ["f0-0", "f0-1", "f0-2", "f1-1", "f2-0", "new-0", "new-1"]
-    assert [name for name, day in days.items() if day is None] == ["f0-2"]
+    assert sorted(days) == ["x:f0-0", "x:f0-1", "x:f0-2", "x:f1-1", "x:f2-0", "x:new-0", "x:new-1"]
+    assert [name for name, day in days.items() if day is None] == ["x:f0-2"]
     assert [line for line in plan(theirs, "ratio is nan") if "f0-1" not in line] == []
     assert theirs.check().collect() == []
     compacted = theirs.maintenance.compact_manifests(min_masked_ratio=0.01).commit()

@@ -36,7 +36,7 @@ def masked_leaves(folder: Path) -> tuple[TreeTable, dict[int, set[int]]]:
     """A table whose leaves have masks in two Puffin files and inline, and what these mask by the leaf's ordinal."""
     tree = TreeTable(folder, BY_PART)
     leaves = [
-        tree.leaf(f"m{leaf}", *(data(f"{leaf} {ordinal}") for ordinal in range(ENTRIES))) for leaf in range(LEAVES)
+        tree.leaf(f"m{leaf}", *(data(f"x:{leaf} {ordinal}") for ordinal in range(ENTRIES))) for leaf in range(LEAVES)
     ]
     masked = {leaf: {leaf, 64} for leaf in range(LEAVES - 1)}
     places = [*masked]

@@ -32,7 +32,7 @@ def listed(folder: Path, spark: SparkSession) -> TableState:
     table = HandmadeTable(folder, summaries=True)
     table.add(0, 1, *(data(f"file:///t/{n}", None, **PART, **long_bounds(n, n + 9)) for n in range(9)))
     table.add(0, 0, data("file:///t/gone", 1, status=2), data("file:///t/other", 1, **long_bounds(0, 99)))
-    table.add(1, 1, deletion_vector("file:///t/2", **PART)).add(1, 0, equality_deletes("eq", 3))
+    table.add(1, 1, deletion_vector("file:///t/2", **PART)).add(1, 0, equality_deletes("x:eq", 3))
     return sm.load_table(table.write(), spark=spark).state
 
 
@@ -40,11 +40,11 @@ def tree(folder: Path, spark: SparkSession) -> TableState:
     """Leaves of data and deletes, masked inline and in a Puffin file or not at all, and files of the root."""
     table = trees.TreeTable(folder, trees.BY_PART)
     leaves = [
-        table.leaf("plain", trees.data("b1", "b").existing(), trees.data("b2", None).deleted()),
-        table.leaf("inline", *(trees.data(f"a{n}") for n in range(70))),
-        table.leaf("puffin", *(trees.equality_deletes(f"e{n}") for n in range(9))),
+        table.leaf("plain", trees.data("x:b1", "b").existing(), trees.data("x:b2", None).deleted()),
+        table.leaf("inline", *(trees.data(f"x:a{n}") for n in range(70))),
+        table.leaf("puffin", *(trees.equality_deletes(f"x:e{n}") for n in range(9))),
     ]
-    files = [trees.data("root1"), trees.equality_deletes("root2", "c")]
+    files = [trees.data("x:root1"), trees.equality_deletes("x:root2", "c")]
     table.snapshot(added=[*leaves, *files])
     masks = [table.mask(leaves[1], [0, 64, 69]), table.mask(leaves[2], [3, 8], puffin=True)]
     table.snapshot(existing=[*leaves, files[1]], deleted=files[:1], added=masks)

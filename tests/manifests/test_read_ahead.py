@@ -13,6 +13,7 @@ from sparkmeta.entries.parts import PART_SCHEMA
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.spec.locations import Locations
 from tests.avro.avro_files import avro_file, data_file, entry, entry_schema
 
 MANIFESTS = 12
@@ -44,7 +45,7 @@ def parts(*locations: str) -> pa.RecordBatch:
 
 
 def decoded(store: Store, *locations: str) -> list[str]:
-    decoder: Any = EntryDecoder(store, None)  # type: ignore[arg-type]
+    decoder: Any = EntryDecoder(store, None, Locations("s3://b", 2))  # type: ignore[arg-type]
     batches = decoder.decode_parts(PROJECTION, [parts(*locations)])
     return [path for batch in batches for path in batch.column("location").to_pylist()]
 

@@ -14,6 +14,7 @@ from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
 from sparkmeta.manifests.v4.layout import is_tree_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.locations import Locations
 from tests.manifests.entry_rows import (
     EQ,
     LEAF,
@@ -32,6 +33,7 @@ from tests.manifests.entry_rows import (
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 SPECS = (0, 2)
 ROOT = "/t/metadata/root.parquet"
+LOCATIONS = Locations("/t", 4)
 
 
 def changed(row: Row, path: str, value: Any) -> Row:
@@ -122,7 +124,7 @@ def test_an_inline_vector_with_an_empty_location() -> None:
 
 
 def test_a_sound_root() -> None:
-    read = read_root(write_root(whole_root()), STATS, SPECS, ROOT, (1, 1))
+    read = read_root(write_root(whole_root()), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
     assert read.properties["tree-layout-revision"] == "1"
     assert read.location == ROOT
     assert read.table.to_pylist() == whole_root().to_pylist()
@@ -133,13 +135,13 @@ def test_formats_in_capitals_are_known() -> None:
 
 
 def test_an_empty_root() -> None:
-    root = read_root(write_root(entry_table()), STATS, SPECS, ROOT, (1, 1))
+    root = read_root(write_root(entry_table()), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
     assert len(root.table) == len(root.leaves) == len(root.manifest_dvs) == 0
 
 
 def test_a_leaf_is_no_root() -> None:
     with pytest.raises(CorruptFileError, match=r"content.*not a root manifest"):
-        read_root(write_manifest(entry_table(file_row()), DATA_LEAF), STATS, SPECS, ROOT, (1, 1))
+        read_root(write_manifest(entry_table(file_row()), DATA_LEAF), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
 
 
 # -- inheritance ----------------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def test_added_entries_inherit_from_the_snapshot() -> None:
         file_row(location="c", version_info=version(0, None, 3)),
         file_row(location="d", version_info=version(2, None, 3)),
     ]
-    read = read_root(write_root(entry_table(*rows)), STATS, SPECS, ROOT, (77, 9)).table.to_pylist()
+    read = read_root(write_root(entry_table(*rows)), STATS, SPECS, ROOT, (77, 9), LOCATIONS).table.to_pylist()
     assert [row["version_info"] for row in read] == [
         version(1, 77, 9),
         version(1, 5, 3),
@@ -165,7 +167,7 @@ def test_added_entries_inherit_from_the_snapshot() -> None:
 def test_only_added_entries_inherit_sequence_numbers(status: int) -> None:
     data = write_root(entry_table(file_row(version_info=version(status, 5, None))))
     with pytest.raises(CorruptFileError, match=r"version_info\.sequence_number"):
-        read_root(data, STATS, SPECS, ROOT, (77, 9))
+        read_root(data, STATS, SPECS, ROOT, (77, 9), LOCATIONS)
 
 
 # -- what a root gives ----------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_bytes_that_were_changed_are_one_clear_error() -> None:
     for _ in range(20_000 if SOAK else 1_500):
         data = mutated(written, rng)
         try:
-            read.append(read_root(data, STATS, SPECS, ROOT, (1, 1)).table)
+            read.append(read_root(data, STATS, SPECS, ROOT, (1, 1), LOCATIONS).table)
         except CorruptFileError as error:
             refused.append(str(error))
     assert len(refused) > 200

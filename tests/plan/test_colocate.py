@@ -67,76 +67,78 @@ def chosen(table: sm.Table, spark: SparkSession, asked: str) -> str:
 
 @pytest.mark.usefixtures("planning", "_many")
 def test_vectors_of_an_affiliated_leaf_stand_beside_their_files(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", data("d1"), data("d2"), data("d3", "b"), data("d4", "b").deleted())
-    m2 = tree.leaf("m2", data("d5"))
-    d1 = affiliated(tree, m1, tree.vector("d1", [1, 2]), tree.vector("d3", [7], "b"), tree.vector("d2", [0]).deleted())
-    tree.snapshot(added=[m1, m2, data("d6")])
-    tree.snapshot(existing=[m1, m2, data("d6")], added=[d1, tree.vector("d5", [3]), tree.vector("d6", [4])])
+    m1 = tree.leaf("m1", data("x:d1"), data("x:d2"), data("x:d3", "b"), data("x:d4", "b").deleted())
+    m2 = tree.leaf("m2", data("x:d5"))
+    d1 = affiliated(
+        tree, m1, tree.vector("x:d1", [1, 2]), tree.vector("x:d3", [7], "b"), tree.vector("x:d2", [0]).deleted()
+    )
+    tree.snapshot(added=[m1, m2, data("x:d6")])
+    tree.snapshot(existing=[m1, m2, data("x:d6")], added=[d1, tree.vector("x:d5", [3]), tree.vector("x:d6", [4])])
     table = tree.load(spark)
     planned = plans(table, spark)
     vectors = {
         path: [(delete["record_count"], delete["manifest_pos"]) for delete in deletes]
         for path, deletes in planned.items()
     }
-    assert vectors == {"d1": [(2, 0)], "d2": [], "d3": [(1, 1)], "d5": [(1, 4)], "d6": [(1, 5)]}
-    assert planned["d1"][0]["manifest_path"] == d1.location
-    assert planned["d1"][0]["referenced_data_file"] == "d1"
-    assert set(plans(table, spark, "part = 'b'")) == {"d3"}
+    assert vectors == {"x:d1": [(2, 0)], "x:d2": [], "x:d3": [(1, 1)], "x:d5": [(1, 4)], "x:d6": [(1, 5)]}
+    assert planned["x:d1"][0]["manifest_path"] == d1.location
+    assert planned["x:d1"][0]["referenced_data_file"] == "x:d1"
+    assert set(plans(table, spark, "part = 'b'")) == {"x:d3"}
     assert chosen(table, spark, "colocated").startswith("colocated: 2 deletion vectors are in 1 delete leaves")
     assert chosen(table, spark, "join") == "join: the setting planning says so"
 
 
 @pytest.mark.usefixtures("planning", "_many")
 def test_masks_of_both_leaves_are_applied(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", data("d1"), data("d2"), data("d3"))
-    d1 = affiliated(tree, m1, *(tree.vector(path, [1]) for path in ("d1", "d2", "d3")))
+    m1 = tree.leaf("m1", data("x:d1"), data("x:d2"), data("x:d3"))
+    d1 = affiliated(tree, m1, *(tree.vector(path, [1]) for path in ("x:d1", "x:d2", "x:d3")))
     tree.snapshot(added=[m1, d1])
     tree.snapshot(existing=[m1, d1], added=[tree.mask(m1, {0}, puffin=True), tree.mask(d1, {0, 2})])
-    assert {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()} == {"d2": 1, "d3": 0}
+    assert {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()} == {"x:d2": 1, "x:d3": 0}
 
 
 @pytest.mark.usefixtures("planning", "_many")
 def test_several_delete_leaves_of_one_leaf_and_deletes_from_elsewhere(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", data("d1"), data("d2"), data("d3"))
-    m2 = tree.leaf("m2", data("d4"), data("d5", "b"))
-    d1 = affiliated(tree, m1, tree.vector("d1", [1]))
-    d2 = affiliated(tree, m1, tree.vector("d3", [1]), name="d2")
-    d3 = tree.leaf("d3", tree.vector("d2", [5]), tree.vector("d4", [6]), equality_deletes("eq1"))
+    m1 = tree.leaf("m1", data("x:d1"), data("x:d2"), data("x:d3"))
+    m2 = tree.leaf("m2", data("x:d4"), data("x:d5", "b"))
+    d1 = affiliated(tree, m1, tree.vector("x:d1", [1]))
+    d2 = affiliated(tree, m1, tree.vector("x:d3", [1]), name="d2")
+    d3 = tree.leaf("d3", tree.vector("x:d2", [5]), tree.vector("x:d4", [6]), equality_deletes("eq1"))
     tree.snapshot(added=[m1, m2])
     tree.snapshot(existing=[m1, m2], added=[d1, d2, d3, equality_deletes("eq2", "b")])
     planned = paths(plans(tree.load(spark), spark))
     assert planned == {
-        "d1": ["eq1", "dv1.puffin"],
-        "d2": ["eq1", "dv3.puffin"],
-        "d3": ["eq1", "dv2.puffin"],
-        "d4": ["eq1", "dv4.puffin"],
-        "d5": ["eq2"],
+        "x:d1": ["eq1", "dv1.puffin"],
+        "x:d2": ["eq1", "dv3.puffin"],
+        "x:d3": ["eq1", "dv2.puffin"],
+        "x:d4": ["eq1", "dv4.puffin"],
+        "x:d5": ["eq2"],
     }
 
 
 @pytest.mark.usefixtures("planning", "_many")
 def test_vectors_of_removed_files_do_no_harm(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", data("d1"), data("d2").deleted())
-    d1 = affiliated(tree, m1, tree.vector("d1", [1]), tree.vector("d2", [1]))
+    m1 = tree.leaf("m1", data("x:d1"), data("x:d2").deleted())
+    d1 = affiliated(tree, m1, tree.vector("x:d1", [1]), tree.vector("x:d2", [1]))
     tree.snapshot(added=[m1, d1])
-    assert {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()} == {"d1": 1}
+    assert {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()} == {"x:d1": 1}
 
 
 @pytest.mark.usefixtures("planning", "_many")
 def test_a_leaf_affiliated_to_nothing_that_lives_is_not_lost(tree: TreeTable, spark: SparkSession) -> None:
-    m1, m2 = tree.leaf("m1", data("d1")), tree.leaf("m2", data("d1").existing(), data("d2", "b").existing())
-    d1 = affiliated(tree, m1, tree.vector("d1", [1]), tree.vector("d2", [2], "b"))
+    m1, m2 = tree.leaf("m1", data("x:d1")), tree.leaf("m2", data("x:d1").existing(), data("x:d2", "b").existing())
+    d1 = affiliated(tree, m1, tree.vector("x:d1", [1]), tree.vector("x:d2", [2], "b"))
     tree.snapshot(added=[m1, d1])
     tree.snapshot(deleted=[m1], added=[m2], existing=[d1])
     planned = {path: len(deletes) for path, deletes in plans(tree.load(spark), spark).items()}
-    assert planned == {"d1": 1, "d2": 1}
+    assert planned == {"x:d1": 1, "x:d2": 1}
 
 
 @pytest.mark.usefixtures("planning")
 def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spark: SparkSession) -> None:
-    m1, m2 = tree.leaf("m1", data("d1", "a")), tree.leaf("m2", data("d2", "b"))
-    d1 = affiliated(tree, m1, tree.vector("d1", [1]))
-    d2 = affiliated(tree, m2, tree.vector("d2", [1], "b"), name="d2")
+    m1, m2 = tree.leaf("m1", data("x:d1", "a")), tree.leaf("m2", data("x:d2", "b"))
+    d1 = affiliated(tree, m1, tree.vector("x:d1", [1]))
+    d2 = affiliated(tree, m2, tree.vector("x:d2", [1], "b"), name="d2")
     tree.snapshot(added=[m1, m2, d1, d2])
     report = tree.load(spark).scan("part = 'b'").report()
     assert (report.data_manifests.scanned, report.delete_manifests.scanned) == (1, 1)
@@ -145,12 +147,12 @@ def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spa
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("another leaf", "a data manifest that does not have its file: d2"),
+        ("another leaf", "a data manifest that does not have its file: x:d2"),
         ("two vectors", "two deletion vectors for"),
         ("two places", "two deletion vectors for"),
         ("partition", "another partition spec or partition"),
         ("no vector", "not a deletion vector where only deletion vectors can be"),
-        ("older", "a deletion vector is older than its data file: d1"),
+        ("older", "a deletion vector is older than its data file: x:d1"),
     ],
 )
 @pytest.mark.parametrize(("strategy", "driver_bytes"), [("colocated", "0"), ("colocated", "1g"), ("join", "1g")])
@@ -158,18 +160,18 @@ def test_delete_leaves_of_pruned_data_leaves_are_not_opened(tree: TreeTable, spa
 def test_contradictions_are_errors(
     tree: TreeTable, spark: SparkSession, wrong: str, message: str, strategy: str, driver_bytes: str
 ) -> None:
-    m1, m2 = tree.leaf("m1", data("d1")), tree.leaf("m2", data("d2"))
+    m1, m2 = tree.leaf("m1", data("x:d1")), tree.leaf("m2", data("x:d2"))
     vectors = {
-        "another leaf": [tree.vector("d2", [1])],
-        "two vectors": [tree.vector("d1", [1]), tree.vector("d1", [2])],
-        "two places": [tree.vector("d1", [1])],
-        "partition": [tree.vector("d1", [1], "b")],
-        "no vector": [tree.vector("d1", [1]), equality_deletes("eq")],
-        "older": [tree.vector("d1", [1]).existing(0)],
+        "another leaf": [tree.vector("x:d2", [1])],
+        "two vectors": [tree.vector("x:d1", [1]), tree.vector("x:d1", [2])],
+        "two places": [tree.vector("x:d1", [1])],
+        "partition": [tree.vector("x:d1", [1], "b")],
+        "no vector": [tree.vector("x:d1", [1]), equality_deletes("eq")],
+        "older": [tree.vector("x:d1", [1]).existing(0)],
     }[wrong]
     if strategy == "join" and wrong == "no vector":
         pytest.skip("joins match deletes of any kind")
-    others = [tree.vector("d1", [5])] if wrong == "two places" else []
+    others = [tree.vector("x:d1", [5])] if wrong == "two places" else []
     tree.snapshot(added=[m1, m2, affiliated(tree, m1, *vectors), *others])
     spark.conf.set(PLANNING, strategy)
     spark.conf.set(DRIVER_BYTES, driver_bytes)
@@ -181,18 +183,18 @@ def test_contradictions_are_errors(
 @pytest.mark.parametrize("lacks", ["format", "target"])
 @pytest.mark.usefixtures("planning", "_many")
 def test_a_delete_that_is_no_vector_is_not_passed_over(tree: TreeTable, spark: SparkSession, lacks: str) -> None:
-    m1 = tree.leaf("m1", data("d1"), data("d2"))
+    m1 = tree.leaf("m1", data("x:d1"), data("x:d2"))
     other = {"file_format": "parquet"} if lacks == "format" else {"referenced_file": None}
-    tree.snapshot(added=[m1, tree.leaf("d1", tree.vector("d1", [1]), tree.vector("d2", [1], **other))])
+    tree.snapshot(added=[m1, tree.leaf("d1", tree.vector("x:d1", [1]), tree.vector("x:d2", [1], **other))])
     with pytest.raises(Exception, match="not a deletion vector where only deletion vectors can be"):
         tree.load(spark).scan().plan_files().collect()
 
 
 @pytest.mark.usefixtures("planning")
 def test_a_root_that_is_named_as_a_manifest_list(tree: TreeTable, spark: SparkSession) -> None:
-    m1 = tree.leaf("m1", data("d1"), data("d2"))
-    tree.snapshot(added=[m1, affiliated(tree, m1, tree.vector("d1", [1]))])
+    m1 = tree.leaf("m1", data("x:d1"), data("x:d2"))
+    tree.snapshot(added=[m1, affiliated(tree, m1, tree.vector("x:d1", [1]))])
     table = tree.load(spark)
     (metadata,) = tree.folder.glob("metadata/v*.metadata.json")
     metadata.write_text(metadata.read_text().replace('"root-manifest"', '"manifest-list"'))
-    assert {path: len(deletes) for path, deletes in plans(table, spark).items()} == {"d1": 1, "d2": 0}
+    assert {path: len(deletes) for path, deletes in plans(table, spark).items()} == {"x:d1": 1, "x:d2": 0}

@@ -215,7 +215,7 @@ def test_vectors_are_read_where_a_file_is_left() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [equality_deletes("eq"), position_deletes("pos"), position_deletes("of a", referenced_data_file=path("a"))],
+    [equality_deletes("x:eq"), position_deletes("x:pos"), position_deletes("x:of a", referenced_data_file=path("a"))],
     ids=["equality", "positions", "of a file"],
 )
 def test_other_deletes_among_vectors_are_joined(

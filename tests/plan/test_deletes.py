@@ -51,14 +51,14 @@ def deletes(table: HandmadeTable, spark: SparkSession, row_filter: str | None = 
 def test_the_order_of_deletes_and_the_sequence_numbers_they_need(table: HandmadeTable, spark: SparkSession) -> None:
     part = {"partition": {"part": "x"}}
     table.add(0, 1, data(A, 3, **part), data(B, 1, **part), data(C, 4, partition={"part": "y"}))
-    table.add(1, 1, equality_deletes("eq3", 3, **part), equality_deletes("eq4", 4, **part))
-    table.add(1, 1, position_deletes("pos3", 3, **part), position_deletes("pos2", 2, **part))
-    table.add(1, 1, position_deletes("of b", 2, referenced_data_file=B, **part))
-    table.add(1, 0, equality_deletes("everywhere5", 5), equality_deletes("everywhere3", 3))
+    table.add(1, 1, equality_deletes("x:eq3", 3, **part), equality_deletes("x:eq4", 4, **part))
+    table.add(1, 1, position_deletes("x:pos3", 3, **part), position_deletes("x:pos2", 2, **part))
+    table.add(1, 1, position_deletes("x:of b", 2, referenced_data_file=B, **part))
+    table.add(1, 0, equality_deletes("x:everywhere5", 5), equality_deletes("x:everywhere3", 3))
     assert deletes(table, spark) == {
-        A: ["everywhere5", "eq4", "pos3"],
-        B: ["everywhere3", "everywhere5", "eq3", "eq4", "pos2", "pos3", "of b"],
-        C: ["everywhere5"],
+        A: ["x:everywhere5", "x:eq4", "x:pos3"],
+        B: ["x:everywhere3", "x:everywhere5", "x:eq3", "x:eq4", "x:pos2", "x:pos3", "x:of b"],
+        C: ["x:everywhere5"],
     }
 
 
@@ -72,12 +72,12 @@ def test_position_deletes_of_a_partition_are_shared_by_the_files_that_they_apply
     x, y, none = ({"partition": {"part": part}} for part in ("x", "y", None))
     old, new = f"{A}.old", f"{A}.new"
     table.add(0, 1, data(old, 1, **x), data(A, 3, **x), data(new, 5, **x), data(B, 1, **y), data(C, 1, **none))
-    table.add(1, 1, *(position_deletes(f"pos{number}", number, **x) for number in (3, 2, 4)))
-    expected = {old: ["pos2", "pos3", "pos4"], A: ["pos3", "pos4"], new: [], B: [], C: []}
+    table.add(1, 1, *(position_deletes(f"x:pos{number}", number, **x) for number in (3, 2, 4)))
+    expected = {old: ["x:pos2", "x:pos3", "x:pos4"], A: ["x:pos3", "x:pos4"], new: [], B: [], C: []}
     assert deletes(table, spark) == expected
-    table.add(1, 1, position_deletes("of null", 2, **none), deletion_vector(A, 4, **x))
-    table.add(1, 1, position_deletes("of old", 3, referenced_data_file=old, **x))
-    changed = {old: [*expected[old], "of old"], A: ["file:///t/dvs.puffin"], C: ["of null"]}
+    table.add(1, 1, position_deletes("x:of null", 2, **none), deletion_vector(A, 4, **x))
+    table.add(1, 1, position_deletes("x:of old", 3, referenced_data_file=old, **x))
+    changed = {old: [*expected[old], "x:of old"], A: ["file:///t/dvs.puffin"], C: ["x:of null"]}
     assert deletes(table, spark) == expected | changed
 
 
@@ -85,9 +85,9 @@ def test_a_dv_stands_for_all_position_deletes_of_its_file_but_not_for_equality_d
     table: HandmadeTable, spark: SparkSession
 ) -> None:
     table.add(0, 0, data(A), data(B))
-    table.add(1, 0, deletion_vector(A), position_deletes("pos"), position_deletes("of a", referenced_data_file=A))
-    table.add(1, 0, equality_deletes("eq"))
-    assert deletes(table, spark) == {A: ["eq", "file:///t/dvs.puffin"], B: ["eq", "pos"]}
+    table.add(1, 0, deletion_vector(A), position_deletes("x:pos"), position_deletes("x:of a", referenced_data_file=A))
+    table.add(1, 0, equality_deletes("x:eq"))
+    assert deletes(table, spark) == {A: ["x:eq", "file:///t/dvs.puffin"], B: ["x:eq", "x:pos"]}
 
 
 def test_equal_path_bounds_scope_a_position_delete_file_to_one_file(table: HandmadeTable, spark: SparkSession) -> None:
@@ -99,25 +99,25 @@ def test_equal_path_bounds_scope_a_position_delete_file_to_one_file(table: Handm
         }
 
     table.add(0, 0, data(A), data(B))
-    table.add(1, 0, position_deletes("of a", **bounds(A, A)), position_deletes("of many", **bounds(A, B)))
-    assert deletes(table, spark) == {A: ["of many", "of a"], B: ["of many"]}
+    table.add(1, 0, position_deletes("x:of a", **bounds(A, A)), position_deletes("x:of many", **bounds(A, B)))
+    assert deletes(table, spark) == {A: ["x:of many", "x:of a"], B: ["x:of many"]}
 
 
 def test_partitions_match_by_spec_and_value_null_included(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(0, 1, data(A, partition={"part": None}), data(B, partition={"part": "x"}))
     table.add(0, 0, data(C))
-    table.add(1, 1, position_deletes("null", partition={"part": None}))
-    table.add(1, 0, position_deletes("unpartitioned"))
-    assert deletes(table, spark) == {A: ["null"], B: [], C: ["unpartitioned"]}
+    table.add(1, 1, position_deletes("x:null", partition={"part": None}))
+    table.add(1, 0, position_deletes("x:unpartitioned"))
+    assert deletes(table, spark) == {A: ["x:null"], B: [], C: ["x:unpartitioned"]}
 
 
 def test_signed_zeros_are_different_partitions_and_nan_is_one(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(
         0, 2, *(data(path, partition={"ratio": value}) for path, value in ((A, 0.0), (B, -0.0), (C, float("nan"))))
     )
-    table.add(1, 2, equality_deletes("minus", partition={"ratio": -0.0}))
-    table.add(1, 2, equality_deletes("nan", partition={"ratio": float("nan")}))
-    assert deletes(table, spark) == {A: [], B: ["minus"], C: ["nan"]}
+    table.add(1, 2, equality_deletes("x:minus", partition={"ratio": -0.0}))
+    table.add(1, 2, equality_deletes("x:nan", partition={"ratio": float("nan")}))
+    assert deletes(table, spark) == {A: [], B: ["x:minus"], C: ["x:nan"]}
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,17 @@ def test_signed_zeros_are_different_partitions_and_nan_is_one(table: HandmadeTab
 def test_equality_deletes_whose_stats_prove_no_common_value_are_dropped(
     table: HandmadeTable, spark: SparkSession, of_data: dict[str, Any], of_delete: dict[str, Any], applies: bool
 ) -> None:
-    table.add(0, 0, data(A, 1, **of_data)).add(1, 0, equality_deletes("eq", 2, **of_delete))
-    assert deletes(table, spark) == {A: ["eq"] if applies else []}
+    table.add(0, 0, data(A, 1, **of_data)).add(1, 0, equality_deletes("x:eq", 2, **of_delete))
+    assert deletes(table, spark) == {A: ["x:eq"] if applies else []}
 
 
 def test_a_filter_drops_equality_deletes_that_only_delete_other_rows(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(0, 0, data(A, **long_bounds(1, 50)))
-    table.add(1, 0, equality_deletes("low", **long_bounds(1, 10)), equality_deletes("high", **long_bounds(20, 50)))
-    assert deletes(table, spark, "id > 15") == {A: ["high"]}
+    table.add(1, 0, equality_deletes("x:low", **long_bounds(1, 10)), equality_deletes("x:high", **long_bounds(20, 50)))
+    assert deletes(table, spark, "id > 15") == {A: ["x:high"]}
 
 
-@pytest.mark.parametrize("others", [[], [position_deletes("pos")]], ids=["alone", "among others"])
+@pytest.mark.parametrize("others", [[], [position_deletes("x:pos")]], ids=["alone", "among others"])
 def test_two_dvs_of_one_file_are_an_error_even_if_not_read(
     table: HandmadeTable, spark: SparkSession, others: list[dict[str, Any]]
 ) -> None:
@@ -161,7 +161,7 @@ def test_two_dvs_of_one_file_are_an_error_even_if_not_read(
     ("entry", "message"),
     [
         (deletion_vector(A, 1), "a deletion vector is older than its data file"),
-        (position_deletes("foreign", 3, referenced_data_file=A, partition={"part": "y"}), "another partition"),
+        (position_deletes("x:foreign", 3, referenced_data_file=A, partition={"part": "y"}), "another partition"),
         (deletion_vector(A, 3, partition={"part": "y"}), "another partition"),
     ],
 )
@@ -176,7 +176,7 @@ def test_deletes_that_contradict_their_data_file(
 
 
 def test_equality_ids_that_no_schema_ever_had(table: HandmadeTable, spark: SparkSession) -> None:
-    table.add(0, 0, data(A)).add(1, 0, equality_deletes("eq", ids=(1, 77)))
+    table.add(0, 0, data(A)).add(1, 0, equality_deletes("x:eq", ids=(1, 77)))
     scan = sm.load_table(table.write(), spark=spark).scan()
     with pytest.raises(sm.ValidationError, match=r"equality_ids has 77"):
         scan.plan_files()
@@ -188,9 +188,9 @@ def test_equality_deletes_that_compare_no_column_are_refused(
 ) -> None:
     if not on_driver:
         limit(monkeypatch, driver_deletes=-1)
-    table.add(0, 0, data(A)).add(1, 0, equality_deletes("of nothing", 3, ()))
+    table.add(0, 0, data(A)).add(1, 0, equality_deletes("x:of nothing", 3, ()))
     scan = sm.load_table(table.write(), spark=spark).scan()
-    with pytest.raises(Exception, match="no columns are known that an equality delete file compares: of nothing"):
+    with pytest.raises(Exception, match="no columns are known that an equality delete file compares: x:of nothing"):
         scan.plan_files().count()
 
 
@@ -206,7 +206,7 @@ def test_both_joins_read_the_delete_manifests_once(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, driver_pairs=-1)
-    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), position_deletes("pos"))
+    table.add(0, 0, data(A)).add(1, 0, deletion_vector(A), position_deletes("x:pos"))
     planned = sm.load_table(table.write(), spark=spark).scan().plan_files()
     planned.collect()
     plan = physical_plan(planned)
@@ -218,9 +218,9 @@ def test_partitions_of_an_unknown_transform_are_told_apart(table: HandmadeTable,
     table.specs = ((), ({**BY_PART[0], "transform": "mystery[7]"},), BY_RATIO)
     x, y, null = ({"partition": {"part": part}} for part in ("x", "y", None))
     table.add(0, 1, data(A, **x), data(B, **y), data(C, **null))
-    table.add(1, 1, equality_deletes("of x", **x), equality_deletes("of null", **null))
-    assert deletes(table, spark) == {A: ["of x"], B: [], C: ["of null"]}
-    assert deletes(table, spark, "part = 'x'") == {A: ["of x"], B: [], C: ["of null"]}
+    table.add(1, 1, equality_deletes("x:of x", **x), equality_deletes("x:of null", **null))
+    assert deletes(table, spark) == {A: ["x:of x"], B: [], C: ["x:of null"]}
+    assert deletes(table, spark, "part = 'x'") == {A: ["x:of x"], B: [], C: ["x:of null"]}
 
 
 @pytest.fixture
@@ -248,8 +248,8 @@ def test_many_vectors_are_joined_ungrouped(table: HandmadeTable, spark: SparkSes
 @pytest.mark.usefixtures("_many")
 def test_many_deletes_of_all_kinds(table: HandmadeTable, spark: SparkSession) -> None:
     table.add(0, 0, data(A), data(B))
-    table.add(1, 0, deletion_vector(A), position_deletes("pos"))
-    assert deletes(table, spark) == {A: ["file:///t/dvs.puffin"], B: ["pos"]}
+    table.add(1, 0, deletion_vector(A), position_deletes("x:pos"))
+    assert deletes(table, spark) == {A: ["file:///t/dvs.puffin"], B: ["x:pos"]}
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_filters_on_many_compared_columns(spark: SparkSession, tmp_path: Path) -
         return {name: [pair for stats in of_columns for pair in stats[name]] for name in of_columns[0]}
 
     table.add(0, 0, data(A, **bounds(0, 9)), data(B, **bounds(100, 109)))
-    table.add(1, 0, equality_deletes("eq", ids=(*ids,), **bounds(5, 6)))
+    table.add(1, 0, equality_deletes("x:eq", ids=(*ids,), **bounds(5, 6)))
     with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
-        for values, planned in (((5, 105), {A: ["eq"], B: []}), ((50, 105), {B: []})):
+        for values, planned in (((5, 105), {A: ["x:eq"], B: []}), ((50, 105), {B: []})):
             places = (" and ".join(f"c{each} = {value}" for each in ids) for value in values)
             assert deletes(table, spark, " or ".join(f"({place})" for place in places)) == planned

@@ -148,9 +148,9 @@ def test_delete_leaves_of_other_partitions_are_not_opened(
 ) -> None:
     spark.conf.set("spark.sparkmeta.planning", planning_by)
     parts = "abc"
-    leaves = [tree.leaf(f"m{part}", numbered(f"d{part}", part, place)) for place, part in enumerate(parts)]
+    leaves = [tree.leaf(f"m{part}", numbered(f"x:d{part}", part, place)) for place, part in enumerate(parts)]
     deletes = {
-        part: tree.leaf(f"x{part}", tree.vector(f"d{part}", [1], part), delete_of(tree, f"e{part}", part))
+        part: tree.leaf(f"x{part}", tree.vector(f"x:d{part}", [1], part), delete_of(tree, f"x:e{part}", part))
         for part in parts
     }
     wide = tree.leaf("wide", delete_of(tree, "w1", "a"), delete_of(tree, "w2", "b"))
@@ -169,19 +169,19 @@ def test_delete_leaves_of_other_partitions_are_not_opened(
 
 
 def test_deletes_of_files_in_the_root_are_opened(tree: TreeTable, spark: SparkSession) -> None:
-    leaves = [tree.leaf("m", numbered("d1", "a", 1)), numbered("d2", "b", 7), numbered("d3", None, 7)]
-    deletes = [tree.leaf(f"x{part}", delete_of(tree, f"e{part}", part)) for part in ("a", "b", None)]  # type: ignore[arg-type]
+    leaves = [tree.leaf("m", numbered("x:d1", "a", 1)), numbered("x:d2", "b", 7), numbered("x:d3", None, 7)]
+    deletes = [tree.leaf(f"x{part}", delete_of(tree, f"x:e{part}", part)) for part in ("a", "b", None)]  # type: ignore[arg-type]
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=deletes)
     unlink(deletes[0])
-    assert plan(tree.load(spark), "id = 7") == {"d2": ["eb"], "d3": ["eNone"]}
+    assert plan(tree.load(spark), "id = 7") == {"x:d2": ["eb"], "x:d3": ["eNone"]}
 
 
 @pytest.mark.parametrize("lacks", ["stats", "bounds", "affinity"])
 def test_what_is_not_known_keeps_delete_leaves(tree: TreeTable, spark: SparkSession, lacks: str) -> None:
     """A leaf without stats, or one that belongs to a data leaf which is there no more."""
-    leaves = [tree.leaf("ma", numbered("da", "a", 1)), tree.leaf("mb", numbered("db", "b", 2))]
-    deletes = tree.leaf("x", tree.vector("da", [1], "a"))
+    leaves = [tree.leaf("ma", numbered("x:da", "a", 1)), tree.leaf("mb", numbered("db", "b", 2))]
+    deletes = tree.leaf("x", tree.vector("x:da", [1], "a"))
     known = deletes.row["content_stats"]
     changed: dict[str, dict[str, Any]] = {
         "stats": {"content_stats": known | {"2": None}},
@@ -197,11 +197,11 @@ def test_what_is_not_known_keeps_delete_leaves(tree: TreeTable, spark: SparkSess
 
 def test_global_deletes_apply_to_every_partition(tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART, others=[PartitionSpec(spec_id=1)])
-    leaves = [tree.leaf(f"m{number}", numbered(f"d{number}", "a", number)) for number in range(2)]
+    leaves = [tree.leaf(f"m{number}", numbered(f"x:d{number}", "a", number)) for number in range(2)]
     deletes = tree.leaf("x", delete_of(tree, "e", "zzz").with_fields(partition_spec_id=1))
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=[deletes])
-    assert plan(tree.load(spark), "id = 1") == {"d1": ["e"]}
+    assert plan(tree.load(spark), "id = 1") == {"x:d1": ["e"]}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -212,13 +212,13 @@ def test_random_trees_are_planned_as_without_pruning(
     """Random leaves of data and deletes, some affiliated, some files in the root; by every strategy."""
     draw = random.Random(seed)
     parts = ["a", "b", "c", "d", None]
-    files = [(f"d{number}", draw.choice(parts), number) for number in range(24)]
+    files = [(f"x:d{number}", draw.choice(parts), number) for number in range(24)]
     in_root, *groups = [files[start : start + 4] for start in range(0, 24, 4)]
     leaves = [tree.leaf(f"m{place}", *(numbered(*file) for file in group)) for place, group in enumerate(groups)]
     vectors = {path: tree.vector(path, [1], part) for path, part, _ in files if draw.random() < 0.6}  # type: ignore[arg-type]
     affiliated = [path for path, _, _ in groups[0] if path in vectors]
     rest = [vector for path, vector in vectors.items() if path not in affiliated]
-    rest += [delete_of(tree, f"e{place}", draw.choice(parts)) for place in range(8)]  # type: ignore[arg-type]
+    rest += [delete_of(tree, f"x:e{place}", draw.choice(parts)) for place in range(8)]  # type: ignore[arg-type]
     rest.sort(key=lambda entry: (entry.row["content_stats"]["2"]["lower_bound"] or "", entry.location))
     deletes = [tree.leaf(f"x{start}", *rest[start : start + 3]) for start in range(0, len(rest), 3)]
     if affiliated:

@@ -39,7 +39,7 @@ HOSTILE = "a b%20c[d]{e}?*=ü+'#"
 def table(tmp_path: Path, spark: SparkSession) -> Table:
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
-        tree.leaf(f"m{place}", *(data(f"{part}{place}{low}", part, content_stats=stats(part, (low, low + 5)))
+        tree.leaf(f"m{place}", *(data(f"x:{part}{place}{low}", part, content_stats=stats(part, (low, low + 5)))
                                  for part in "ab" for low in range(0, 50, 10)))
         for place in range(3)
     ]  # fmt: skip
@@ -92,13 +92,13 @@ def test_leaves_are_told_apart_whatever_their_names(
     names = [f"{HOSTILE}/m", "other/m", f"m {HOSTILE}", "%41", "A"]
     for folder in (HOSTILE, "other"):
         (tmp_path / HOSTILE / "metadata" / folder).mkdir(parents=True)
-    leaves = [tree.leaf(name, data(f"kept {place}"), data(f"gone {place}")) for place, name in enumerate(names)]
+    leaves = [tree.leaf(name, data(f"x:kept {place}"), data(f"x:gone {place}")) for place, name in enumerate(names)]
     tree.snapshot(added=leaves)
     masks = [tree.mask(manifest, [1]) for manifest in leaves]
     tree.snapshot(existing=leaves, added=masks)
     rows = tree.load(spark).scan().plan_files().collect()
     manifests = {row["file_path"]: row["manifest_path"] for row in rows}
-    assert manifests == {f"kept {place}": manifest.location for place, manifest in enumerate(leaves)}
+    assert manifests == {f"x:kept {place}": manifest.location for place, manifest in enumerate(leaves)}
 
 
 NO_UDFS = {"arrow_udf": None}
@@ -133,13 +133,13 @@ def test_masks_for_each_reader(
         else:
             monkeypatch.setattr(deletion_vectors, name, limit)
     tree = TreeTable(tmp_path / "t", BY_PART)
-    leaves = [tree.leaf(f"m{place}", *(data(f"{place} {number}") for number in range(130))) for place in range(3)]
+    leaves = [tree.leaf(f"m{place}", *(data(f"x:{place} {number}") for number in range(130))) for place in range(3)]
     tree.snapshot(added=leaves)
     masks = [tree.mask(leaves[0], [0, 63, 64, 129]), tree.mask(leaves[2], range(1, 130), puffin=True)]
     tree.snapshot(existing=leaves, added=masks)
     plan = tree.load(spark).scan().plan_files()
     left = {*range(130)} - {0, 63, 64, 129}
-    expected = [*(f"0 {number}" for number in left), *(f"1 {number}" for number in range(130)), "2 0"]
+    expected = [*(f"x:0 {number}" for number in left), *(f"x:1 {number}" for number in range(130)), "x:2 0"]
     assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == sorted(expected)
     capsys.readouterr()
     plan.explain("formatted")
@@ -155,7 +155,8 @@ def test_a_mask_that_no_kept_entry_needs_is_not_opened(
     tree = TreeTable(tmp_path / "t", BY_PART)
     leaves = [
         tree.leaf(
-            f"m{odd}", *(data(f"{number}", content_stats=stats("a", (number, number))) for number in range(odd, 100, 2))
+            f"m{odd}",
+            *(data(f"x:{number}", content_stats=stats("a", (number, number))) for number in range(odd, 100, 2)),
         )
         for odd in range(2)
     ]
@@ -177,13 +178,13 @@ def test_files_are_counted_by_the_root(tmp_path: Path, spark: SparkSession) -> N
     leaves = [
         tree.leaf(
             f"m{part}",
-            *(data(f"{part}{number}", part, content_stats=stats(part, (number, number))) for number in range(9)),
+            *(data(f"x:{part}{number}", part, content_stats=stats(part, (number, number))) for number in range(9)),
         )
         for part in "ab"
     ]
-    tree.snapshot(added=[*leaves, data("c0", "c", content_stats=stats("c", (5, 5)))])
+    tree.snapshot(added=[*leaves, data("x:c0", "c", content_stats=stats("c", (5, 5)))])
     mask = tree.mask(leaves[0], [3, 5], puffin=True)
-    tree.snapshot(existing=[*leaves, data("c0", "c", content_stats=stats("c", (5, 5)))], added=[mask])
+    tree.snapshot(existing=[*leaves, data("x:c0", "c", content_stats=stats("c", (5, 5)))], added=[mask])
     table = tree.load(spark)
     counts = {row_filter: table.scan(row_filter).count_files() for row_filter in ("true", "id = 5", "part = 'a'")}
     assert counts == {"true": 17, "id = 5": 2, "part = 'a'": 7}
@@ -198,7 +199,7 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
     tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    manifest = tree.leaf("m", *(data(f"{number}") for number in range(5)))
+    manifest = tree.leaf("m", *(data(f"x:{number}") for number in range(5)))
     tree.snapshot(added=[manifest])
     spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "0")
     try:
@@ -216,13 +217,13 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
 def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: SparkSession) -> None:
     """Entries of the root itself and of leaves, masked or not, with the values that they inherit."""
     tree = TreeTable(tmp_path / "t", BY_PART)
-    live, gone = data("b1", "b").existing(), data("b2", None).deleted()
+    live, gone = data("x:b1", "b").existing(), data("x:b2", None).deleted()
     leaves = [
-        tree.leaf("plain", live, gone, data("b3", None)),
-        tree.leaf("inline", *(data(f"a{number}") for number in range(70))),
-        tree.leaf("puffin", *(equality_deletes(f"e{number}") for number in range(9))),
+        tree.leaf("plain", live, gone, data("x:b3", None)),
+        tree.leaf("inline", *(data(f"x:a{number}") for number in range(70))),
+        tree.leaf("puffin", *(equality_deletes(f"x:e{number}") for number in range(9))),
     ]
-    in_root = [data("root1"), equality_deletes("root2", "c"), tree.vector("b1", [3], "b")]
+    in_root = [data("x:root1"), equality_deletes("x:root2", "c"), tree.vector("x:b1", [3], "b")]
     tree.snapshot(added=[*leaves, *in_root])
     masks = [tree.mask(leaves[1], [0, 64, 69]), tree.mask(leaves[2], [3, 8], puffin=True)]
     tree.snapshot(existing=[*leaves, *in_root[1:]], deleted=in_root[:1], added=masks)
@@ -246,7 +247,7 @@ def test_few_entries_are_read_here_as_spark_reads_them(tmp_path: Path, spark: Sp
 def test_a_mask_of_more_entries_than_the_leaf_has_is_refused_here(tmp_path: Path, spark: SparkSession) -> None:
     """The root may say that it has them."""
     tree = TreeTable(tmp_path / "t", BY_PART)
-    written = tree.leaf("m", data("a1"), data("a2"))
+    written = tree.leaf("m", data("x:a1"), data("x:a2"))
     counts = {**written.row["manifest_stats"], "added_files_count": 1000}
     leaf_entry = written.with_fields(record_count=1000, manifest_stats=counts)
     tree.snapshot(added=[leaf_entry])
@@ -260,7 +261,7 @@ def test_few_deletes_take_no_job_of_their_own(
     tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART)
-    leaves = [tree.leaf("m", data("a1"), data("b1", "b")), tree.leaf("d", equality_deletes("e1"))]
+    leaves = [tree.leaf("m", data("x:a1"), data("x:b1", "b")), tree.leaf("d", equality_deletes("x:e1"))]
     tree.snapshot(added=leaves[:1])
     tree.snapshot(existing=leaves[:1], added=leaves[1:])
     planned = tree.load(spark).scan().plan_files()
@@ -270,8 +271,8 @@ def test_few_deletes_take_no_job_of_their_own(
     assert "Exchange hashpartitioning" not in shown
     assert "Aggregate" not in shown
     assert {row.file_path: [delete.file_path for delete in row.deletes] for row in planned.collect()} == {
-        "a1": ["e1"],
-        "b1": [],
+        "x:a1": ["x:e1"],
+        "x:b1": [],
     }
 
 
@@ -316,7 +317,7 @@ def test_stats_of_dates_that_were_promoted(tmp_path: Path, spark: SparkSession, 
         bounds = {"lower_bound": date(2024, 1, first), "upper_bound": date(2024, 1, last)}
         return stats("a") | {"3": {**bounds, "value_count": 10, "null_value_count": 0}}
 
-    files = [data(path, content_stats=of_days(*days)) for path, days in {"d1": (1, 5), "d2": (10, 15)}.items()]
+    files = [data(path, content_stats=of_days(*days)) for path, days in {"x:d1": (1, 5), "x:d2": (10, 15)}.items()]
     leaf_entry = tree.leaf("m", *files)
     if not in_root:
         leaf_entry = leaf_entry.with_fields(content_stats=stats("a"))
@@ -331,7 +332,11 @@ def test_stats_of_dates_that_were_promoted(tmp_path: Path, spark: SparkSession, 
     metadata["current-schema-id"] = 1
     path.write_text(json.dumps(metadata))
     table = sm.load_table(str(path), spark=spark)
-    filters = {"day = '2024-01-05T00:00:00'": ["d1"], "day > '2024-01-12T00:00:00'": ["d2"], "day < '2000-01-01'": []}
+    filters = {
+        "day = '2024-01-05T00:00:00'": ["x:d1"],
+        "day > '2024-01-12T00:00:00'": ["x:d2"],
+        "day < '2000-01-01'": [],
+    }
     for row_filter, expected in filters.items():
         assert [row["file_path"] for row in table.scan(row_filter).plan_files().collect()] == expected
     bounds = table.inspect.files().selectExpr("cast(readable_metrics.day.lower_bound AS string) AS lower").collect()

@@ -24,7 +24,7 @@ LISTED = f"id in ({', '.join(map(str, VALUES))})"
 @pytest.fixture
 def table(tmp_path: Path) -> TreeTable:
     tree = TreeTable(tmp_path, BY_PART)
-    tree.snapshot(added=[tree.leaf("m", data("a1"), data("a2"), data("b", "b"))])
+    tree.snapshot(added=[tree.leaf("m", data("x:a1"), data("x:a2"), data("x:b", "b"))])
     return tree
 
 
@@ -32,9 +32,9 @@ def test_each_row_has_its_residual_and_the_plan_has_it_once(table: TreeTable, sp
     plan = table.load(spark).scan(f"part = 'a' or {LISTED}").plan_files()
     residuals = {row["file_path"]: json.loads(row["residual"]) for row in plan.collect()}
     assert residuals == {
-        "a1": True,
-        "a2": True,
-        "b": {"type": "in", "term": "id", "values": list(VALUES)},
+        "x:a1": True,
+        "x:a2": True,
+        "x:b": {"type": "in", "term": "id", "values": list(VALUES)},
     }
     assert not re.search(r"4998, ?4999", described(plan))
 

@@ -88,8 +88,8 @@ def test_rows_of_a_null_struct_are_deleted_by_a_null_key(
         counts = {"value_count": values, "null_value_count": 0}
         return stats("a") | {"4": {"lower_bound": lower, "upper_bound": upper, **counts}}
 
-    tree.snapshot(added=[data("d1", content_stats=of_x(1, 5, of_data))])
-    eq = equality_deletes("eq", content_stats=of_x(6, 9, of_delete)).with_fields(equality_ids=[4])
-    tree.snapshot(existing=[data("d1", content_stats=of_x(1, 5, of_data))], added=[eq])
+    tree.snapshot(added=[data("x:d1", content_stats=of_x(1, 5, of_data))])
+    eq = equality_deletes("x:eq", content_stats=of_x(6, 9, of_delete)).with_fields(equality_ids=[4])
+    tree.snapshot(existing=[data("x:d1", content_stats=of_x(1, 5, of_data))], added=[eq])
     (planned,) = tree.load(spark).scan().plan_files().select("deletes.file_path").collect()
-    assert planned["file_path"] == (["eq"] if applies else [])
+    assert planned["file_path"] == (["x:eq"] if applies else [])

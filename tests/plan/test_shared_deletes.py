@@ -104,11 +104,11 @@ class Model:
         some files have a vector, or position deletes of their own."""
         tuples = {"partition": {"part": f"p{number}"}}
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
-        of_partition = self.deletes(f"eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
+        of_partition = self.deletes(f"x:eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
         of_partition = of_partition if EQUALITY in self.kinds else []
         sequences = sorted(self.rng.randrange(1, LATEST) for _ in range(self.rng.choice((0, 0, 1, 3))))
         sequences = sequences if POSITIONS in self.kinds else []
-        positions = {f"pos{number}.{place}": sequence for place, sequence in enumerate(sequences)}
+        positions = {f"x:pos{number}.{place}": sequence for place, sequence in enumerate(sequences)}
         for place in range(4):
             path, sequence, stats = f"file:///t/{number}.{place}", self.rng.randrange(1, 5), self.stats()
             groups = (sorted(group, key=lambda delete: delete.sequence) for group in (everywhere, of_partition))
@@ -120,8 +120,8 @@ class Model:
             else:
                 names += [name for name, of_name in positions.items() if of_name >= sequence]
             if kind > 0.8 and OF_FILES in self.kinds:
-                self.add(1, 1, position_deletes(f"of{number}.{place}", LATEST, referenced_data_file=path, **tuples))
-                names.append(f"of{number}.{place}")
+                self.add(1, 1, position_deletes(f"x:of{number}.{place}", LATEST, referenced_data_file=path, **tuples))
+                names.append(f"x:of{number}.{place}")
             self.add(0, 1, data(path, sequence, **metrics(stats), **tuples))
             self.expected[path] = names
         self.add(1, 1, *(delete.entry(**tuples) for delete in of_partition))
@@ -153,7 +153,7 @@ def test_random_groups(
     if size == MANY:
         limit(monkeypatch, broadcast_deletes=0)
     model, table = Model(random.Random(seed), frozenset(kinds)), HandmadeTable(tmp_path)
-    everywhere = model.deletes("every", seed + 1, (LONG,)) if EVERYWHERE in kinds else []
+    everywhere = model.deletes("x:every", seed + 1, (LONG,)) if EVERYWHERE in kinds else []
     for number in range(300 if soak else 40):
         model.partition(number, everywhere)
     model.add(1, 0, *(delete.entry() for delete in everywhere))
@@ -163,7 +163,7 @@ def test_random_groups(
     assert deletes(table, spark) == model.expected
 
 
-@pytest.mark.parametrize("place", [(1, {"partition": {"part": "x"}}), (0, {})])
+@pytest.mark.parametrize("place", [(1, {"partition": {"part": "x:x"}}), (0, {})])
 def test_a_group_that_applies_as_a_whole_is_not_looked_at(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: tuple[int, dict[str, Any]]
 ) -> None:
@@ -171,16 +171,18 @@ def test_a_group_that_applies_as_a_whole_is_not_looked_at(
     limit(monkeypatch, driver_pairs=-1)
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
     monkeypatch.setattr(attach, "may_share_values", lambda *_: looked_at)
-    table = HandmadeTable(tmp_path).add(0, spec_id, data("a", 1, **long_bounds(1, 9), **tuples))
-    both = (equality_deletes(name, 2, **long_bounds(low, low + 5), **tuples) for name, low in (("one", 1), ("two", 4)))
+    table = HandmadeTable(tmp_path).add(0, spec_id, data("x:a", 1, **long_bounds(1, 9), **tuples))
+    both = (
+        equality_deletes(name, 2, **long_bounds(low, low + 5), **tuples) for name, low in (("x:one", 1), ("x:two", 4))
+    )
     table.add(1, spec_id, *both)
-    assert deletes(table, spark) == {"a": ["one", "two"]}
-    table.add(0, spec_id, data("b", 1, **long_bounds(7, 9), **tuples))
+    assert deletes(table, spark) == {"x:a": ["x:one", "x:two"]}
+    table.add(0, spec_id, data("x:b", 1, **long_bounds(7, 9), **tuples))
     with pytest.raises(PySparkException, match="a delete is looked at"):
         deletes(table, spark)
 
 
-@pytest.mark.parametrize("place", [(1, {"partition": {"part": "x"}}), (0, {})])
+@pytest.mark.parametrize("place", [(1, {"partition": {"part": "x:x"}}), (0, {})])
 def test_a_group_that_is_older_than_a_file_is_not_looked_at(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: tuple[int, dict[str, Any]]
 ) -> None:
@@ -189,10 +191,10 @@ def test_a_group_that_is_older_than_a_file_is_not_looked_at(
     limit(monkeypatch, driver_pairs=-1)
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")
     monkeypatch.setattr(attach, "_overlapping", lambda group, *_: sql.filter(group, lambda _: looked_at))
-    table = HandmadeTable(tmp_path).add(0, spec_id, data("old", 2, **tuples), data("new", 4, **tuples))
-    table.add(1, spec_id, equality_deletes("eq", 4, **tuples))
-    assert deletes(table, spark) == {"old": ["eq"], "new": []}
-    table.add(0, spec_id, data("between", 3, **tuples)).add(1, spec_id, equality_deletes("eq 3", 3, **tuples))
+    table = HandmadeTable(tmp_path).add(0, spec_id, data("x:old", 2, **tuples), data("x:new", 4, **tuples))
+    table.add(1, spec_id, equality_deletes("x:eq", 4, **tuples))
+    assert deletes(table, spark) == {"x:old": ["x:eq"], "x:new": []}
+    table.add(0, spec_id, data("x:between", 3, **tuples)).add(1, spec_id, equality_deletes("x:eq 3", 3, **tuples))
     with pytest.raises(PySparkException, match="a delete is looked at"):
         deletes(table, spark)
 
@@ -209,10 +211,10 @@ def test_groups_of_one_hash(
         limit(monkeypatch, broadcast_deletes=0)
     monkeypatch.setattr(keys, "_hash", lambda _: sql.lit(1).cast("bigint"))
     x, y = ({"partition": {"part": part}} for part in "xy")
-    table = HandmadeTable(tmp_path).add(0, 1, data("x", 1, **x), data("y", 1, **y)).add(0, 0, data("none", 1))
+    table = HandmadeTable(tmp_path).add(0, 1, data("x:x", 1, **x), data("x:y", 1, **y)).add(0, 0, data("x:none", 1))
     if everywhere:
-        table.add(1, 0, equality_deletes("one", 2), equality_deletes("two", 3))
-        assert deletes(table, spark) == {path: ["one", "two"] for path in ("x", "y", "none")}
+        table.add(1, 0, equality_deletes("x:one", 2), equality_deletes("x:two", 3))
+        assert deletes(table, spark) == {path: ["x:one", "x:two"] for path in ("x:x", "x:y", "x:none")}
     else:
-        table.add(1, 1, equality_deletes("one", 2, **x), equality_deletes("two", 3, **x))
-        assert deletes(table, spark) == {"x": ["one", "two"], "y": [], "none": []}
+        table.add(1, 1, equality_deletes("x:one", 2, **x), equality_deletes("x:two", 3, **x))
+        assert deletes(table, spark) == {"x:x": ["x:one", "x:two"], "x:y": [], "x:none": []}

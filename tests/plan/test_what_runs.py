@@ -67,9 +67,9 @@ def table(tmp_path: Path) -> HandmadeTable:
     """Two data manifests, of the partitions x and y, and one of deletion vectors of both."""
     table = HandmadeTable(tmp_path, summaries=True)
     for part in "xy":
-        table.add(0, 1, *(data(f"{part}{number}", partition={"part": part}, **long_bounds(number, number))
+        table.add(0, 1, *(data(f"x:{part}{number}", partition={"part": part}, **long_bounds(number, number))
                          for number in range(3)))  # fmt: skip
-    table.add(1, 1, *(deletion_vector(f"{part}1", partition={"part": part}) for part in "xy"))
+    table.add(1, 1, *(deletion_vector(f"x:{part}1", partition={"part": part}) for part in "xy"))
     return table
 
 

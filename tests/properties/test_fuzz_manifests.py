@@ -16,6 +16,7 @@ from sparkmeta.entries.inherit import ManifestContext
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import SparkmetaError
+from sparkmeta.spec.locations import Locations
 from tests.avro.avro_files import SEQUENCES, avro_file, data_file, entry, entry_schema, field, pairs
 from tests.avro.decoders import decoded
 from tests.avro.test_manifest_list import V2, listed
@@ -50,7 +51,7 @@ def manifest_list(codec: str) -> bytes:
 
 
 def decode_list(data: bytes) -> Any:
-    return decode_manifest_list(data, "file:///list.avro")
+    return decode_manifest_list(data, "file:///list.avro", Locations("file:///t", 4))
 
 
 def decode_entries(data: Data) -> Any:

@@ -38,7 +38,7 @@ ORDINALS = ({1, 5, 900}, {*range(300), 70_000, 70_002})
 
 def leaf() -> bytes:
     rows = [
-        {**data(f"d{number}", f"p{number % 5}", number, content_stats=stats("x", (number, number + 9))).row,
+        {**data(f"x:d{number}", f"p{number % 5}", number, content_stats=stats("x", (number, number + 9))).row,
          "version_info": {"status": 1}}
         for number in range(300)
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def test_mutated_puffin_files(soak: bool) -> None:
 def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool) -> None:
     """With Spark's reader and a deletion vector: the right plan, or an error that names the file."""
     tree = TreeTable(tmp_path / "t", BY_PART)
-    m1 = tree.leaf("m1", *(data(f"d{number}", f"p{number % 5}") for number in range(100)))
+    m1 = tree.leaf("m1", *(data(f"x:d{number}", f"p{number % 5}") for number in range(100)))
     mask = tree.mask(m1, {3, 70}, puffin=True)
     tree.snapshot(added=[m1, mask])
     table, counts = tree.load(spark), Counter[str]()

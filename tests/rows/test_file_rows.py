@@ -24,6 +24,7 @@ from sparkmeta.rows.file_deletes import KeySet
 from sparkmeta.rows.file_rows import METADATA_COLUMNS, FileRows
 from sparkmeta.rows.resolve import Column
 from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.write.vector_tasks import read_masks
 from tests.rows.files import with_ids, write, write_position_deletes, write_vector
@@ -60,7 +61,8 @@ PLANNED = pa.schema(
     ]
 )
 ID = Column("id", 1, "long")
-ROWS = FileRows(ExecutorReader(), (ID,), (), (), pa.schema([("id", pa.int64())]), None, {0: {}, 1: {9: 0}})
+LOCATIONS = Locations("/t", 4)
+ROWS = FileRows(ExecutorReader(), LOCATIONS, (ID,), (), (), pa.schema([("id", pa.int64())]), None, {0: {}, 1: {9: 0}})
 
 
 def part(path: Path | str, rows: int = -1, **more: Any) -> dict[str, Any]:
@@ -614,7 +616,7 @@ def test_writers_of_deletes_check_where_older_vectors_are(tmp_path: Path, change
     kinds = {"location": pa.string(), "file_format": pa.string(), "vectors": pa.list_(pa.struct([*schema]))}
     batch = pa.RecordBatch.from_pylist([unit], pa.schema([*kinds.items()]))
     with pytest.raises(CorruptFileError, match=message):
-        list(read_masks(ExecutorReader({}), [batch]))
+        list(read_masks(ExecutorReader({}), LOCATIONS, [batch]))
 
 
 def test_position_deletes_of_another_file(tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[in
 
 def _content_files(state: TableState, manifests: DataFrame, schema: pa.Schema) -> DataFrame:
     """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`."""
-    read = ContentReader(task_reader(state), state.types.tree_types if state.has_trees else None, schema)
+    trees = state.types.tree_types if state.has_trees else None
+    read = ContentReader(task_reader(state), trees, state.types.locations, schema)
     return map_arrow(manifests.where(_IS_READABLE).repartition(read_tasks(state.spark)), read, schema)
 
 
@@ -181,7 +182,7 @@ def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
 
 def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int]) -> DataFrame:
     """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
-    read = ListReader(reader, state.types.tree_types if state.has_trees else None)
+    read = ListReader(reader, state.types.tree_types if state.has_trees else None, state.types.locations)
     lists = local_frame(state.spark, _snapshots(state.metadata, expired)).repartition(read_tasks(state.spark))
     rows = map_arrow(lists, read, LISTED)
     inline = [*_inline_lists(state.metadata, expired)]

@@ -24,6 +24,7 @@ from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dv
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, is_live, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.ranges import read_ahead
 
@@ -90,10 +91,12 @@ class ListReader:
 
     Attributes:
         trees: the types of the table's V4 manifests; None if it has none.
+        locations: resolves the locations in lists and roots.
     """
 
     reader: ExecutorReader
     trees: TreeTypes | None
+    locations: Locations
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the lists of snapshots, rows of `SNAPSHOTS`, and the manifests in them, as `LISTED`.
@@ -116,11 +119,11 @@ class ListReader:
         file = {"path": [location], "length": [len(data)]}
         if self.trees is None or not data.startswith(_MAGIC):
             yield listed(LIST, file, retained=retained)
-            yield listed_manifests(decode_manifest_list(data, location), retained=retained)
+            yield listed_manifests(decode_manifest_list(data, location, self.locations), retained=retained)
             return
         stamp = (row["snapshot_id"], row["sequence_number"] or 0)
         fields = stats_of_fields(self.trees.sources)
-        root = read_root(data, self.trees.stats, self.trees.spec_fields, location, stamp, fields)
+        root = read_root(data, self.trees.stats, self.trees.spec_fields, location, stamp, self.locations, fields)
         inherited = {name: [row[name]] for name in ("sequence_number", "snapshot_id")}
         yield listed(ROOT, file | inherited | {"spec_id": [_spec_id(root)]}, retained=retained)
         yield listed(MANIFEST, _leaves(root), retained=retained)
@@ -190,11 +193,13 @@ class ContentReader:
     """Reads the live files of manifests. Picklable.
 
     Attributes:
+        locations: resolves the locations in manifests.
         schema: the columns of `REACHED` to return.
     """
 
     reader: ExecutorReader
     trees: TreeTypes | None
+    locations: Locations
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -225,7 +230,7 @@ class ContentReader:
         return data, None if dvs is None else dvs[0]
 
     def _entries(self, data: Data, row: Mapping[str, Any], dv: Mapping[str, Any] | None) -> Iterator[pa.RecordBatch]:
-        batches = decode(data, _part(row), self._projection, self.trees)
+        batches = decode(data, _part(row), self._projection, self.trees, self.locations)
         if dv is None:
             yield from batches
             return

@@ -24,7 +24,7 @@ from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 
-LAYOUT = 3
+LAYOUT = 4
 """The version of the layout and of the decoded values of leaves, which is part of keys."""
 
 LEAF_SUFFIX, TYPES_SUFFIX = ".parquet", ".json"

@@ -21,6 +21,7 @@ from sparkmeta.avro.schema import manifest_schema
 from sparkmeta.columns.bounds import bound_arrow_type, inverted
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.inherit import ManifestContext
+from sparkmeta.entries.locations import with_locations
 from sparkmeta.entries.metrics_maps import stats_of_maps
 from sparkmeta.entries.parts import ManifestPart
 from sparkmeta.entries.projection import (
@@ -44,6 +45,7 @@ from sparkmeta.manifests.cache.layout import (
 )
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ROW_ID_OFFSET
+from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.stats import BOUNDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.location import join
@@ -52,6 +54,8 @@ MOST_BYTES = 32 << 20
 """Longer parts of manifests are not cached, since encoding a leaf takes about ten times as much memory."""
 
 _FIRST_ROW_ID = 142
+# A leaf has no relative locations, which readers of different tables would resolve differently.
+_ABSOLUTE = Locations("", 3)
 # Entries inherit no snapshot id or sequence number, and row ids are counted from zero.
 _NOTHING_INHERITED = ManifestContext(None, None, 0)
 
@@ -108,7 +112,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecT
         tuples: the partition fields of the table's specs.
 
     Raises:
-        CorruptFileError: a field can't be decoded, or a lower bound is above the upper one.
+        CorruptFileError: a field can't be decoded, a location is relative, or a lower bound is above the upper one.
     """
     columns = [*FILE_COLUMNS, *METRICS_MAP_IDS]
     projection = EntryProjection.of(columns, _known(types.partition), spec_tuples=tuples)
@@ -142,13 +146,14 @@ def _refuse_inverted(
 def _decoded(data: Data, part: ManifestPart, projection: EntryProjection) -> tuple[pa.Table, pa.ChunkedArray]:
     """Return entries without inherited first row ids, and the row id offsets of those without one."""
     builder = EntryBuilder(replace(part, context=_NOTHING_INHERITED), projection)
-    batches, offsets = [], []
+    batches: list[pa.RecordBatch] = []
+    offsets = []
     for ordinals, records in decode_records(data, part, projection):
         batch = builder.batch(ordinals, records)
         place = batch.schema.get_field_index("first_row_id")
         ids = records.values(_FIRST_ROW_ID, pa.int64())
         offsets.append(pc.if_else(ids.is_null(), batch.column(place), pa.scalar(None, pa.int64())))
-        batches.append(batch.set_column(place, "first_row_id", ids))
+        batches.extend(with_locations([batch.set_column(place, "first_row_id", ids)], _ABSOLUTE, part.location))
     table = pa.Table.from_batches(batches, projection.schema).drop_columns([MANIFEST])
     return table, pa.chunked_array(offsets, pa.int64())
 

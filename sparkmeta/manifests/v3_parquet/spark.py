@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
+from sparkmeta.entries.locations import with_locations
 from sparkmeta.entries.parts import PART_SCHEMA, part_of
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import EntryBuilder, projected_fields
@@ -31,6 +32,7 @@ from sparkmeta.spec.entry import (
     STATS_SOURCES,
     V3_ENTRY_PATHS,
 )
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.location import PATH_KEY, spark_path_key
 from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
@@ -54,12 +56,16 @@ PartitionNames = Mapping[int, Sequence[tuple[int, str]]]
 
 
 def read_parquet_entries(
-    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames, places: Locations
 ) -> DataFrame:
     """Return every physical entry of Parquet manifests as a lazy DataFrame of `projection.schema`.
 
     Args:
+        spark: the session.
         parts: rows of `PART_SCHEMA`, one per manifest. Manifests of each spec are read together, since tuples differ.
+        projection: the columns to return.
+        names: the names of partition fields.
+        places: resolves the locations in manifests.
     """
     if unknown := [field_id for field_id, type_name in projection.partition if type_name == ANY]:
         path = parts.column("location")[0].as_py()
@@ -71,7 +77,7 @@ def read_parquet_entries(
     raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
-    entries = map_arrow(raw, partial(_build, projection), projection.schema)
+    entries = map_arrow(raw, partial(_build, projection, places), projection.schema)
     locations = parts.column("location").to_pylist()
     return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
 
@@ -126,7 +132,9 @@ def _field(path: str, alias: str) -> Column:
     return column
 
 
-def _build(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _build(
+    projection: EntryProjection, places: Locations, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Yield batches of entries of one manifest. A manifest's row id counter continues from batch to batch."""
     builder: EntryBuilder | None = None
     for batch in batches:
@@ -134,7 +142,8 @@ def _build(projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> It
             part = part_of(_row(run))
             if builder is None or builder.part.manifest != part.manifest:
                 builder = EntryBuilder(part, projection)
-            yield builder.batch(run.column("ordinal"), ArrowRecords(run))
+            entries = builder.batch(run.column("ordinal"), ArrowRecords(run))
+            yield from with_locations([entries], places, part.location)
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -14,12 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.counts import FILE_COUNTS, sums
+from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, ContentType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+    from sparkmeta.spec.locations import Locations
 
 LEAVES = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 FILES = (ContentType.DATA, ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
@@ -114,6 +117,7 @@ def read_root(
     specs: Collection[int],
     location: str,
     snapshot: tuple[int, int],
+    locations: Locations,
     fields: Mapping[int, int] | None = None,
 ) -> Root:
     """Read and check a root manifest, with inheritance applied.
@@ -122,12 +126,13 @@ def read_root(
         stats: the Iceberg types of columns and expressions that have stats.
         specs: the ids of the table's partition specs.
         snapshot: the id and sequence number of the root's snapshot.
+        locations: resolves the locations in the root.
         fields: see `read_manifest`.
 
     Raises:
         CorruptFileError: not a root, or an entry breaks a rule of the field matrix (see docs/layout.md).
     """
-    root = read_unchecked_root(data, stats, location, snapshot, fields)
+    root = read_unchecked_root(data, stats, location, snapshot, locations, fields)
     check_root(root.table, specs, location)
     return root
 
@@ -137,11 +142,12 @@ def read_unchecked_root(
     stats: StatsTypes,
     location: str,
     snapshot: tuple[int, int],
+    locations: Locations,
     fields: Mapping[int, int] | None = None,
     *,
     as_written: bool = False,
 ) -> Root:
-    """Read a root manifest without checking its entries.
+    """Read a root manifest without checking its entries; see `read_root`.
 
     Args:
         as_written: see `EntryProjection`.
@@ -150,7 +156,7 @@ def read_unchecked_root(
     content = properties.get(CONTENT_KEY)
     if content != ROOT:
         raise CorruptFileError(location, CONTENT_KEY, content, "the file is not a root manifest")
-    return Root(location, _inherited(table, *snapshot), properties)
+    return Root(location, table_with_locations(_inherited(table, *snapshot), locations, location), properties)
 
 
 def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
@@ -294,6 +300,9 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     check.not_negative("file_size_in_bytes")
     location = check.table.column("location")
     check.refuse("location", location, pc.and_(one_of(check.table, FILES), pc.equal(location, "")), "it is empty")
+    for name in ENTRY_LOCATIONS:
+        values = check.table.column(name)
+        check.refuse(name, values, is_relative(values), "it is not absolute")
     ids = check.table.column("equality_ids")
     known = set(columns)
     if ids.null_count < len(ids):

@@ -9,6 +9,7 @@ import io
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.parts import part_of
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.manifests.deletion_vectors import mask_flags
@@ -24,6 +26,7 @@ from sparkmeta.manifests.v4.layout import OpenManifest, open_manifest
 from sparkmeta.manifests.v4.types import TreeTypes, stats_of_fields
 
 if TYPE_CHECKING:
+    from sparkmeta.spec.locations import Locations
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
 
@@ -37,6 +40,7 @@ class LeafSearch:
         values: the values to find, sorted and distinct.
         projection: the columns to return, without metrics maps.
         types: the types of the table's V4 manifests.
+        locations: resolves the locations in leaves.
         masks: small id of a leaf -> its deletion vector, a row of `DV_SCHEMA`.
         files: opens leaves, and Puffin files with their deletion vectors.
     """
@@ -45,6 +49,7 @@ class LeafSearch:
     values: Sequence[str]
     projection: EntryProjection
     types: TreeTypes
+    locations: Locations
     masks: Mapping[int, Mapping[str, Any]]
     files: ExecutorReader | Files
 
@@ -63,21 +68,29 @@ class LeafSearch:
         if len(ordinals) and mask is not None:
             unmasked = ~mask_flags(mask, self.files)[ordinals]
             rows, ordinals = rows.filter(pa.array(unmasked)), ordinals[unmasked]
+        rows = table_with_locations(rows, self.locations, unit["location"])
+        is_named = pc.is_in(rows.column(self.column), pa.array(self.values, pa.string()))
+        rows, ordinals = rows.filter(is_named), ordinals[is_named.to_numpy()]
         return entries_of_rows(rows, pa.array(ordinals, pa.int64()), part_of(unit), self.projection, self.types)
+
+    @cached_property
+    def _spellings(self) -> list[str]:
+        """The values as leaves may spell them, sorted."""
+        return sorted({*self.values, *map(self.locations.relativize, self.values)})
 
     def _may_hold(self, manifest: OpenManifest, group: int) -> bool:
         bounds = manifest.bounds(group, self.column)
         if bounds is None:
             return True
-        place = bisect_left(self.values, bounds[0])
-        return place < len(self.values) and self.values[place] <= bounds[1]
+        place = bisect_left(self._spellings, bounds[0])
+        return place < len(self._spellings) and self._spellings[place] <= bounds[1]
 
     def _matching(self, manifest: OpenManifest, groups: list[int]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         """Return the matching rows of `tree_schema` and their ordinals.
 
         Other columns are read only from row groups with a match.
         """
-        values = pa.array(self.values, pa.string())
+        values = pa.array(self._spellings, pa.string())
         matches: dict[int, np.ndarray[Any, Any]] = {}
         for group in groups:
             column = whole(manifest.rows([group], {}, {self.column}).column(self.column))

@@ -18,10 +18,12 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.comparison import unpushed
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.arrays import narrowed
+from sparkmeta.entries.locations import ENTRY_LOCATIONS
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.manifests.v4.types import TupleSources
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import CONTENT_ENTRY, ROW_ID_OFFSET, FieldSpec, Status
+from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, ROW_ID_OFFSET, FieldSpec, Status
+from sparkmeta.spec.locations import SCHEME, Locations
 from sparkmeta.spec.stats import BOUNDS
 from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
 from sparkmeta.storage.reading import failing_if_skipped, read_parquet
@@ -40,7 +42,12 @@ _MANIFEST = sql.col(MANIFEST)
 
 
 def read_leaf_entries(
-    spark: SparkSession, leaves: pa.Table, projection: EntryProjection, tuples: TupleSources, widened: Collection[int]
+    spark: SparkSession,
+    leaves: pa.Table,
+    projection: EntryProjection,
+    tuples: TupleSources,
+    widened: Collection[int],
+    locations: Locations,
 ) -> DataFrame:
     """Return every physical entry of V4 leaves as a lazy DataFrame of `projection.schema`.
 
@@ -52,15 +59,16 @@ def read_leaf_entries(
         projection: the columns to return, without metrics maps.
         tuples: the stats that hold partition values.
         widened: ids of stats of decimals that may have a lower precision in some leaves.
+        locations: resolves the locations in leaves.
     """
     fields = _read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     read = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
-    columns = entry_columns(projection, tuples, read.inherited, read.manifest, widened)
+    columns = entry_columns(projection, tuples, read.inherited, read.manifest, widened, locations)
     entries = read.frame.selectExpr(*sql.texts(columns))
-    locations = leaves.column("location").to_pylist()
-    return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
+    paths = leaves.column("location").to_pylist()
+    return failing_if_skipped(spark, entries, paths, spark_schema(projection.schema))
 
 
 def read_rows(
@@ -93,6 +101,7 @@ def entry_columns(
     inherited: Sql | None,
     manifest: Sql = _MANIFEST,
     widened: Collection[int] = (),
+    locations: Locations | None = None,
 ) -> list[Aliased]:
     """Return the columns of `projection`, over rows of the V4 layout with `ordinal`.
 
@@ -103,8 +112,9 @@ def entry_columns(
             they inherit nothing.
         manifest: the small id of the rows' manifest.
         widened: ids of stats of decimals that Spark must not push into Parquet.
+        locations: resolves the rows' locations; None if they are absolute.
     """
-    columns = [_column(name, inherited).alias(name) for name in projection.columns]
+    columns = [_column(name, inherited, locations).alias(name) for name in projection.columns]
     if projection.partition:
         fields = [
             _partition_value(field_id, kind, tuples, widened).alias(str(field_id))
@@ -112,14 +122,22 @@ def entry_columns(
         ]
         columns.append(sql.struct(*fields).alias(PARTITION))
     if projection.stats:
-        structs = [_stats(field_id, kind, widened).alias(str(field_id)) for field_id, kind in projection.stats]
+        structs = [
+            _stats(field_id, kind, widened, locations).alias(str(field_id)) for field_id, kind in projection.stats
+        ]
         columns.append(sql.struct(*structs).alias(CONTENT_STATS))
     return [*columns, manifest.alias(MANIFEST), sql.col(ORDINAL).alias(ORDINAL)]
 
 
-def _stats(field_id: int, type_name: str, widened: Collection[int]) -> Sql:
+def _stats(field_id: int, type_name: str, widened: Collection[int], locations: Locations | None = None) -> Sql:
     """Return the stats of a column."""
     stats = sql.col(f"{CONTENT_STATS}.`{field_id}`")
+    if field_id == DELETE_FILE_PATH_ID and locations is not None:
+        children = (
+            (resolved(stats[name], locations) if name in BOUNDS else stats[name]).alias(name)
+            for name in stats_struct(bound_arrow_type(type_name)).names
+        )
+        return sql.when(stats.isNotNull(), sql.struct(*children))
     if field_id not in widened or not type_name.startswith("decimal"):
         return stats
     values = (
@@ -129,7 +147,23 @@ def _stats(field_id: int, type_name: str, widened: Collection[int]) -> Sql:
     return sql.when(stats.isNotNull(), sql.struct(*values))
 
 
-def _column(name: str, inherited: Sql | None) -> Sql:
+def resolved(location: Sql, locations: Locations) -> Sql:
+    """Return the absolute form of a location of format version 4; see `Locations.resolve`.
+
+    Spark compares the beginnings that nearly all locations have much faster than it matches the pattern.
+    """
+    relative = sql.concat(locations.folder, location)
+    cases = sql.when(location.startswith(locations.folder), location)
+    cases = cases.when(location.startswith("data/") | location.startswith("metadata/"), relative)
+    cases = cases.when(sql.call("rlike", location, f"{SCHEME}|^$"), location)
+    if locations.rooted != locations.folder:
+        cases = cases.when(location.startswith("/"), sql.concat(locations.rooted, location))
+    return cases.otherwise(relative)
+
+
+def _column(name: str, inherited: Sql | None, locations: Locations | None) -> Sql:
+    if name in ENTRY_LOCATIONS and locations is not None:
+        return resolved(sql.col(name), locations)
     if name == "file_format":
         return _file_format(sql.col(name))
     if name == "version_info" and inherited is not None:

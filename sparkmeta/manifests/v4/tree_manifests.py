@@ -24,6 +24,7 @@ from sparkmeta.manifests.deletion_vectors import manifest_dvs
 from sparkmeta.manifests.v4.root import Root, read_root, version
 from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_fields
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType
+from sparkmeta.spec.locations import Locations
 
 IN_ROOT = "ROOT"
 """The file format of manifests that represent the root's own files."""
@@ -192,7 +193,9 @@ def tree_manifest_files(
     return pa.concat_tables([table, pa.Table.from_pylist([row for row in rows if row], schema=MANIFEST_FILE_SCHEMA)])
 
 
-def listed_root(data: bytes, location: str, snapshot: tuple[int, int], types: TreeTypes) -> pa.RecordBatch:
+def listed_root(
+    data: bytes, location: str, snapshot: tuple[int, int], types: TreeTypes, locations: Locations
+) -> pa.RecordBatch:
     """Return a root as rows of a manifest list: its leaves, and the root itself if it has files.
 
     Args:
@@ -200,11 +203,13 @@ def listed_root(data: bytes, location: str, snapshot: tuple[int, int], types: Tr
         location: the file's location.
         snapshot: the id and sequence number of the root's snapshot.
         types: the types of the table's V4 manifests.
+        locations: resolves the locations in the root.
 
     Raises:
         CorruptFileError: not a root.
     """
-    root = read_root(data, types.stats, types.spec_fields, location, snapshot, stats_of_fields(types.sources))
+    fields = stats_of_fields(types.sources)
+    root = read_root(data, types.stats, types.spec_fields, location, snapshot, locations, fields)
     table = tree_manifest_files(root, types.spec_fields, types.sources, with_root=True)
     return table.combine_chunks().to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], table.schema)
 

@@ -90,8 +90,8 @@ class DeleteRewrite:
             "record_count",
         )  # fmt: skip
         units = self.entries.groupBy("location", "file_format").agg(F.collect_list(vector).alias("vectors"))
-        reader = task_reader(state)
-        masks = map_arrow(units.repartition(read_tasks(state.spark)), partial(read_masks, reader), MASK_SCHEMA)
+        read = partial(read_masks, task_reader(state), state.types.locations)
+        masks = map_arrow(units.repartition(read_tasks(state.spark)), read, MASK_SCHEMA)
         return masks.join(_applied(state), ["delete_path", "data_path"])
 
     def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:

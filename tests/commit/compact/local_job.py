@@ -25,6 +25,7 @@ from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_behind
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.locations import Locations
 from tests.commit.tree_model import Reading, Store, key_of
 
 
@@ -143,7 +144,12 @@ def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int
     types = TreeTypes(stats, frozenset(stats), {}, dict.fromkeys(scope.sources, ()))
     state: Any = SimpleNamespace(
         metadata=metadata,
-        types=SimpleNamespace(tuple_sources=dict.fromkeys(scope.sources, ()), stats_types=stats, tree_types=types),
+        types=SimpleNamespace(
+            tuple_sources=dict.fromkeys(scope.sources, ()),
+            stats_types=stats,
+            tree_types=types,
+            locations=Locations("/t", 4),
+        ),
         files=None,
         spark=LocalFrame.sparkSession,
     )

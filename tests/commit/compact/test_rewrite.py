@@ -17,6 +17,7 @@ from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import tree_schema, write_manifest
 from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.locations import Locations
 from tests.trees import data
 
 
@@ -56,7 +57,7 @@ def test_a_leaf_of_fewer_entries_than_its_root_counts_is_refused() -> None:
     form: Any = SimpleNamespace(stats={}, schema=tree_schema({}))
     leaf = {"location": "leaf", "snapshot_id": 1, "sequence_number": 1, "first_row_id": None, "masked": 0}
     leaf |= {"file_format": None, "partition_spec_id": 0}
-    rewriting = Rewriting(reader, form, TreeTypes({}, frozenset(), {0: []}, {0: []}), {}, 1.0)
+    rewriting = Rewriting(reader, form, TreeTypes({}, frozenset(), {0: []}, {0: []}), Locations("/t", 4), {}, 1.0)
     assert [len(table) for table in rewriting.live_entries([leaf | {"record_count": 1}])] == [1]
     with pytest.raises(CorruptFileError, match="leaf: entries is 1: the root's entry for the leaf counts 2 entries"):
         list(rewriting.live_entries([leaf | {"record_count": 2}]))

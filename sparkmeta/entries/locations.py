@@ -1,0 +1,100 @@
+"""Resolve the locations in entries and other Arrow data; see `spec.locations`. Without Spark: tasks import this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
+from sparkmeta.spec.locations import SCHEME, Locations
+
+ENTRY_LOCATIONS = ("location", "referenced_file")
+"""The fields of a content entry that name files."""
+
+PATH_BOUNDS = ("lower_bound", "upper_bound")
+"""The stats of a position delete file's `file_path` that name data files."""
+
+
+def resolved(values: pa.Array, locations: Locations, file: str, field: str) -> pa.Array:
+    """Return absolute locations; see `Locations.resolve`. Values may be dictionary-encoded, or null."""
+    if pa.types.is_dictionary(values.type):
+        dictionary = resolved(values.dictionary, locations, file, field)
+        return values if dictionary is values.dictionary else pa.DictionaryArray.from_arrays(values.indices, dictionary)
+    if _all(pc.starts_with(values, locations.folder)):
+        return values
+    prefixes = _prefixes(values, locations)
+    if locations.relative is None and prefixes.null_count > values.null_count:
+        wrong = values.filter(pc.and_(prefixes.is_null(), values.is_valid()))
+        raise locations.error(wrong[0].as_py(), file, field)
+    if _all(pc.equal(prefixes, "")):
+        return values
+    return pc.binary_join_element_wise(prefixes, values, "").cast(values.type)
+
+
+def _prefixes(values: pa.Array, locations: Locations) -> pa.Array:
+    """Return what comes before each location; null for null, and for relative ones that are an error."""
+    is_complete = pc.match_substring_regex(values, SCHEME)
+    if locations.relative is not None:
+        is_complete = pc.or_(is_complete, pc.equal(values, ""))
+    relative = pa.scalar(locations.relative, pa.string())
+    prefixes = pc.if_else(pc.starts_with(values, "/"), pa.scalar(locations.rooted), relative)
+    return pc.if_else(is_complete, pa.scalar(""), prefixes)
+
+
+def is_relative(values: pa.Array) -> pa.Array:
+    """Return which locations are neither absolute nor empty."""
+    return pc.invert(pc.match_substring_regex(values, f"{SCHEME}|^/|^$"))
+
+
+def _all(flags: pa.Array) -> bool:
+    return pc.all(flags).as_py() is not False
+
+
+def with_locations(batches: Iterable[pa.RecordBatch], locations: Locations, file: str) -> Iterator[pa.RecordBatch]:
+    """Yield entries of a manifest with absolute locations."""
+    for batch in batches:
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        arrays = [*_resolved_columns(columns, locations, file).values()]
+        yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def table_with_locations(table: pa.Table, locations: Locations, file: str) -> pa.Table:
+    """Return entries of a manifest with absolute locations."""
+    columns = {name: whole(table.column(name)) for name in table.column_names}
+    return pa.Table.from_arrays([*_resolved_columns(columns, locations, file).values()], schema=table.schema)
+
+
+def _resolved_columns(columns: Mapping[str, pa.Array], locations: Locations, file: str) -> dict[str, pa.Array]:
+    changed = dict(columns)
+    for name in ENTRY_LOCATIONS:
+        if name in changed:
+            changed[name] = resolved(changed[name], locations, file, name)
+    if CONTENT_STATS in changed:
+        changed[CONTENT_STATS] = _with_path_bounds(changed[CONTENT_STATS], locations, file)
+    return changed
+
+
+def _with_path_bounds(stats: pa.StructArray, locations: Locations, file: str) -> pa.StructArray:
+    """Return `content_stats` in which the bounds of paths in position delete files are absolute."""
+    names = stats.type.names
+    if str(DELETE_FILE_PATH_ID) not in names:
+        return stats
+    place = names.index(str(DELETE_FILE_PATH_ID))
+    structs = stats.flatten()
+    paths = structs[place]
+    children = dict(zip(paths.type.names, paths.flatten(), strict=True))
+    field = f"{CONTENT_STATS}.{DELETE_FILE_PATH_ID}"
+    lower, upper = (children[name] for name in PATH_BOUNDS)
+    if locations.relative is None:
+        # Bounds that differ may be cut, and name no file.
+        named = pc.if_else(pc.equal(lower, upper), lower, pa.scalar(None, lower.type))
+        resolved(named, locations, file, f"{field}.{PATH_BOUNDS[0]}")
+        return stats
+    for name in PATH_BOUNDS:
+        children[name] = resolved(children[name], locations, file, f"{field}.{name}")
+    structs[place] = pa.StructArray.from_arrays([*children.values()], fields=list(paths.type), mask=paths.is_null())
+    return pa.StructArray.from_arrays(structs, fields=list(stats.type), mask=stats.is_null())
