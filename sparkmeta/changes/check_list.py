@@ -45,7 +45,8 @@ def check_list(state: TableState) -> DataFrame:
     frames = [local_frame(state.spark, pa.Table.from_pylist(found, schema=VIOLATIONS))]
     if len(manifests):
         projection = state.projection(CHECKED_COLUMNS)
-        checks = ManifestChecks(state.access.tasks, projection, state.types.column_types, state.metadata.format_version)
+        types, version = state.types, state.metadata.format_version
+        checks = ManifestChecks(state.access.tasks, projection, types.column_types, types.locations, version)
         frames.append(_by_tasks(state, checks.violations, VIOLATIONS))
         live = _by_tasks(state, checks.files, projection.schema).where(is_live().text)
         frames += [*_files_listed_twice(live), *_contradictory_vectors(state, live)]

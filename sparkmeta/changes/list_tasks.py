@@ -23,6 +23,7 @@ from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError, SparkmetaError
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType, Status
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
 CHECKED_COLUMNS = ("content_type", "location", "file_format", "version_info", "deletion_vector", "record_count",
@@ -42,12 +43,14 @@ class ManifestChecks:
         reader: opens them; None if Spark reads their content.
         projection: what is read of their entries.
         types: the ids of columns -> Iceberg types.
+        locations: resolves the locations in manifests.
         format_version: that of the table.
     """
 
     reader: ExecutorReader | None
     projection: EntryProjection
     types: Mapping[int, str]
+    locations: Locations
     format_version: int
 
     def violations(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,7 +69,7 @@ class ManifestChecks:
         for batch in batches:
             for row in batch.to_pylist():
                 try:
-                    entries = list(decode(self._data(row), row, self.projection, None))
+                    entries = list(decode(self._data(row), row, self.projection, None, self.locations))
                 except SparkmetaError:
                     continue
                 yield from entries
@@ -82,7 +85,7 @@ class ManifestChecks:
         try:
             data = self._data(row)
             yield from self._header(data, row)
-            batches = decode(data, row, self.projection, None)
+            batches = decode(data, row, self.projection, None, self.locations)
             entries = pa.Table.from_batches(batches, self.projection.schema).combine_chunks()
         except CorruptFileError as error:
             rule = "partition-spec" if error.field.startswith("partition.") else "manifest-content"

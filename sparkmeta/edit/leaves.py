@@ -57,8 +57,9 @@ def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
     Args:
         name: the prefix of the files' names.
     """
-    folder, writer = metadata_folder(state.metadata), executor_writer(state.files)
-    return LeafFormat(folder, name, state.types.stats_types, partition_stats(state), target_bytes, writer)
+    folder, writer, types = metadata_folder(state.metadata), executor_writer(state.files), state.types
+    sources, locations = partition_stats(state), types.locations
+    return LeafFormat(folder, name, types.stats_types, sources, target_bytes, writer, locations=locations)
 
 
 def partition_stats(state: TableState) -> dict[int, frozenset[int]]:

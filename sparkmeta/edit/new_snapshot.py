@@ -19,6 +19,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.snapshot import Snapshot
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import join
@@ -92,7 +93,9 @@ class NewSnapshot:
         self.names.written.update(self._of_change(change), (place["location"] for place in self.names.spilled.values()))
         self.names.used = locations.intersection(self.names.written)
         location = join(metadata_folder(metadata), f"{self.names.file('root')}.parquet")
-        state.files.write_new(location, write_root(table, base.properties))
+        revision = getattr(metadata, "layout_revision", None) or LAYOUT_REVISION
+        properties = {**base.properties, LAYOUT_REVISION_KEY: str(revision)}
+        state.files.write_new(location, write_root(table, properties, state.types.locations))
         fields = {
             "snapshot-id": stamp.snapshot_id,
             "sequence-number": stamp.sequence_number,

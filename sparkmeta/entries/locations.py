@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
-from sparkmeta.spec.locations import SCHEME, Locations
+from sparkmeta.spec.locations import LOCAL, SCHEME, Locations
 
 ENTRY_LOCATIONS = ("location", "referenced_file")
 """The fields of a content entry that name files."""
@@ -26,6 +26,8 @@ def resolved(values: pa.Array, locations: Locations, file: str, field: str) -> p
         return values if dictionary is values.dictionary else pa.DictionaryArray.from_arrays(values.indices, dictionary)
     if _all(pc.starts_with(values, locations.folder)):
         return values
+    if locations.relative is not None and _all(is_relative(values)):
+        return pc.binary_join_element_wise(locations.relative, values, "").cast(values.type)
     prefixes = _prefixes(values, locations)
     if locations.relative is None and prefixes.null_count > values.null_count:
         wrong = values.filter(pc.and_(prefixes.is_null(), values.is_valid()))
@@ -43,6 +45,26 @@ def _prefixes(values: pa.Array, locations: Locations) -> pa.Array:
     relative = pa.scalar(locations.relative, pa.string())
     prefixes = pc.if_else(pc.starts_with(values, "/"), pa.scalar(locations.rooted), relative)
     return pc.if_else(is_complete, pa.scalar(""), prefixes)
+
+
+def written_locations(table: pa.Table, locations: Locations) -> pa.Table:
+    """Return entries with the locations that a new file of format version 4 has; see `Locations.written`."""
+    for name in ENTRY_LOCATIONS:
+        place = table.column_names.index(name)
+        values = _written(whole(table.column(name)), locations)
+        table = table.set_column(place, table.schema.field(name), values)
+    return table
+
+
+def _written(values: pa.Array, locations: Locations) -> pa.Array:
+    is_rooted, spelled = pc.starts_with(values, "/"), values
+    if locations.rooted and pc.any(is_rooted).as_py():
+        spelled = pc.if_else(is_rooted, pc.binary_join_element_wise(LOCAL, values, ""), values)
+    if locations.writes_relative:
+        below = pc.utf8_slice_codeunits(values, len(locations.folder))
+        becomes_relative = pc.and_(pc.starts_with(values, locations.folder), is_relative(below))
+        spelled = below if _all(becomes_relative) else pc.if_else(becomes_relative, below, spelled)
+    return spelled
 
 
 def is_relative(values: pa.Array) -> pa.Array:

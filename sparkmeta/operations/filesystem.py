@@ -25,7 +25,6 @@ from sparkmeta.operations.metadata_files import (
     versioned_location,
 )
 from sparkmeta.operations.table_operations import (
-    METADATA_PATH,
     Outcome,
     TableVersion,
     encoded,
@@ -39,6 +38,7 @@ from sparkmeta.operations.table_operations import (
     refuse_other_table,
 )
 from sparkmeta.spec.metadata import parse_table_uuid
+from sparkmeta.spec.table_properties import METADATA_PATH
 from sparkmeta.storage.location import file_name, is_local, join
 from sparkmeta.storage.writing import discard
 

@@ -21,9 +21,10 @@ from sparkmeta.errors import (
     first_line,
     shown,
 )
-from sparkmeta.spec.metadata import MetadataLogEntry, parse_table_metadata, serialize_table_metadata
+from sparkmeta.spec.metadata import MetadataLogEntry, TableMetadataV4, metadata_file_text, parse_table_metadata
 from sparkmeta.spec.retries import status_checks
-from sparkmeta.storage.location import join
+from sparkmeta.spec.table_properties import METADATA_PATH, RELATIVE_LOCATIONS, flag_property
+from sparkmeta.storage.location import file_name, join, normalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
 
-METADATA_PATH = "write.metadata.path"
 _CODEC = "write.metadata.compression-codec"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
@@ -140,23 +140,39 @@ class NextVersion(NamedTuple):
 def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
     """Append the base's file to the metadata log of `new`, and truncate the log.
 
-    The last `write.metadata.previous-versions-max` entries stay, at least one.
+    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree whose table property says so has
+    absolute locations from then on.
 
     Raises:
         ValidationError: a property has an invalid value, or base and new are different tables.
     """
+    if isinstance(new, TableMetadataV4):
+        is_relative = flag_property(new.properties, RELATIVE_LOCATIONS, default=True, location=new.location)
+        new = new if is_relative or not new.relative_locations else new.model_copy(update={"relative_locations": False})
     if base is None:
         return NextVersion(new.model_copy(update={"metadata_log": []}), [])
     location, before = base
     if before.table_uuid is not None and before.table_uuid != new.table_uuid:
         raise ValidationError(f"{location}: table-uuid is {before.table_uuid}: it can't become {new.table_uuid}")
-    entry = MetadataLogEntry.model_validate({"metadata-file": location, "timestamp-ms": before.last_updated_ms})
+    file = _as_in_table(location, new)
+    entry = MetadataLogEntry.model_validate({"metadata-file": file, "timestamp-ms": before.last_updated_ms})
     log = [*before.metadata_log, entry]
     remaining = log[-max(1, _integer(new.properties, _PREVIOUS_VERSIONS, 100)) :]
     remaining_files = {logged.metadata_file for logged in remaining}
     removed = log[: -len(remaining)] if _deletes(new.properties) else []
     dropped = [logged.metadata_file for logged in removed if logged.metadata_file not in remaining_files]
     return NextVersion(new.model_copy(update={"metadata_log": remaining}), dropped)
+
+
+def _as_in_table(location: str, metadata: TableMetadata) -> str:
+    """Return the location of a metadata file, below the table's location if that is spelled differently.
+
+    Otherwise the log of a tree with relative locations would name the file where it was before the table moved.
+    """
+    if not isinstance(metadata, TableMetadataV4) or not metadata.relative_locations:
+        return location
+    in_table = join(metadata_folder(metadata), file_name(location))
+    return in_table if normalize(in_table) == normalize(location) else location
 
 
 def metadata_folder(metadata: TableMetadata) -> str:
@@ -185,7 +201,7 @@ def readable_text(metadata: TableMetadata, location: str) -> bytes:
         ValidationError: No reader could read the file.
     """
     try:
-        text = serialize_table_metadata(metadata).encode()
+        text = metadata_file_text(metadata).encode()
         parse_table_metadata(text, location)
     except CorruptFileError as error:
         problem = f"{error.field} is {error.value}: {error.problem}"

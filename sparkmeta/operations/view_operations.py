@@ -17,8 +17,9 @@ from sparkmeta.errors import (
     ViewAlreadyExistsError,
 )
 from sparkmeta.operations.metadata_files import METADATA, newest_listed, version_of, versioned_location
-from sparkmeta.operations.table_operations import METADATA_PATH, Outcome, failure, is_compressed, outcome_of
+from sparkmeta.operations.table_operations import Outcome, failure, is_compressed, outcome_of
 from sparkmeta.spec.json_node import decompressed, parse_json
+from sparkmeta.spec.table_properties import METADATA_PATH
 from sparkmeta.spec.view_metadata import is_view_json, parse_view_metadata, serialize_view_metadata
 from sparkmeta.storage.location import is_local, join
 

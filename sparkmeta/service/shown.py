@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY
+from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.metadata import serialize_table_metadata
 from sparkmeta.spec.partitioning import partition_spec_to_json
 from sparkmeta.storage.location import file_name
@@ -52,7 +52,7 @@ def shown_metadata(table: Table) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(serialize_table_metadata(table.metadata))
     if is_hidden(table):
         document["format-version"] = SHOWN_VERSION
-        for key in (LAYOUT_REVISION_KEY, "expressions"):
+        for key in (LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY, "expressions"):
             document.pop(key, None)
         document["partition-specs"] = [partition_spec_to_json(spec) for spec in table.state.specs.values()]
         for snapshot in document.get("snapshots", ()):

@@ -184,7 +184,11 @@ DELETE_FILE_POS_ID = 2147483545
 
 LAYOUT_REVISION_KEY = "tree-layout-revision"
 """The key of the layout revision of a V4 metadata tree, in table metadata and in the key-value metadata of roots."""
-LAYOUT_REVISION = 1
-"""The newest supported layout revision."""
+LAYOUT_REVISION = 2
+"""The newest supported layout revision. Since revision 2, locations may be relative to the table's."""
+ABSOLUTE_REVISION = 1
+"""The layout revision of trees whose locations are all absolute, and may lack a scheme."""
+RELATIVE_LOCATIONS_KEY = "tree-relative-locations"
+"""The key in table metadata that tells whether writers of a tree name files relative to the table's location."""
 
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")

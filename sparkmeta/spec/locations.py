@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.spec.entry import ABSOLUTE_REVISION
 
 SCHEME = r"^[A-Za-z0-9+.\-]+:"
 """Matches the scheme of a location, for the regular expressions of Python, Java and Arrow."""
@@ -17,16 +18,42 @@ SCHEME = r"^[A-Za-z0-9+.\-]+:"
 LOCAL = "file://"
 """The prefix of an absolute path on this machine."""
 
-RELATIVE_REVISION = 2
-"""The first layout revision of metadata trees with relative locations."""
-
 _SCHEME = re.compile(SCHEME)
+_FILE = re.compile(r"file:(?://[^/]*)?(?=/)", re.IGNORECASE)
+_S3 = re.compile(r"^s3[an]:", re.IGNORECASE)
 _RELATIVE_SINCE = 4
 
 
 def is_absolute(location: str) -> bool:
     """Return whether a location has a scheme or begins with a slash."""
     return location.startswith("/") or _SCHEME.match(location) is not None
+
+
+def place_of(folder: str, recorded: str) -> str:
+    """Return the location of a table in a folder, whose metadata has another location if it was moved.
+
+    The recorded location stays if it names the same folder. Local paths have a scheme if it has one.
+
+    Args:
+        folder: the folder, as it was opened.
+        recorded: the location in the metadata.
+    """
+    (local, path), (was_local, old_path) = _split(folder), _split(recorded)
+    if (local, path) == (was_local, old_path):
+        return recorded
+    if not local or not was_local:
+        return folder
+    return path if recorded.startswith("/") else LOCAL + path
+
+
+def _split(location: str) -> tuple[bool, str]:
+    """Return whether a location is on this machine, and its comparable path or URI."""
+    text = location.rstrip("/")
+    if text.startswith("/"):
+        return True, text
+    if match := _FILE.match(text):
+        return True, text[match.end() :]
+    return False, _S3.sub("s3:", text)
 
 
 @dataclass(frozen=True)
@@ -37,14 +64,18 @@ class Locations:
         table: the table's location.
         format_version: the table's format version.
         rooted: what comes before locations that begin with a slash.
+        writes_relative: whether new files name files below the table's location relative to it.
     """
 
     table: str
     format_version: int
     rooted: str = ""
+    writes_relative: bool = False
 
     @staticmethod
-    def of(table: str, format_version: int, layout_revision: int | None = None) -> Locations:
+    def of(
+        table: str, format_version: int, layout_revision: int | None = None, *, writes_relative: bool = False
+    ) -> Locations:
         """Return how metadata of a format version names files.
 
         In version 4, a location that begins with a slash is relative, as for Iceberg's Java library, unless the table's
@@ -54,9 +85,10 @@ class Locations:
             table: the table's location.
             format_version: the table's format version.
             layout_revision: the layout revision of its metadata tree; None if it has manifest lists.
+            writes_relative: whether new files name files below the table's location relative to it.
         """
-        locations = Locations(table, format_version)
-        has_relative = layout_revision is None or layout_revision >= RELATIVE_REVISION
+        locations = Locations(table, format_version, writes_relative=writes_relative)
+        has_relative = layout_revision is None or layout_revision > ABSOLUTE_REVISION
         is_java = format_version >= _RELATIVE_SINCE and has_relative and _SCHEME.match(table)
         return replace(locations, rooted=locations.folder) if is_java else locations
 
@@ -95,11 +127,14 @@ class Locations:
         return self.relative + location if location else location
 
     def relativize(self, location: str) -> str:
-        """Return an absolute location relative to the table's if that is possible, else with a scheme if needed."""
+        """Return an absolute location relative to the table's if it is below it."""
         below = location.removeprefix(self.folder)
-        if below != location and below and not is_absolute(below):
-            return below
-        return LOCAL + location if self.rooted and location.startswith("/") else location
+        return location if below == location or not below or is_absolute(below) else below
+
+    def written(self, location: str) -> str:
+        """Return how new files of format version 4 spell an absolute location."""
+        spelled = self.relativize(location) if self.writes_relative else location
+        return LOCAL + spelled if self.rooted and spelled.startswith("/") else spelled
 
     def error(self, location: str, file: str, field: str) -> CorruptFileError:
         """Return the error for a relative location that the format version does not have."""

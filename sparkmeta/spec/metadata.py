@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START
 
 from sparkmeta.checks import WHOLE
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, NoSuchTableError, UnsupportedError
-from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
+from sparkmeta.spec.entry import ABSOLUTE_REVISION, LAYOUT_REVISION, LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.expressions import expressions_from_json, resolved_spec_json
 from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
-from sparkmeta.spec.locations import Locations, is_absolute
+from sparkmeta.spec.locations import Locations, is_absolute, place_of
 from sparkmeta.spec.metadata_locations import with_locations
 from sparkmeta.spec.metadata_model import (
     TableMetadata,
@@ -22,11 +23,13 @@ from sparkmeta.spec.metadata_model import (
     TableMetadataV2,
     TableMetadataV3,
     TableMetadataV4,
+    locations_of,
 )
 from sparkmeta.spec.partitioning import partition_spec_from_json, sort_order_from_json
 from sparkmeta.spec.schema import schema_from_json
 from sparkmeta.spec.snapshot import MetadataLogEntry, Snapshot, SnapshotRef
 from sparkmeta.spec.table_expressions import check_expressions
+from sparkmeta.spec.table_properties import METADATA_PATH
 from sparkmeta.spec.view_metadata import is_view_json
 
 if TYPE_CHECKING:
@@ -100,7 +103,7 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
     if version not in _VERSIONS:
         node.get("format-version").fail("there is no such version")
     defaults = _defaults(node, version)
-    complete = _absolute(JsonNode(node.object() | defaults, location), version)
+    complete = _absolute(_at_its_place(JsonNode(node.object() | defaults, location)), version)
     metadata = _validated(_VERSIONS[version], _typed(complete), location)
     metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in defaults)
     _check_snapshots(metadata, location)
@@ -186,6 +189,30 @@ def refuse_encrypted(metadata: TableMetadata, why: str) -> None:
 def serialize_table_metadata(metadata: TableMetadata) -> str:
     """Return the JSON of a metadata file, including fields that this library does not know."""
     return metadata.model_dump_json()
+
+
+def metadata_file_text(metadata: TableMetadata) -> str:
+    """Return the JSON of a metadata file to write, with relative locations if the table has them."""
+    text = serialize_table_metadata(metadata)
+    if not isinstance(metadata, TableMetadataV4) or (metadata.layout_revision or 0) <= ABSOLUTE_REVISION:
+        return text
+    locations = locations_of(metadata)
+    document = with_locations(json.loads(text), lambda value, _: locations.written(value))
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def _at_its_place(node: JsonNode) -> JsonNode:
+    """Return the document with the table's location: the folder of the file if the table has been moved or copied.
+
+    This holds for trees with relative locations, whose metadata files are in the table's folder.
+    """
+    folder, _, name = node.location.rpartition("/metadata/")
+    properties = node.optional("properties")
+    has_folder = properties is not None and METADATA_PATH in properties.object()
+    if node.value.get(RELATIVE_LOCATIONS_KEY) is not True or not folder or "/" in name or has_folder:
+        return node
+    recorded = node.get("location").text()
+    return JsonNode(node.value | {"location": place_of(folder, recorded)}, node.location)
 
 
 def _absolute(node: JsonNode, version: int) -> JsonNode:

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    StrictBool,
     StrictStr,
     field_serializer,
     field_validator,
@@ -219,13 +220,16 @@ class TableMetadataV4(TableMetadataV3):
         expressions: The expressions of partition fields. Empty in tables that Iceberg 1.12.0 writes.
         layout_revision: The layout of the metadata tree. None in tables that Iceberg 1.12.0 writes, which have manifest
             lists.
+        relative_locations: Whether files of the tree name files below the table's location relative to it, in every
+            snapshot, so that the table's folder can be moved.
     """
 
-    _UNWRITTEN = frozenset({"encryption_keys", "location", "expressions"})
+    _UNWRITTEN = frozenset({"encryption_keys", "location", "expressions", "relative_locations"})
 
     format_version: Literal[4] = Field(alias="format-version", default=4)  # type: ignore[assignment]
     expressions: list[Expression] = Field(default_factory=list)
     layout_revision: Int | None = Field(alias="tree-layout-revision", default=None)
+    relative_locations: StrictBool = Field(alias="tree-relative-locations", default=False)
 
     def stats_field_id(self, spec: PartitionSpec, field: PartitionField) -> int | None:
         """Return the id under which content_stats has a partition field's value, or None for a void field.
@@ -248,7 +252,8 @@ class TableMetadataV4(TableMetadataV3):
 def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:
     """Return how the files of a table name other files."""
     revision = metadata.layout_revision if isinstance(metadata, TableMetadataV4) else None
-    return Locations.of(metadata.location, metadata.format_version, revision)
+    is_relative = isinstance(metadata, TableMetadataV4) and metadata.relative_locations
+    return Locations.of(metadata.location, metadata.format_version, revision, writes_relative=is_relative)
 
 
 TableMetadata = TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4

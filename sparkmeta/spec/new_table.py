@@ -21,12 +21,13 @@ from sparkmeta.spec.reserved_properties import VERSION_PROPERTY, unreserved
 from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_to_json
 from sparkmeta.spec.schema_visitors import with_fresh_ids
+from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.metadata import TableMetadata, TableMetadataV4
 
 _VERSIONS = (1, 2, 3, 4)
 _NEWEST_WITH_LISTS = 3
@@ -106,7 +107,14 @@ def new_metadata(
     if version >= 3:
         document["next-row-id"] = 0
     metadata = table_metadata_from_json(JsonNode(document, f"{location}/metadata/new.metadata.json"))
-    return upgrade_metadata(metadata) if version > _NEWEST_WITH_LISTS else metadata
+    return _tree(upgrade_metadata(metadata)) if version > _NEWEST_WITH_LISTS else metadata
+
+
+def _tree(metadata: TableMetadataV4) -> TableMetadataV4:
+    """Return the metadata of a new tree, which has relative locations unless the table property says otherwise."""
+    if not flag_property(metadata.properties, RELATIVE_LOCATIONS, default=True, location=metadata.location):
+        return metadata
+    return metadata.model_copy(update={"relative_locations": True})
 
 
 def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema, columns: Schema) -> dict[str, Any]:

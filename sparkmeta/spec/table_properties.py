@@ -8,6 +8,12 @@ from collections.abc import Mapping
 from sparkmeta.checks import FLAG, Rule, at_least, one_of
 from sparkmeta.errors import ValidationError, shown
 
+METADATA_PATH = "write.metadata.path"
+"""The folder of new metadata files, roots and manifests; by default, that of the table with the name `metadata`."""
+
+RELATIVE_LOCATIONS = "write.tree.relative-locations"
+"""Whether files of a metadata tree name files relative to the table's location; true by default."""
+
 _MOST, _MOST_DIGITS = 2**63 - 1, 19
 
 

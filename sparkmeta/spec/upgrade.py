@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
+from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.locations import Locations
@@ -30,8 +30,8 @@ _ONLY_V1 = {"schema", "partition-spec"}
 def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = None) -> TableMetadataV4:
     """Return the metadata in format version 4, with an expression for every field of every partition spec.
 
-    Snapshots keep their manifest lists. Metadata of version 4 without a tree, as Iceberg 1.12.0 writes it, is upgraded
-    in the same way. Metadata of a tree is returned unchanged.
+    Snapshots keep their manifest lists, and all locations stay absolute. Metadata of version 4 without a tree, as
+    Iceberg 1.12.0 writes it, is upgraded in the same way. Metadata of a tree is returned unchanged.
 
     Args:
         metadata: Metadata of any version.
@@ -115,7 +115,7 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         raise ValidationError(f"{metadata.location}: last-sequence-number is {number}: in format version 1 it is 0")
     refuse_unsupported(version, metadata.schemas, metadata.partition_specs, metadata.location)
     document = json.loads(serialize_table_metadata(metadata))
-    dropped = {LAYOUT_REVISION_KEY, "expressions", *(_SINCE_VERSION_3 if version < 3 else ())}
+    dropped = {LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY, "expressions", *(_SINCE_VERSION_3 if version < 3 else ())}
     specs = [partition_spec_to_json(spec) for spec in metadata.partition_specs]
     document |= {"format-version": version, "partition-specs": specs}
     if version == 1:

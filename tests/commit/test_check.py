@@ -226,13 +226,13 @@ def root_entry_without_fields(tree: TreeTable) -> Broken:
 
 
 def bounds_the_wrong_way_round_in_a_leaf(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[tree.leaf("m1", data("d1"), data("d2", content_stats=stats("a", (9, 3))))])
-    return "bounds-order", "m1.parquet", "content_stats.1.lower_bound of d2 is 9"
+    tree.snapshot(added=[tree.leaf("m1", data("x:d1"), data("x:d2", content_stats=stats("a", (9, 3))))])
+    return "bounds-order", "m1.parquet", "content_stats.1.lower_bound of x:d2 is 9"
 
 
 def bounds_the_wrong_way_round_in_the_root(tree: TreeTable) -> Broken:
-    tree.snapshot(added=[data("d1", content_stats=stats("a", (9, 3)))])
-    return "bounds-order", "d1", "content_stats.1.lower_bound is 9"
+    tree.snapshot(added=[data("x:d1", content_stats=stats("a", (9, 3)))])
+    return "bounds-order", "x:d1", "content_stats.1.lower_bound is 9"
 
 
 BROKEN: list[Callable[[TreeTable], Any]] = [

@@ -44,11 +44,11 @@ def handmade(folder: Path, version: int = 3) -> HandmadeTable:
 
 def sound(folder: Path, version: int = 3) -> HandmadeTable:
     table = handmade(folder, version)
-    table.add(0, 0, data("d0", **long_bounds(1, 5)), data("d1", status=0), data("gone", None, status=2))
-    table.add(0, 1, data("d2", None, partition={"part": "a"}), data("d3", partition={"part": None}))
+    table.add(0, 0, data("x:d0", **long_bounds(1, 5)), data("x:d1", status=0), data("x:gone", None, status=2))
+    table.add(0, 1, data("x:d2", None, partition={"part": "a"}), data("x:d3", partition={"part": None}))
     values: dict[str, Any] = {"partition": {"part": "a"}}
-    deletes = position_deletes("p0", **values) if version == 2 else deletion_vector("d2", 5, **values)
-    return table.add(1, 1, deletes, equality_deletes("e0", partition={"part": "b"}))
+    deletes = position_deletes("x:p0", **values) if version == 2 else deletion_vector("x:d2", 5, **values)
+    return table.add(1, 1, deletes, equality_deletes("x:e0", partition={"part": "b"}))
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -68,57 +68,57 @@ def listed(table: HandmadeTable, change: Callable[[list[dict[str, Any]]], object
 
 def wrong_counts(table: HandmadeTable) -> Broken:
     listed(table, lambda rows: rows[0].update(added_data_files_count=7))
-    table.add(0, 0, data("d0"))
+    table.add(0, 0, data("x:d0"))
     return "manifest-counts", "m0.avro", "added_files_count is 7"
 
 
 def wrong_length(table: HandmadeTable) -> Broken:
     listed(table, lambda rows: rows[0].update(manifest_length=rows[0]["manifest_length"] - 1))
-    table.add(0, 0, data("d0"))
+    table.add(0, 0, data("x:d0"))
     return "manifest-length", "m0.avro", "manifest_length is "
 
 
 def newer_than_the_snapshot(table: HandmadeTable) -> Broken:
     listed(table, lambda rows: rows[0].update(sequence_number=9))
-    table.add(0, 0, data("d0"))
+    table.add(0, 0, data("x:d0"))
     return "sequence-numbers", "m0.avro", "sequence_number is 9"
 
 
 def lower_least_sequence(table: HandmadeTable) -> Broken:
     listed(table, lambda rows: rows[0].update(min_sequence_number=4))
-    table.add(0, 0, data("d0", 2))
+    table.add(0, 0, data("x:d0", 2))
     return "sequence-numbers", "m0.avro", "min_sequence_number is 4"
 
 
 def entry_above_its_manifest(table: HandmadeTable) -> Broken:
-    table.add(0, 0, data("d0", 8))
-    return "sequence-numbers", "m0.avro", "sequence_number of d0 is 8"
+    table.add(0, 0, data("x:d0", 8))
+    return "sequence-numbers", "m0.avro", "sequence_number of x:d0 is 8"
 
 
 def unnumbered(table: HandmadeTable) -> Broken:
-    table.add(0, 0, data("d0", None, status=0))
-    return "sequence-numbers", "m0.avro", "sequence_number of d0 is None"
+    table.add(0, 0, data("x:d0", None, status=0))
+    return "sequence-numbers", "m0.avro", "sequence_number of x:d0 is None"
 
 
 def deletes_among_data(table: HandmadeTable) -> Broken:
-    table.add(0, 0, position_deletes("p0"))
+    table.add(0, 0, position_deletes("x:p0"))
     return "leaf-content", "m0.avro", "content of p0 is 1"
 
 
 def another_spec(table: HandmadeTable) -> Broken:
     table.tuples = {0: PART}
-    table.add(0, 0, data("d0", partition={"part": "a"}))
-    return "partition-spec", "m0.avro", "partition.1000 of d0 is 'a'"
+    table.add(0, 0, data("x:d0", partition={"part": "a"}))
+    return "partition-spec", "m0.avro", "partition.1000 of x:d0 is 'a'"
 
 
 def swapped(table: HandmadeTable) -> Broken:
-    table.add(0, 0, data("d0", **SWAPPED))
-    return "bounds-order", "m0.avro", "lower_bounds[1] of d0 is 9"
+    table.add(0, 0, data("x:d0", **SWAPPED))
+    return "bounds-order", "m0.avro", "lower_bounds[1] of x:d0 is 9"
 
 
 def short(table: HandmadeTable) -> Broken:
-    table.add(0, 0, data("d0", **(SWAPPED | {"lower_bounds": [{"key": 1, "value": b"abc"}]})))
-    return "bounds-value", "m0.avro", "lower_bounds[1] of d0 is b'abc'"
+    table.add(0, 0, data("x:d0", **(SWAPPED | {"lower_bounds": [{"key": 1, "value": b"abc"}]})))
+    return "bounds-value", "m0.avro", "lower_bounds[1] of x:d0 is b'abc'"
 
 
 def swapped_summary(table: HandmadeTable) -> Broken:
@@ -134,28 +134,28 @@ def cut_summary(table: HandmadeTable) -> Broken:
 
 
 def without_columns(table: HandmadeTable) -> Broken:
-    table.add(1, 0, equality_deletes("e0", ids=()))
+    table.add(1, 0, equality_deletes("x:e0", ids=()))
     return "entry-fields", "m0.avro", "equality_ids of e0 is []"
 
 
 def twice(table: HandmadeTable) -> Broken:
     table.add(0, 0, data("file:///x/d0")).add(0, 0, data("file:///x/d0"))
-    return "one-entry-per-file", "d0", "2"
+    return "one-entry-per-file", "x:d0", "2"
 
 
 def two_vectors(table: HandmadeTable) -> Broken:
-    table.add(0, 0, data("d0")).add(1, 0, deletion_vector("d0"), deletion_vector("d0", content_offset=60))
-    return "one-vector-per-file", "d0", "2"
+    table.add(0, 0, data("x:d0")).add(1, 0, deletion_vector("x:d0"), deletion_vector("x:d0", content_offset=60))
+    return "one-vector-per-file", "x:d0", "2"
 
 
 def older_vector(table: HandmadeTable) -> Broken:
-    table.add(0, 0, data("d0", 3)).add(1, 0, deletion_vector("d0", 2))
-    return "vector-target", "dvs.puffin", "d0"
+    table.add(0, 0, data("x:d0", 3)).add(1, 0, deletion_vector("x:d0", 2))
+    return "vector-target", "dvs.puffin", "x:d0"
 
 
 def foreign_vector(table: HandmadeTable) -> Broken:
-    table.add(0, 1, data("d0", partition={"part": "a"})).add(1, 1, deletion_vector("d0", partition={"part": "b"}))
-    return "vector-target", "dvs.puffin", "d0"
+    table.add(0, 1, data("x:d0", partition={"part": "a"})).add(1, 1, deletion_vector("x:d0", partition={"part": "b"}))
+    return "vector-target", "dvs.puffin", "x:d0"
 
 
 CASES = (
@@ -176,7 +176,7 @@ def test_a_contradiction(case: Callable[[HandmadeTable], Broken], tmp_path: Path
 
 def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: SparkSession) -> None:
     """The other manifests are checked all the same."""
-    table = handmade(tmp_path).add(0, 0, data("d0")).add(0, 0, data("d1", **SWAPPED)).add(0, 0, data("d2"))
+    table = handmade(tmp_path).add(0, 0, data("x:d0")).add(0, 0, data("x:d1", **SWAPPED)).add(0, 0, data("x:d2"))
     location, folder = table.write(), tmp_path / "t" / "metadata"
     whole = (folder / "m0.avro").read_bytes()
     (folder / "m0.avro").write_bytes(whole[:-20] + bytes(20))
@@ -200,11 +200,11 @@ def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: S
 def test_deletes_of_another_spec_are_refused_in_every_version(tmp_path: Path, spark: SparkSession) -> None:
     """The manifest names the new spec, tuples have the field of the old one, as DuckDB writes them."""
     for version in (2, 3):
-        deletes = position_deletes("p0", partition={"part": "a"})
-        table = handmade(tmp_path / str(version), version).add(0, 1, data("d0", partition={"part": "a"}))
+        deletes = position_deletes("x:p0", partition={"part": "a"})
+        table = handmade(tmp_path / str(version), version).add(0, 1, data("x:d0", partition={"part": "a"}))
         table.tuples = {1: PART}
         if version == 3:
-            deletes = deletion_vector("d0", partition={"part": "a"})
+            deletes = deletion_vector("x:d0", partition={"part": "a"})
         opened = open_metadata(table.add(1, 0, deletes).write(), spark)
         for most in ("64m", "0"):  # decoded on the driver, or by tasks
             spark.conf.set("spark.sparkmeta.driver-manifest-bytes", most)

@@ -106,7 +106,10 @@ def commit(table: sm.Table, change: Callable[[Any], Any]) -> sm.Table:
 
 def live(table: sm.Table, row_filter: str | None = None) -> list[str]:
     scan = table.scan(row_filter) if row_filter else table.scan()
-    return sorted(row.file_path.removeprefix("/data/") for row in scan.plan_files().select("file_path").collect())
+    return sorted(
+        row.file_path.removeprefix("file://").removeprefix("/data/")
+        for row in scan.plan_files().select("file_path").collect()
+    )
 
 
 def root(table: sm.Table) -> list[tuple[int, str | None, int]]:

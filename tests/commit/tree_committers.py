@@ -85,12 +85,14 @@ def files_of(worker: int, step: int) -> dict[str, int]:
     """The files that a step adds, and their records; none before the first step."""
     if step < 1:
         return {}
-    return {f"/data/{worker}-{step}-{number}": 1 + (worker + step + number) % 7 for number in range(1 + step % 3)}
+    return {
+        f"file:///data/{worker}-{step}-{number}": 1 + (worker + step + number) % 7 for number in range(1 + step % 3)
+    }
 
 
 def leaf_name(worker: int, step: int) -> str:
     """The entry of a leaf that a step removes."""
-    return f"/data/leaf-{worker}-{step}"
+    return f"file:///data/leaf-{worker}-{step}"
 
 
 def removed_by(worker: int, step: int) -> set[str]:

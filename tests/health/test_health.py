@@ -198,10 +198,10 @@ def test_metrics_that_properties_do_not_keep(
 
 
 def test_bounds_the_wrong_way_round_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    wrong = data("swapped", **X, **SIZED, **long_bounds(7, 2))
+    wrong = data("x:swapped", **X, **SIZED, **long_bounds(7, 2))
     (finding,) = report_of(HandmadeTable(tmp_path / "a", summaries=True).add(0, 1, wrong), spark).list_findings
     assert (finding.finding, finding.items, finding.job) == ("inverted_bounds", 1, None)
-    assert finding.problem.endswith("such as in column 1 of swapped")
+    assert finding.problem.endswith("such as in column 1 of x:swapped")
 
 
 def test_metrics_of_a_dropped_column_and_long_bounds(spark: SparkSession, tmp_path: Path) -> None:

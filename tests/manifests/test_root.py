@@ -125,7 +125,7 @@ def test_an_inline_vector_with_an_empty_location() -> None:
 
 def test_a_sound_root() -> None:
     read = read_root(write_root(whole_root()), STATS, SPECS, ROOT, (1, 1), LOCATIONS)
-    assert read.properties["tree-layout-revision"] == "1"
+    assert read.properties["tree-layout-revision"] == "2"
     assert read.location == ROOT
     assert read.table.to_pylist() == whole_root().to_pylist()
 
@@ -256,6 +256,6 @@ def test_another_layout_of_trees_is_refused_by_name(place: str) -> None:
     pq.write_table(table.replace_schema_metadata({"format-version": "4", "content": "root"}), sink)
     data, name = sink.getvalue().to_pybytes(), "tracking" if place.startswith("tracking") else "column_files"
     with pytest.raises(UnsupportedError, match=f"^file:///r: the manifest has the field {name}: trees in this layout"):
-        read_root(data, {}, {0}, "file:///r", (1, 1))
+        read_root(data, {}, {0}, "file:///r", (1, 1), LOCATIONS)
     with pytest.raises(UnsupportedError, match=f"^file:///r: the manifest has the field {name}"):
         is_tree_manifest(data, "file:///r")

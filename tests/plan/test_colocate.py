@@ -103,16 +103,16 @@ def test_several_delete_leaves_of_one_leaf_and_deletes_from_elsewhere(tree: Tree
     m2 = tree.leaf("m2", data("x:d4"), data("x:d5", "b"))
     d1 = affiliated(tree, m1, tree.vector("x:d1", [1]))
     d2 = affiliated(tree, m1, tree.vector("x:d3", [1]), name="d2")
-    d3 = tree.leaf("d3", tree.vector("x:d2", [5]), tree.vector("x:d4", [6]), equality_deletes("eq1"))
+    d3 = tree.leaf("d3", tree.vector("x:d2", [5]), tree.vector("x:d4", [6]), equality_deletes("x:eq1"))
     tree.snapshot(added=[m1, m2])
-    tree.snapshot(existing=[m1, m2], added=[d1, d2, d3, equality_deletes("eq2", "b")])
+    tree.snapshot(existing=[m1, m2], added=[d1, d2, d3, equality_deletes("x:eq2", "b")])
     planned = paths(plans(tree.load(spark), spark))
     assert planned == {
-        "x:d1": ["eq1", "dv1.puffin"],
-        "x:d2": ["eq1", "dv3.puffin"],
-        "x:d3": ["eq1", "dv2.puffin"],
-        "x:d4": ["eq1", "dv4.puffin"],
-        "x:d5": ["eq2"],
+        "x:d1": ["x:eq1", "dv1.puffin"],
+        "x:d2": ["x:eq1", "dv3.puffin"],
+        "x:d3": ["x:eq1", "dv2.puffin"],
+        "x:d4": ["x:eq1", "dv4.puffin"],
+        "x:d5": ["x:eq2"],
     }
 
 
@@ -166,7 +166,7 @@ def test_contradictions_are_errors(
         "two vectors": [tree.vector("x:d1", [1]), tree.vector("x:d1", [2])],
         "two places": [tree.vector("x:d1", [1])],
         "partition": [tree.vector("x:d1", [1], "b")],
-        "no vector": [tree.vector("x:d1", [1]), equality_deletes("eq")],
+        "no vector": [tree.vector("x:d1", [1]), equality_deletes("x:eq")],
         "older": [tree.vector("x:d1", [1]).existing(0)],
     }[wrong]
     if strategy == "join" and wrong == "no vector":

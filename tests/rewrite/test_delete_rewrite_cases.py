@@ -96,12 +96,16 @@ def test_a_tree_with_vectors_only(spark: SparkSession, tmp_path: Path) -> None:
 
 CHOICES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "too few": ("partition", {"min_input_files": 4}, set()),
-    "enough": ("partition", {"min_input_files": 3}, {"p0", "p1", "f0"}),
-    "more than the target": ("partition", {"min_input_files": 4, "target_file_size_bytes": 250}, {"p0", "p1", "f0"}),
+    "enough": ("partition", {"min_input_files": 3}, {"x:p0", "x:p1", "x:f0"}),
+    "more than the target": (
+        "partition",
+        {"min_input_files": 4, "target_file_size_bytes": 250},
+        {"x:p0", "x:p1", "x:f0"},
+    ),
     "not fewer": ("partition", {"min_input_files": 2, "target_file_size_bytes": 134}, set()),
     "large enough": ("partition", {"min_input_files": 2, "min_file_size_bytes": 100}, set()),
-    "too large": ("partition", {"target_file_size_bytes": 500, "max_file_size_bytes": 600}, {"large", "f1"}),
-    "some about data files": ("file", {"min_input_files": 3}, {"p0", "p1", "f0"}),
+    "too large": ("partition", {"target_file_size_bytes": 500, "max_file_size_bytes": 600}, {"x:large", "x:f1"}),
+    "some about data files": ("file", {"min_input_files": 3}, {"x:p0", "x:p1", "x:f0"}),
     "a filter": ("partition", {"min_input_files": 1, "row_filter": "part = 'b'"}, set()),
 }
 
@@ -115,12 +119,12 @@ def test_which_files_are_chosen(spark: SparkSession, tmp_path: Path, name: str) 
     small = {"file_size_in_bytes": 100}
     large = {"file_size_in_bytes": 1 << 30}
     target = options.get("target_file_size_bytes")
-    of_a = [position_deletes(name, **A, **small) for name in ("p0", "p1")]
-    of_a.append(position_deletes("f0", referenced_data_file="/d/1", **A, **small))
-    of_b = [position_deletes("f1", referenced_data_file="/d/2", **B, **small)]
+    of_a = [position_deletes(name, **A, **small) for name in ("x:p0", "x:p1")]
+    of_a.append(position_deletes("x:f0", referenced_data_file="/d/1", **A, **small))
+    of_b = [position_deletes("x:f1", referenced_data_file="/d/2", **B, **small)]
     if target == 500:
-        of_b += [position_deletes("large", **B, **large)]
-        of_b += [position_deletes("f2", referenced_data_file="/d/3", **B, **large)]
+        of_b += [position_deletes("x:large", **B, **large)]
+        of_b += [position_deletes("x:f2", referenced_data_file="/d/3", **B, **large)]
     table.add(1, 1, *of_a, *of_b)
     table.write()
     plan = sm.load_table(f"file://{tmp_path}", spark=spark).maintenance.rewrite_position_delete_files(**options)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkmeta.entries.locations import resolved
+from sparkmeta.entries.locations import resolved, written_locations
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.json_node import JsonNode
-from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.locations import Locations, place_of
 from sparkmeta.spec.metadata import table_metadata_from_json
 from tests.spec.table_metadata import VERSIONS
 
@@ -133,3 +133,37 @@ def test_the_location_of_a_table_is_absolute() -> None:
     document = VERSIONS[4]() | {"location": "t"}
     with pytest.raises(CorruptFileError, match=r"^file: location is 't': the location of a table is absolute"):
         table_metadata_from_json(JsonNode(document, "file"))
+
+
+@given(table=TABLES, relative=st.booleans(), values=st.lists(st.none() | TEXTS.filter(bool)))
+def test_arrow_writes_as_python_does(table: str, relative: bool, values: list[str | None]) -> None:
+    locations = Locations.of(table, 4, 2, writes_relative=relative)
+    absolute = [value if value is None else locations.resolve(value, "f", "x") for value in values]
+    nothing = pa.nulls(len(absolute), pa.string())
+    written = written_locations(
+        pa.table({"location": pa.array(absolute, pa.string()), "referenced_file": nothing}), locations
+    )
+    assert written.column("location").to_pylist() == [
+        each if each is None else locations.written(each) for each in absolute
+    ]
+    read = [
+        each if each is None else locations.resolve(each, "f", "x") for each in written.column("location").to_pylist()
+    ]
+    assert read == absolute
+
+
+@pytest.mark.parametrize(
+    ("folder", "recorded", "expected"),
+    [
+        ("/a/t", "/a/t", "/a/t"),
+        ("file:///a/t", "/a/t/", "/a/t/"),
+        ("file:///b/t", "/a/t", "/b/t"),
+        ("/b/t", "file:/a/t", "file:///b/t"),
+        ("/a/t", "file:/a/t", "file:/a/t"),
+        ("s3a://b/t", "s3://b/t", "s3://b/t"),
+        ("s3a://c/t", "s3://b/t", "s3a://c/t"),
+        ("/b/t", "s3://b/t", "/b/t"),
+    ],
+)
+def test_the_place_of_a_moved_table(folder: str, recorded: str, expected: str) -> None:
+    assert place_of(folder, recorded) == expected

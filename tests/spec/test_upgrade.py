@@ -86,7 +86,7 @@ def test_all_else_stays(version: int) -> None:
     before = VERSIONS[version]()
     metadata, after = upgraded(before)
     assert isinstance(metadata, TableMetadataV4)
-    assert (after["format-version"], after["tree-layout-revision"]) == (4, 1)
+    assert (after["format-version"], after["tree-layout-revision"]) == (4, 2)
     assert {key: value for key, value in after.items() if key in before.keys() - CHANGED} == {
         key: value for key, value in before.items() if key not in CHANGED
     }

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.entries.counts import FILE_COUNTS, sums
-from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations
+from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
 from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, ContentType, Status
@@ -106,9 +106,18 @@ def is_live(table: pa.Table) -> pa.Array:
     return pc.not_equal(version(table, "status"), int(Status.DELETED))
 
 
-def write_root(table: pa.Table, properties: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes of a root manifest with rows of `tree_schema`."""
-    return write_manifest(table, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
+def write_root(
+    table: pa.Table, properties: Mapping[str, str] | None = None, locations: Locations | None = None
+) -> bytes:
+    """Return the bytes of a root manifest with rows of `tree_schema`.
+
+    Args:
+        table: the rows.
+        properties: further key-value metadata.
+        locations: how to write locations; None if they are written as they are.
+    """
+    written = table if locations is None else written_locations(table, locations)
+    return write_manifest(written, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
 
 
 def read_root(

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.entries.locations import written_locations
 from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class LeafFormat:
         target_bytes: the target size of a leaf.
         writer: writes the files.
         properties: further key-value metadata of the files.
+        locations: how to write locations; None if they are written as they are.
     """
 
     folder: str
@@ -61,6 +64,7 @@ class LeafFormat:
     target_bytes: int
     writer: ExecutorWriter
     properties: Mapping[str, str] = field(default_factory=dict)
+    locations: Locations | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -260,7 +264,8 @@ def encode_leaf(table: pa.Table, form: LeafFormat) -> EncodedLeaf:
     """Return entries of one spec and kind as the bytes of a leaf, and the root's entry for it with a new location."""
     is_data = table.column("content_type")[0].as_py() == ContentType.DATA
     content = DATA if is_data else DELETE
-    data = write_manifest(table, content, form.properties)
+    written = table if form.locations is None else written_locations(table, form.locations)
+    data = write_manifest(written, content, form.properties)
     location = join(form.folder, f"{form.name}-{content}-{uuid.uuid4()}.parquet")
     spec_id = table.column("partition_spec_id")[0].as_py()
     sources = form.sources.get(spec_id, frozenset())
