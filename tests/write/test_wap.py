@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyiceberg.expressions import AlwaysTrue
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 ID, BRANCH = "spark.wap.id", "spark.wap.branch"
 WAP = {"write.wap.enabled": "true"}
+JAVA_ERRORS = (Py4JJavaError, PySparkException)
 BASE: Rows = [(i, "ab"[i % 2], i) for i in range(8)]
 NEW: Rows = [(100, "b", 1), (102, "b", 2)]
 # A request for all rows of the current snapshot.
@@ -265,7 +267,7 @@ def test_snapshots_and_refs_are_those_of_java(spark: SparkSession, version: int)
             theirs.call("publish_changes", f"wap_id => '{wap_id}'")
             published(opened(ours), wap_id)
             return
-        with pytest.raises(PySparkException):
+        with pytest.raises(JAVA_ERRORS):
             theirs.call("publish_changes", f"wap_id => '{wap_id}'")
         with pytest.raises(ValidationError):
             published(opened(ours), wap_id)
@@ -310,7 +312,7 @@ def test_snapshots_and_refs_are_those_of_java(spark: SparkSession, version: int)
         opened(ours).append(spark.sql("SELECT cast(24 AS bigint) AS id, 'a' AS part"), branch="main")
     java, our = (comparable(document(shop), ignored=ignored | {"wap.id"}) for shop in (theirs, ours))
     assert our == java
-    with pytest.raises(PySparkException, match="non-unique"):
+    with pytest.raises(JAVA_ERRORS, match="non-unique"):
         theirs.call("publish_changes", "wap_id => 'w4'")
     # Java stages a second snapshot of an id, and can't publish either.
     with pytest.raises(ValidationError, match=r"the snapshots .* are staged with it"):
