@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -30,7 +30,7 @@ _ZONED: Final = ("timestamptz", "timestamptz_ns")
 # Stands for a value that column bounds do not prove.
 _UNKNOWN: Final = object()
 # How names of folders are compared: with case, and without.
-_KEYS: Final = (str, str.lower)
+_KEYS: Final[tuple[Callable[[str], str], ...]] = (str, str.lower)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,9 @@ def test_average_sizes_of_values_are_those_in_memory(spark: SparkSession, tmp_pa
         write(rows, tmp_path / f"1.{suffix}")
     table = table.append(spark.sql("SELECT IF(id % 2 = 0, 'éé', 'ééé') s FROM range(2000)").coalesce(1))
     table = table.add_files([str(tmp_path / "1.orc"), str(tmp_path / "1.parquet")])
-    root = table.current_snapshot().root_manifest
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    root = snapshot.root_manifest or ""
     entries = pq.read_table(root.removeprefix("file://"), columns=["location", "content_stats"]).to_pylist()
     sizes: dict[str, list[int | None]] = {}
     for each in entries:
