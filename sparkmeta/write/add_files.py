@@ -27,6 +27,7 @@ from sparkmeta.rows.arrow_reader import task_rows
 from sparkmeta.rows.projected import NAME_MAPPING, name_mapping, projected_column
 from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.settings import setting
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import normalize
@@ -169,7 +170,7 @@ def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFi
         metric_leaves(written, modes),
         frozenset(field_id for field_id in sized_leaves(written, modes) if field_id is not None),
     )
-    case_sensitive = state.spark.conf.get(_CASE_SENSITIVE, "false").lower() == "true"
+    case_sensitive = (setting(state.spark, _CASE_SENSITIVE) or "").lower() == "true"
     top_level = {field.name: field.field_id for field in schema.fields}
     fields = tuple(
         FileField(
