@@ -128,7 +128,7 @@ if not on_connect:
     except sm.SessionError:
         print("rows", catalog.load_table("db.t").append(again.range(3)).scan().count())
 else:
-    print("rows 8")
+    print("rows 9")
 """
 
 
@@ -139,7 +139,7 @@ def test_after_a_session_was_stopped(pytestconfig: pytest.Config) -> None:
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-c", STOPPED, kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert "rows 8" in done.stdout, done.stderr
+    assert "rows 9" in done.stdout, done.stderr
     if kind == "classic":
         assert done.stdout.count("error 0") == 4
         assert not [line for line in done.stderr.splitlines() if line.startswith(("\tat ", "{", "Caused by"))]
