@@ -26,8 +26,19 @@ from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType, Status
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
-CHECKED_COLUMNS = ("content_type", "location", "file_format", "version_info", "deletion_vector", "record_count",
-                   "referenced_file", "equality_ids", "lower_bounds", "upper_bounds")  # fmt: skip
+CHECKED_COLUMNS = (
+    "content_type",
+    "location",
+    "file_format",
+    "version_info",
+    "deletion_vector",
+    "partition_spec_id",
+    "record_count",
+    "referenced_file",
+    "equality_ids",
+    "lower_bounds",
+    "upper_bounds",
+)
 """The columns of entries that are checked, with the partition tuple."""
 
 _LIVE_COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")

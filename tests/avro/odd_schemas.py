@@ -48,7 +48,7 @@ class Oddity:
         known = [(full, text) for full, (same, text) in self.defined.items() if same == meaning]
         if known and self.chance.random() < 0.6:
             full, text = self.chance.choice(known)
-            if self.chance.random() < 0.5:
+            if self.chance.random() < 0.5 or (self.java and kind["type"] != "fixed"):
                 return full
             return json.loads(text)  # written out again, as pyiceberg does
         inner = self.chance.choice([space, "odd.space", "other"]) if kind["type"] == "record" else space
