@@ -17,6 +17,7 @@ from sparkmeta.operations.base_table import BaseTable, refuse_lists_of_version_4
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.state import TableState
+from sparkmeta.storage.location_columns import with_schemes
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -72,7 +73,7 @@ class SnapshotUpdate:
             ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
         """
         self._refuse_closed()
-        self._changes.added.append(AddedPart(table_of(files), DATA))
+        self._changes.added.append(AddedPart(self._table(files), DATA))
         return self
 
     def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
@@ -85,7 +86,7 @@ class SnapshotUpdate:
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
-            self._changes.removed.append(frame_of(files))
+            self._changes.removed.append(self._frame(files))
         if row_filter is not None:
             self._changes.filters.append(FilteredFiles(row_filter))
         return self
@@ -127,12 +128,13 @@ class SnapshotUpdate:
         if added is not None:
             self.append(added)
         if deletes is not None:
-            self._changes.added.append(AddedPart(table_of(deletes), DELETES))
+            self._changes.added.append(AddedPart(self._table(deletes), DELETES))
         if removed is not None:
-            self._changes.removed.append(frame_of(removed))
+            removed = self._frame(removed)
+            self._changes.removed.append(removed)
             self._changes.replaced.append(ReplacedPart(removed))
         if superseded is not None:
-            self._changes.superseded.append(frame_of(superseded))
+            self._changes.superseded.append(self._frame(superseded))
         return self
 
     def rewrite(
@@ -166,19 +168,20 @@ class SnapshotUpdate:
         if data_sequence_number is not None:
             self._check_sequence_number(data_sequence_number)
         self._changes.rewrites = True
-        self._changes.removed.append(frame_of(removed))
+        removed = self._frame(removed)
+        self._changes.removed.append(removed)
         self._changes.replaced.append(ReplacedPart(removed, data_sequence_number))
         if added is not None:
-            self._changes.added.append(AddedPart(frame_of(added), (*DATA, *DELETES), data_sequence_number))
+            self._changes.added.append(AddedPart(self._frame(added), (*DATA, *DELETES), data_sequence_number))
         if deletes is not None:
-            self._changes.added.append(AddedPart(frame_of(deletes), DELETES))
+            self._changes.added.append(AddedPart(self._frame(deletes), DELETES))
         return self
 
     def replace_partitions(self, files: DataFrame) -> Self:
         """Add data files and remove all other files of their partitions, or of an unpartitioned table."""
         self._refuse_closed()
         self._changes.overwrites = True
-        self._changes.partitions_of.append(ReplacedFiles(frame_of(files)))
+        self._changes.partitions_of.append(ReplacedFiles(self._frame(files)))
         return self.append(files)
 
     def validate_no_conflicts(
@@ -244,7 +247,7 @@ class SnapshotUpdate:
             with_deletes: whether the commit also fails if others deleted the data files.
         """
         self._refuse_closed()
-        self._changes.referenced.append((frame_of(files), with_deletes))
+        self._changes.referenced.append((self._frame(files), with_deletes))
         return self
 
     def validate_partition_specs(self, spec_ids: Iterable[int]) -> Self:
@@ -282,6 +285,13 @@ class SnapshotUpdate:
     def close(self) -> None:
         """Refuse further changes, since the transaction is committed. For `Transaction`."""
         self._closed = True
+
+    def _table(self, files: DataFrame | BaseTable | TableState) -> DataFrame | TableState:
+        table = table_of(files)
+        return table if isinstance(table, TableState) else self._frame(table)
+
+    def _frame(self, files: DataFrame) -> DataFrame:
+        return with_schemes(frame_of(files), self._changes.started.types.locations)
 
     def _refuse_closed(self) -> None:
         if self._closed:

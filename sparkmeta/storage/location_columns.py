@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from sparkmeta.spec.locations import LOCAL
 from sparkmeta.storage.location import S3_SCHEMES
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.spec.locations import Locations
 
 # Scheme, authority and path of a location, for Java's regular expressions.
 _PARTS: Final = r"(?s)^(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/]*))?(.*)$"
@@ -50,3 +53,19 @@ def location_key(location: Column) -> Column:
     has_place = (authority != "") & (scheme != "file")
     place = F.when(has_place, F.concat(F.lit("//"), authority)).otherwise("")
     return F.concat(scheme, F.lit(":"), place, path_key(location))
+
+
+def with_schemes(files: DataFrame, locations: Locations) -> DataFrame:
+    """Return rows of files whose local paths have the scheme with which the table's metadata names them.
+
+    Args:
+        files: rows with the columns of `inspect.files`.
+        locations: how the table's metadata names files.
+    """
+    if not locations.rooted:
+        return files
+    paths = {name: F.col(name) for name in ("file_path", "referenced_data_file") if name in files.columns}
+    local = {name: F.concat(F.lit(LOCAL), path) for name, path in paths.items()}
+    return files.withColumns(
+        {name: F.when(path.startswith("/"), local[name]).otherwise(path) for name, path in paths.items()}
+    )

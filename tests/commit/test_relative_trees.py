@@ -127,6 +127,21 @@ def test_an_upgraded_table_keeps_absolute_locations(spark: SparkSession, tmp_pat
     assert sm.load_table(str(copied), spark=spark).location() == tree.location()
 
 
+def test_paths_are_found_as_they_were_given(spark: SparkSession, tree: sm.Table) -> None:
+    files = "file_path string, file_format string, record_count long, file_size_in_bytes long"
+    added = spark.createDataFrame([("/elsewhere/a.parquet", "PARQUET", 1, 100)], files)
+    with tree.transaction() as tx:
+        tx.update_snapshot().append(added)
+    place = "file:///elsewhere/a.parquet" if tree.location().startswith("file:") else "/elsewhere/a.parquet"
+    table = tree.refresh()
+    assert table.inspect.files().where(f"file_path = '{place}'").count() == 1
+    with pytest.raises(sm.ValidationError, match=r"a\.parquet"), table.transaction() as tx:
+        tx.update_snapshot().append(added)
+    with table.transaction() as tx:
+        tx.update_snapshot().delete(added.select("file_path"))
+    assert table.refresh().inspect.files().where(f"file_path = '{place}'").count() == 0
+
+
 def test_new_files_are_named_by_absolute_locations(spark: SparkSession, tree: sm.Table) -> None:
     """A path without a scheme is of this machine, and so is what a tree with a scheme writes down for it."""
     row = "SELECT '{}' file_path, 'parquet' file_format, 1L record_count, 9L file_size_in_bytes"
