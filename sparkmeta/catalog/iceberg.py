@@ -113,7 +113,8 @@ class IcebergCatalog(Catalog):
         names, session = as_names(identifier, IN_NAMESPACE), resolve_session(spark)
         self._refuse_nested(names[:-1])
         rest = self._rest
-        folder = location or (".".join(names) if rest is not None else self._default_location(names))
+        # A REST catalog chooses the location later: errors name the table.
+        folder = location or (f"rest:{'.'.join(names)}" if rest is not None else self._default_location(names))
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
         if rest is not None:
             _refuse_tree(metadata, names)
