@@ -342,7 +342,7 @@ def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path
     tree.snapshot(added=[removed, other])
     tree.snapshot(existing=[other], deleted=[removed])
     state = tree.load(spark).state
-    names = {Path(path).name for path in planned_paths(unreachable_files(state, {1}))}
+    names = {Path(row.path).name for row in unreachable_files(state, {1}).collect()}
     assert {"x:d1", "x:d2"} <= names
     assert not {name for name in names if name.startswith(("removed", "other"))}
     assert any("removed" in row.path for row in reachable_paths(state).collect())
