@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.entries.counts import live_counts
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.plan.overlap import Flags, overlaps
@@ -79,9 +80,12 @@ def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
 def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> Pairs:
     """Pair the manifests of a manifest list whose deletes are all DVs, which apply within their spec and partition.
 
-    Delete manifests without a partner do not apply. The manifest list must count the entries of all delete manifests.
+    Delete manifests without a partner do not apply. If none has a partner, and one may be mislabelled with a spec, they
+    are left to be read, which refuses it. The manifest list must count the entries of all delete manifests.
     """
     meets = overlaps(data, deletes, state.types.spec_fields)
+    if not meets.any() and len(state.specs) > 1 and _may_be_mislabelled(state, data, deletes):
+        return Pairs(data.slice(0, 0), deletes.slice(0, 0), data, deletes, {})
     order, decoded, held = _in_order(meets, live_counts(deletes).to_numpy())
     delete_ids, data_ids = deletes.column(MANIFEST).to_numpy(), data.column(MANIFEST).to_numpy()
     partners = {int(data_ids[row]): delete_ids[meets[row]].tolist() for row in order if meets[row].any()}
@@ -95,6 +99,23 @@ def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> 
         decoded,
         held,
     )
+
+
+def _may_be_mislabelled(state: TableState, data: pa.Table, lonely: pa.Table) -> bool:
+    """Return whether delete manifests without partners may be of another spec than the manifest list says.
+
+    Tuples of another spec have no values of the spec's fields. No data manifest has the spec, or a field's summary has
+    no bounds.
+    """
+    specs = data.column("partition_spec_id").unique()
+    if not pc.all(pc.is_in(lonely.column("partition_spec_id"), specs)).as_py():
+        return True
+    for spec_id, fields in state.types.spec_fields.items():
+        of_spec = lonely.filter(pc.equal(lonely.column("partition_spec_id"), spec_id))
+        for field_id, _ in fields if len(of_spec) else ():
+            if pc.struct_field(of_spec.column(SUMMARIES), [str(field_id), "lower_bound"]).null_count:
+                return True
+    return False
 
 
 def _in_order(meets: Flags, dvs: np.ndarray[Any, Any]) -> tuple[list[int], int, int]:

@@ -20,7 +20,7 @@ class Oddity:
     """
 
     def __init__(self, chance: Random, *, java: bool = False) -> None:
-        self.chance, self.java = chance, java
+        self.chance, self.java, self.names = chance, java, 0
         self.defined: dict[str, tuple[str, str]] = {}
 
     def schema(self, schema: dict[str, Any], *, drop_ids: bool) -> dict[str, Any]:
@@ -52,7 +52,8 @@ class Oddity:
                 return full
             return json.loads(text)  # written out again, as pyiceberg does
         inner = self.chance.choice([space, "odd.space", "other"]) if kind["type"] == "record" else space
-        name = f"{self.chance.choice('abc')}{len(self.defined)}"
+        self.names += 1
+        name = f"{self.chance.choice('abc')}{self.names}"
         if not self.java and kind["type"] == "fixed" and self.chance.random() < 0.4:
             name = "same"  # of several sizes
         new = {**kind, "name": name}
