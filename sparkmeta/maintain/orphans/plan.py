@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -26,7 +27,7 @@ from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.expiry import refuse_without_gc
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.access import executor_writer
-from sparkmeta.storage.location import is_local, join, path_of
+from sparkmeta.storage.location import is_local, join, local_path, path_of
 from sparkmeta.storage.writing import TEMPORARY_PATTERN
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ class OrphanPlan(Generic[TableT]):
         """
         refuse_without_gc(table.metadata)
         files, needed = files.select(*FILES, "hash"), _needed_paths(table)
+        _refuse_link(table, self.rules.folder, needed)
         by_hash = self._compared(files, needed)
         is_old = F.col("newest") < self.rules.older_than_ms
         if self._lacks_times:
@@ -307,6 +309,21 @@ def plan_orphans(table: TableT, options: OrphanOptions, files: DataFrame | None)
         inventory_files(files)
     rules = OrphanRules(folder, older_than_ms, options.prefix_mismatch_mode, options.shared_location)
     return OrphanPlan(table, rules, files)
+
+
+def _refuse_link(table: BaseTable, folder: Folder, needed: DataFrame) -> None:
+    """Raise ValidationError if a local folder is a link, and the table names files where the link points to.
+
+    Such files are also listed by way of the link, where nothing needs them. A tree with relative locations takes the
+    link for its own location.
+    """
+    path = local_path(folder.location) if is_local(folder.location) else ""
+    target = os.path.realpath(path) if path else ""
+    if target.rstrip("/") == path.rstrip("/"):
+        return
+    for row in needed.where(folder.key_of(F.col("path")).startswith(join(target, ""))).limit(1).collect():
+        problem = f"{path} is a link to {target}, where the table has the file {row.path}: open the table there"
+        raise ValidationError(f"{table.full_name}: {problem}")
 
 
 def _hash() -> Column:
