@@ -102,7 +102,7 @@ def unnumbered(table: HandmadeTable) -> Broken:
 
 def deletes_among_data(table: HandmadeTable) -> Broken:
     table.add(0, 0, position_deletes("x:p0"))
-    return "leaf-content", "m0.avro", "content of p0 is 1"
+    return "leaf-content", "m0.avro", "content of x:p0 is 1"
 
 
 def another_spec(table: HandmadeTable) -> Broken:
@@ -122,25 +122,25 @@ def short(table: HandmadeTable) -> Broken:
 
 
 def swapped_summary(table: HandmadeTable) -> Broken:
-    table.add(0, 1, *(data(part, partition={"part": part}) for part in "ab"))
+    table.add(0, 1, *(data(f"x:{part}", partition={"part": part}) for part in "ab"))
     listed(table, lambda rows: rows[0]["partitions"][0].update(lower_bound=b"b", upper_bound=b"a"))
     return "bounds-order", "m0.avro", "partitions.1000.lower_bound is 'b'"
 
 
 def cut_summary(table: HandmadeTable) -> Broken:
-    table.add(0, 1, *(data(part, partition={"part": part}) for part in "ab"))
+    table.add(0, 1, *(data(f"x:{part}", partition={"part": part}) for part in "ab"))
     listed(table, lambda rows: rows[0]["partitions"][0].update(upper_bound=b"b\xc3"))
     return "bounds-value", "m0.avro", "partitions.1000.upper_bound is b'b\\xc3'"
 
 
 def without_columns(table: HandmadeTable) -> Broken:
     table.add(1, 0, equality_deletes("x:e0", ids=()))
-    return "entry-fields", "m0.avro", "equality_ids of e0 is []"
+    return "entry-fields", "m0.avro", "equality_ids of x:e0 is []"
 
 
 def twice(table: HandmadeTable) -> Broken:
     table.add(0, 0, data("file:///x/d0")).add(0, 0, data("file:///x/d0"))
-    return "one-entry-per-file", "x:d0", "2"
+    return "one-entry-per-file", "d0", "2"
 
 
 def two_vectors(table: HandmadeTable) -> Broken:
