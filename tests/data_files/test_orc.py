@@ -46,7 +46,7 @@ def nested(micros: list[int | None]) -> pa.Table:
 
 
 def write(table: pa.Table, path: Path, codec: str = "zlib", rows: int = 10**6) -> None:
-    options: Any = SimpleNamespace(codec=codec, group_bytes=1 << 16)
+    options: Any = SimpleNamespace(codec=codec, group_bytes=1 << 16, orc_strategy="speed")
     output = OrcOutput(path.open("wb"), table.schema, options, "the table")
     try:
         for place in range(0, len(table), rows):
