@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.spec.locations import LOCAL
 from sparkmeta.storage.location import S3_SCHEMES
 
@@ -64,8 +65,11 @@ def with_schemes(files: DataFrame, locations: Locations) -> DataFrame:
     """
     if not locations.rooted:
         return files
-    paths = {name: F.col(name) for name in ("file_path", "referenced_data_file") if name in files.columns}
-    local = {name: F.concat(F.lit(LOCAL), path) for name, path in paths.items()}
-    return files.withColumns(
-        {name: F.when(path.startswith("/"), local[name]).otherwise(path) for name, path in paths.items()}
+    columns = [sql.quoted(name) for name in files.columns]
+    paths = {sql.quoted(name) for name in ("file_path", "referenced_data_file")}
+    return files.selectExpr(
+        *(
+            f"if(startswith({name}, '/'), '{LOCAL}' || {name}, {name}) AS {name}" if name in paths else name
+            for name in columns
+        )
     )

@@ -238,12 +238,12 @@ def renamed(spark: SparkSession, *files: File) -> DataFrame:
 @pytest.mark.parametrize(
     ("row_filter", "isolation", "conflict"),
     [
-        ("s = 'a' and id >= 10", "serializable", "added data that may match: /data/a2"),
+        ("s = 'a' and id >= 10", "serializable", "added data that may match: file:///data/a2"),
         ("s = 'a'", "snapshot", None),
         ("s = 'a' and id < 10", "serializable", None),
-        ("s = 'b' and id >= 10", "snapshot", "removed a data file that may match: /data/b2"),
+        ("s = 'b' and id >= 10", "snapshot", "removed a data file that may match: file:///data/b2"),
         ("s = 'b' and id < 10", "serializable", None),
-        ("s = 'c'", "serializable", "added data that may match: /data/c1"),
+        ("s = 'c'", "serializable", "added data that may match: file:///data/c1"),
     ],
 )
 def test_what_was_read_before_an_upgrade(
@@ -256,7 +256,7 @@ def test_what_was_read_before_an_upgrade(
     update = tx.update_snapshot().append(renamed(table.state.spark, File("z1")))
     update.validate_no_conflicts(row_filter, from_snapshot_id=first, isolation=isolation)  # type: ignore[arg-type]
     if conflict is None:
-        assert "/data/z1" in planned(tx.commit())
+        assert "file:///data/z1" in planned(tx.commit())
     else:
         with pytest.raises(CommitConflictError, match=conflict):
             tx.commit()
@@ -270,7 +270,7 @@ def test_a_pick_of_what_was_staged_before_an_upgrade(upgraded: tuple[sm.Table, i
     with in_memory(table).transaction() as tx:
         tx.manage_snapshots().cherry_pick(staged.snapshot_id).commit()
     assert {path: len(deletes) for path, deletes in planned(tx.commit()).items()} == {
-        f"/data/{name}": 0 for name in ("a1", "a2", "b1", "c1", "d1")
+        f"file:///data/{name}": 0 for name in ("a1", "a2", "b1", "c1", "d1")
     }
     assert tx.commit().check().collect() == []
 
