@@ -26,7 +26,8 @@ PROPERTIES = {"write.tree.direct-files": "1", "write.tree.inline-vector-bytes": 
 
 def files(spark: SparkSession, names: str) -> DataFrame:
     rows = [
-        {"file_path": name, "file_format": "PARQUET", "record_count": 10, "file_size_in_bytes": 100} for name in names
+        {"file_path": f"x:{name}", "file_format": "PARQUET", "record_count": 10, "file_size_in_bytes": 100}
+        for name in names
     ]
     return local_frame(spark, pa.Table.from_pylist(rows))
 
@@ -43,7 +44,9 @@ def commit_everything(table: sm.Table, spark: SparkSession) -> sm.Table:
     assert table.state.tree is not None
     assert table.state.tree.manifest_dvs.column("location").null_count == 0
     table = table.maintenance.compact_manifests().commit()
-    assert [row[0] for row in table.scan().plan_files().select("file_path").sort("file_path").collect()] == [*"bdefg"]
+    assert [row[0] for row in table.scan().plan_files().select("file_path").sort("file_path").collect()] == [
+        f"x:{name}" for name in "bdefg"
+    ]
     return table
 
 

@@ -138,7 +138,7 @@ def test_committers_of_a_rest_catalog(rest_uri: str, tmp_path: Path, soak: bool)
         swap = open_operations(f"rest+{proxy.uri}", tmp_path)
         assert isinstance(swap, RestOperations)
         swap.catalog.create_namespace(swap.identifier[:-1])
-        create_rest_table(swap.catalog, swap.identifier, new_table("table"), f"file://{tmp_path}/table")
+        create_rest_table(swap.catalog, swap.identifier, new_table("/table"), f"file://{tmp_path}/table")
         proxy.faults = [chance.choice(ways) if chance.random() < 0.25 else None for _ in range(100 * commits * WORKERS)]
         run("metadata", f"rest+{proxy.uri}", tmp_path, commits, kills)
         posted = len(proxy.sent("POST"))

@@ -62,7 +62,7 @@ def empty(version: int = 2) -> TableMetadata:
     from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
     from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-    return new_metadata("table", SCHEMA, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, version)
+    return new_metadata("/table", SCHEMA, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, QUICK, version)
 
 
 def tagged(metadata: TableMetadata) -> TableMetadata:

@@ -283,6 +283,10 @@ def spec_of(table: sm.Table) -> tuple[int, list[str]]:
     return table.metadata.default_spec_id, [field.name for field in table.spec().fields]
 
 
+def local(path: str) -> str:
+    return path.removeprefix("file://")
+
+
 def plan_of(table: sm.Table, snapshot: Snapshot) -> dict[str, tuple[Planned, int | None]]:
     """Data file -> its planned row and its first row id."""
     deletes = F.transform("deletes", lambda delete: F.struct(*(delete[name] for name in _DELETE)))
@@ -301,12 +305,16 @@ def plan_of(table: sm.Table, snapshot: Snapshot) -> dict[str, tuple[Planned, int
     for row in rows.select(*columns, deletes.alias("deletes")).collect():
         names = specs[row.spec_id]
         tuple_of = row.partition.asDict() if row.partition is not None else {}
-        applied = [Delete(*delete) for delete in row.deletes or []]
+        # Version 4 spells local paths with their scheme.
+        texts = [
+            [local(value) if isinstance(value, str) else value for value in delete] for delete in row.deletes or []
+        ]
+        applied = [Delete(*values) for values in texts]
         assert len(applied) == len(set(applied))
         planned = Planned(row.record_count, row.file_size_in_bytes, row.data_sequence_number, row.spec_id,
                           tuple((name, tuple_of[name]) for name in names), frozenset(applied))  # fmt: skip
-        assert row.file_path not in by_path
-        by_path[row.file_path] = (planned, row.first_row_id)
+        assert local(row.file_path) not in by_path
+        by_path[local(row.file_path)] = (planned, row.first_row_id)
     return by_path
 
 

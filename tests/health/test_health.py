@@ -40,7 +40,7 @@ SIZED = {"file_size_in_bytes": LARGE, "record_count": 100}
 
 def file(path: str, part: str = "x", **values: Any) -> dict[str, Any]:
     """A data file that is large enough."""
-    return data(path, partition={"part": part}, **{**SIZED, **long_bounds(0, 9), **values})
+    return data(f"x:{path}", partition={"part": part}, **{**SIZED, **long_bounds(0, 9), **values})
 
 
 def healthy(folder: Path, **values: Any) -> HandmadeTable:

@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "all": ({}, {"rewrite_all": "false"}, "rewrite_all is 'false': expected true or false"),
     "none": ({}, {"min_input_files": None}, "min_input_files is None: expected a whole number of 1 or more"),
     "granularity": ({"write.delete.granularity": "row"}, {}, "granularity is 'row': expected file or partition"),
-    "codec": ({"write.parquet.compression-codec": "zip"}, {}, "compression-codec is 'zip': expected zstd, gzip"),
+    "codec": ({"write.parquet.compression-codec": "zip"}, {}, "compression-codec is 'zip': expected uncompressed"),
     "target": (
         {"write.delete.target-file-size-bytes": "1k"},
         {},
