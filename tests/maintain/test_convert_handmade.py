@@ -168,6 +168,6 @@ def test_entries_that_a_tree_cannot_hold(spark: SparkSession, tmp_path: Path) ->
     table = HandmadeTable(tmp_path, summaries=True)
     table.add(0, 0, data("x:f0", 1), data("x:f1", None, status=0))
     upgraded = loaded(spark, table).maintenance.upgrade(4).commit()
-    problem = r"m0\.avro: version_info.sequence_number is None: the entry of f1 has none"
+    problem = r"m0\.avro: version_info.sequence_number is None: the entry of x:f1 has none"
     with pytest.raises(ValidationError, match=problem):
         upgraded.maintenance.compact_manifests().commit()
