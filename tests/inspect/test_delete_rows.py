@@ -116,7 +116,7 @@ def parquet(columns: dict[str, tuple[int, pa.Array]]) -> bytes:
 
 def plain(kind: str) -> bytes:
     """A delete file of two positions in the file format."""
-    paths, positions = pa.array(["a", "b"]), pa.array([5, 1 << 40])
+    paths, positions = pa.array(["x:a", "x:b"]), pa.array([5, 1 << 40])
     if kind == "PARQUET":
         return parquet({"x": (2147483546, paths), "y": (2147483545, positions)})
     target = io.BytesIO()
@@ -131,7 +131,7 @@ def plain(kind: str) -> bytes:
                 {"name": "pos", "type": "long", "field-id": 2147483545},
             ],
         }
-        records = [{"file_path": a, "pos": b} for a, b in zip(["a", "b"], [5, 1 << 40], strict=True)]
+        records = [{"file_path": a, "pos": b} for a, b in zip(["x:a", "x:b"], [5, 1 << 40], strict=True)]
         fastavro.writer(target, schema, records, codec="deflate")
     return target.getvalue()
 
@@ -139,7 +139,7 @@ def plain(kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["PARQUET", "ORC", "AVRO"])
 def test_formats(kind: str) -> None:
     rows = read(plain(kind), kind, [entry()])
-    assert [(row["file_path"], row["pos"], row["row"]) for row in rows] == [("a", 5, None), ("b", 1 << 40, None)]
+    assert [(row["file_path"], row["pos"], row["row"]) for row in rows] == [("x:a", 5, None), ("x:b", 1 << 40, None)]
     assert {key: rows[0][key] for key in ("partition", "spec_id", "delete_file_path", "content_offset")} == {
         "partition": {"p": "x"},
         "spec_id": 3,
@@ -165,7 +165,7 @@ def deleted_rows() -> pa.Array:
 def test_deleted_rows_in_the_present_schema() -> None:
     data = parquet(
         {
-            "file_path": (2147483546, pa.array(["a", "b"])),
+            "file_path": (2147483546, pa.array(["x:a", "x:b"])),
             "pos": (2147483545, pa.array([0, 1])),
             "row": (2147483544, deleted_rows()),
         }
@@ -204,7 +204,7 @@ def test_deleted_rows_of_avro(attributes: dict[str, str]) -> None:
     schema = delete_schema(row)
     target = io.BytesIO()
     values = {"id": 4, "days": [1], "m": [{"key": "k", "value": 1.5}]}
-    fastavro.writer(target, schema, [{"file_path": "a", "pos": 1, "row": values}])
+    fastavro.writer(target, schema, [{"file_path": "x:a", "pos": 1, "row": values}])
     [deleted] = read(target.getvalue(), "AVRO", [entry()])
     assert {**deleted["row"], "days": [str(day) for day in deleted["row"]["days"]]} == {
         "id": 4,
@@ -216,7 +216,7 @@ def test_deleted_rows_of_avro(attributes: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("kind", ["PARQUET", "AVRO"])
 def test_deleted_rows_with_dates_that_became_timestamps(kind: str) -> None:
-    days, types = {"a": 18262, "b": -1, "c": None}, {1: "timestamp", 2: "timestamptz", 3: "timestamp_ns"}
+    days, types = {"x:a": 18262, "x:b": -1, "x:c": None}, {1: "timestamp", 2: "timestamptz", 3: "timestamp_ns"}
     row = RowField(0, "struct", tuple(RowField(field_id, name) for field_id, name in types.items()))
     shown = pa.struct(
         [pa.field("t", pa.timestamp("us")), pa.field("tz", pa.timestamp("us", "UTC")), pa.field("ns", pa.int64())]
@@ -246,7 +246,7 @@ def test_deleted_rows_with_dates_that_became_timestamps(kind: str) -> None:
         data = target.getvalue()
     schema = SCHEMA.set(SCHEMA.get_field_index("row"), pa.field("row", shown))
     deleted = read(data, kind, [entry(record_count=3)], DeleteRows(schema, row, LOCATIONS))
-    naive = {"a": dt.datetime.fromisoformat("2020-01-01"), "b": dt.datetime.fromisoformat("1969-12-31")}
+    naive = {"x:a": dt.datetime.fromisoformat("2020-01-01"), "x:b": dt.datetime.fromisoformat("1969-12-31")}
     expected = [
         {"t": at, "tz": at.replace(tzinfo=dt.UTC), "ns": days[path] * 86_400 * 10**9} for path, at in naive.items()
     ]
@@ -259,7 +259,7 @@ def test_deleted_rows_of_avro_with_maps() -> None:
     row = {"type": "record", "name": "r", "fields": [{"name": "m", "field-id": 4, "type": strings}]}
     schema = delete_schema(row)
     target = io.BytesIO()
-    records = [{"file_path": "a", "pos": place, "row": {"m": {"k": 1.5, str(place): 2.5}}} for place in range(2)]
+    records = [{"file_path": "x:a", "pos": place, "row": {"m": {"k": 1.5, str(place): 2.5}}} for place in range(2)]
     fastavro.writer(target, schema, records)
     deleted = read(target.getvalue(), "AVRO", [entry()])
     assert [row["row"]["m"] for row in deleted] == [[("k", 1.5), ("0", 2.5)], [("k", 1.5), ("1", 2.5)]]
@@ -312,7 +312,7 @@ def test_types_of_deleted_rows_of_avro(name: str) -> None:
     stored, iceberg, shown, value, expected = AVRO_TYPES[name]
     columns = [{"name": "v", "type": ["null", stored], "default": None, "field-id": 1}]
     target = io.BytesIO()
-    records = [{"file_path": "a", "pos": place, "row": {"v": each}} for place, each in enumerate([value, None])]
+    records = [{"file_path": "x:a", "pos": place, "row": {"v": each}} for place, each in enumerate([value, None])]
     fastavro.writer(target, delete_schema({"type": "record", "name": "r", "fields": columns}), records)
     schema = SCHEMA.set(SCHEMA.get_field_index("row"), pa.field("row", pa.struct([pa.field("v", shown)])))
     task = DeleteRows(schema, RowField(0, "struct", (RowField(1, iceberg),)), LOCATIONS)
@@ -370,9 +370,9 @@ def test_positions_of_avro_are_read_without_the_rows() -> None:
         "fields": [{"name": "m", "field-id": 4, "type": {"type": "map", "values": "int"}}],
     }
     target = io.BytesIO()
-    fastavro.writer(target, delete_schema(row), [{"file_path": "a", "pos": 3, "row": {"m": {"k": 1}}}])
+    fastavro.writer(target, delete_schema(row), [{"file_path": "x:a", "pos": 3, "row": {"m": {"k": 1}}}])
     [(paths, positions)] = delete_rows.deleted_positions(target.getvalue(), "AVRO", "f", LOCATIONS)
-    assert (paths.to_pylist(), positions.to_pylist()) == (["a"], [3])
+    assert (paths.to_pylist(), positions.to_pylist()) == (["x:a"], [3])
     [batch] = records_with_ids(target.getvalue(), "f", [2147483545])
     assert batch.schema.names == ["pos"]
 
@@ -437,8 +437,8 @@ def test_what_is_no_delete_file(kind: str) -> None:
 
 
 def test_required_columns() -> None:
-    missing = parquet({"x": (2147483546, pa.array(["a"]))})
-    null = parquet({"x": (2147483546, pa.array(["a"])), "y": (2147483545, pa.array([None], pa.int64()))})
+    missing = parquet({"x": (2147483546, pa.array(["x:a"]))})
+    null = parquet({"x": (2147483546, pa.array(["x:a"])), "y": (2147483545, pa.array([None], pa.int64()))})
     for bad in (missing, null):
         with pytest.raises(CorruptFileError, match="pos"):
             read(bad, "PARQUET", [entry()])

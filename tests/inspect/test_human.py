@@ -101,8 +101,7 @@ def test_every_day_of_the_calendar() -> None:
 
 
 def test_malformed_bytes() -> None:
-    with pytest.raises(ValueError, match="0x01 is not a value of type int"):
-        human_strings(pa.array([b"\x01"], pa.binary()), "identity", "int")
+    assert human_strings(pa.array([b"\x01"], pa.binary()), "identity", "int").to_pylist() == ["null"]
 
 
 @pytest.mark.java

@@ -211,7 +211,6 @@ def test_all_manifests_add_the_snapshot() -> None:
     [
         (manifest(partition_spec_id=4), "partition_spec_id"),
         (manifest(partitions=[]), "0 field summaries"),
-        (manifest(partitions=[summary(None, b"x")]), "partitions.lower_bound"),
         (manifest(content=1, added_files_count=None), "added_delete_files_count"),
     ],
 )
