@@ -59,7 +59,7 @@ def stats(rng: random.Random, part: int) -> dict[str, Any]:
 def leaves(table: str, rng: random.Random) -> Iterator[pa.Table]:
     """The root's entries for the leaves; in the files there is an entry each, which is what a delete looks for."""
     for number in range(LEAVES):
-        entry = {"content_type": 0, "location": f"/data/{number}", "file_format": "parquet",
+        entry = {"content_type": 0, "location": f"file:///data/{number}", "file_format": "parquet",
                  "version_info": {"status": 1}, "partition_spec_id": 0, "record_count": 100_000,
                  "file_size_in_bytes": 10, "content_stats": {str(PART): {"lower_bound": 0}}}  # fmt: skip
         entries = pa.Table.from_pylist([entry], schema=tree_schema(TYPES))
@@ -83,7 +83,7 @@ def test_a_hundredth_of_a_manifest(spark: SparkSession, tmp_path: Path) -> None:
     table, folder = tx.commit(), tmp_path / "table" / "metadata"
     before = {path.name for path in folder.iterdir()}
     with table.transaction() as tx:
-        tx.update_snapshot().delete(cast("Any", ArrowFrame(pa.table({"file_path": ["/data/7"]}))))
+        tx.update_snapshot().delete(cast("Any", ArrowFrame(pa.table({"file_path": ["file:///data/7"]}))))
     new = {path.name: path.stat().st_size for path in folder.iterdir() if path.name not in before}
     assert len(new) == 2
     assert sum(new.values()) <= HUNDREDTH
