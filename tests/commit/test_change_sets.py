@@ -125,7 +125,7 @@ class World:
 
     def name(self, what: str) -> str:
         self.count += 1
-        return f"/data/{what} {self.count}"
+        return f"file:///data/{what} {self.count}"
 
     def data(self, **values: Any) -> Row:
         records = self.rng.randrange(1, 20)
