@@ -151,7 +151,7 @@ class World:
         )
         path.write_bytes(file.data)
         return [
-            {"content": 1, "file_path": str(path), "file_format": "PUFFIN", "spec_id": 0,
+            {"content": 1, "file_path": path.as_uri(), "file_format": "PUFFIN", "spec_id": 0,
              "partition": self.model.data[of]["partition"] if of in self.model.data else {"s": "a", "id_bucket": 0},
              "record_count": len(positions[of]), "file_size_in_bytes": len(file.data), "referenced_data_file": of,
              "content_offset": place.offset, "content_size_in_bytes": place.length}

@@ -108,14 +108,12 @@ def test_partition_values_from_before_a_promotion(later: str, expected: Any) -> 
 def test_damage() -> None:
     good = manifest(entry(0))
     no_file = manifest({"status": 1}, schema=pa.schema([field("status", pa.int32(), 0)]))
-    bad_bound = manifest(entry(0, lower_bounds=[(1, b"abc")]))
     for bad in (
         b"",
         b"PAR1",
         good[:-5],
         b"PAR1" + bytes(50) + b"PAR1",
         no_file,
-        bad_bound,
         manifest(entry(0, status=9)),
     ):
         with pytest.raises(CorruptFileError, match=r"m\.parquet"):
