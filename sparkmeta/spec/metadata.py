@@ -229,7 +229,7 @@ def _defaults(node: JsonNode, version: int) -> dict[str, Any]:
     """Return values for the missing keys that have a default."""
     defaults: dict[str, Any] = _v1_defaults(node) if version == 1 else {}
     if version >= 4 and not node.has("location"):
-        defaults["location"] = node.location.rpartition("/")[0].removesuffix("/metadata")
+        defaults["location"] = node.location.rpartition("/")[0].removesuffix("/metadata") or "/"
     if not node.has("refs"):
         defaults["refs"] = {}
     return defaults

@@ -256,7 +256,9 @@ class Run:
 
     def check_filter(self, table: sm.Table, name: str) -> None:
         text, part, below = random_filter(self.rng)
-        planned = {row.file_path for row in table.scan(text).use_ref(name).plan_files().select("file_path").collect()}
+        planned = {
+            local(row.file_path) for row in table.scan(text).use_ref(name).plan_files().select("file_path").collect()
+        }
         files = self.snapshots[self.refs[name]].files.values()
         assert planned == {file.path for file in files if not file.content and matches(file, part, below) != "none"}, (
             text
@@ -324,7 +326,7 @@ _DELETE = ("file_path", "content_offset", "record_count", "data_sequence_number"
 def changes_of(table: sm.Table, start: int | None, snapshot: Snapshot) -> set[tuple[Any, ...]]:
     rows = table.file_changes(start, snapshot.snapshot_id, columns=["content", "file_path", "content_offset"])
     changes = [
-        (row.snapshot_id, *Change(row.change_type, row.content, row.file_path, row.content_offset,
+        (row.snapshot_id, *Change(row.change_type, row.content, local(row.file_path), row.content_offset,
                                   None if row.added_positions is None else tuple(row.added_positions)))
         for row in rows.collect()
     ]  # fmt: skip
