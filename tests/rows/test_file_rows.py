@@ -621,7 +621,7 @@ def test_writers_of_deletes_check_where_older_vectors_are(tmp_path: Path, change
 
 def test_position_deletes_of_another_file(tmp_path: Path) -> None:
     path = numbers(tmp_path / "f.parquet")
-    foreign = write_position_deletes(tmp_path / "d.parquet", [("other", 1)])
+    foreign = write_position_deletes(tmp_path / "d.parquet", [("x:other", 1)])
     assert len(read(ROWS, part(path, 5, deletes=[delete_of(foreign)]))) == 5
     with pytest.raises(CorruptFileError, match="file_path is 'x:other'"):
         read(ROWS, part(path, 5, deletes=[delete_of(foreign, referenced_data_file=str(path))]))
