@@ -41,8 +41,8 @@ def check_list(state: TableState) -> DataFrame:
         broken = Broken(error.location, error.field, error.value, error.problem)
         of_list = pa.Table.from_pylist([violation("manifest-list", broken)], schema=VIOLATIONS)
         return local_frame(state.spark, of_list)
-    found = [violation(rule, broken) for rule, find in LIST_RULES for broken in find(state)]
-    frames = [local_frame(state.spark, pa.Table.from_pylist(found, schema=VIOLATIONS))]
+    violations = [violation(rule, broken) for rule, find in LIST_RULES for broken in find(state)]
+    frames = [local_frame(state.spark, pa.Table.from_pylist(violations, schema=VIOLATIONS))]
     if len(manifests):
         projection = state.projection(CHECKED_COLUMNS)
         types, version = state.types, state.metadata.format_version

@@ -72,8 +72,8 @@ class ManifestChecks:
         """
         for batch in batches:
             for row in batch.to_pylist():
-                found = [violation(rule, broken) for rule, broken in self._checked(row)]
-                yield pa.RecordBatch.from_pylist(found, schema=VIOLATIONS)
+                violations = [violation(rule, broken) for rule, broken in self._checked(row)]
+                yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
     def files(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the entries of manifests as rows of `projection.schema`; none of one that can't be decoded."""
