@@ -289,7 +289,8 @@ class Scan:
             ValidationError: metadata or deletes contradict each other.
             NotFoundError: a manifest or delete file is missing.
         """
-        rows = read_rows(self.row_scan, self._choice)
+        with translated_errors():
+            rows = read_rows(self.row_scan, self._choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     def count(self) -> int:

@@ -61,16 +61,16 @@ ROWS = [
 ]
 
 
-def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches as they are, which must have the types of `SCHEMA`."""
-    for batch in batches:
-        assert [field.type for field in batch.schema] == [field.type for field in SCHEMA]
-        yield batch
-
-
 @pytest.mark.connect
 def test_values_pass_through_spark(spark: SparkSession) -> None:
     table = pa.Table.from_pylist(ROWS, SCHEMA)
+
+    # A local function: Spark sends it whole, also to workers without this module.
+    def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            assert [field.type for field in batch.schema] == [field.type for field in table.schema]
+            yield batch
+
     frame = local_frame(spark, table)
     assert [kind for _, kind in frame.dtypes[: len(PRIMITIVES)]] == [name for _, _, name in PRIMITIVES]
     assert frame.schema == spark_schema(SCHEMA)

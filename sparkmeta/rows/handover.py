@@ -90,7 +90,7 @@ def read_files(
         filtered: whether a filter uses all of `extra`, regardless of what is selected. This makes positions cheaper.
 
     Raises:
-        NotFoundError: a file is missing. With a log, or Spark Connect, Spark raises its own when the DataFrame runs.
+        NotFoundError: a file is missing. With a log, Spark raises its own error when the DataFrame runs.
         SettingError: the setting asks for a log with Spark Connect.
     """
     way = settings.file_handover
