@@ -270,9 +270,9 @@ def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Tabl
     if access.tasks is not None:
         decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks, locations), _MASKED_WORDS)
     else:
-        locations = units.column("location").unique().to_pylist()
-        keys = pa.table({"path": [*map(spark_path_key, locations)], "units": _by_location(units)})
-        contents = binary_files(spark, locations).join(F.broadcast(local_frame(spark, keys)), "path")
+        delete_files = units.column("location").unique().to_pylist()
+        keys = pa.table({"path": [*map(spark_path_key, delete_files)], "units": _by_location(units)})
+        contents = binary_files(spark, delete_files).join(F.broadcast(local_frame(spark, keys)), "path")
         decoded = map_arrow(contents.select("content", "units"), partial(_decode_contents, locations), _MASKED_WORDS)
     if units.column("data_file").null_count:
         paths = files.table.select(["file_path"]).rename_columns(["data_file"])
