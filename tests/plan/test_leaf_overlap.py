@@ -174,7 +174,7 @@ def test_deletes_of_files_in_the_root_are_opened(tree: TreeTable, spark: SparkSe
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=deletes)
     unlink(deletes[0])
-    assert plan(tree.load(spark), "id = 7") == {"x:d2": ["eb"], "x:d3": ["eNone"]}
+    assert plan(tree.load(spark), "id = 7") == {"x:d2": ["x:eb"], "x:d3": ["x:eNone"]}
 
 
 @pytest.mark.parametrize("lacks", ["stats", "bounds", "affinity"])
@@ -198,10 +198,10 @@ def test_what_is_not_known_keeps_delete_leaves(tree: TreeTable, spark: SparkSess
 def test_global_deletes_apply_to_every_partition(tmp_path: Path, spark: SparkSession) -> None:
     tree = TreeTable(tmp_path / "t", BY_PART, others=[PartitionSpec(spec_id=1)])
     leaves = [tree.leaf(f"m{number}", numbered(f"x:d{number}", "a", number)) for number in range(2)]
-    deletes = tree.leaf("x", delete_of(tree, "e", "zzz").with_fields(partition_spec_id=1))
+    deletes = tree.leaf("x", delete_of(tree, "x:e", "zzz").with_fields(partition_spec_id=1))
     tree.snapshot(added=leaves)
     tree.snapshot(existing=leaves, added=[deletes])
-    assert plan(tree.load(spark), "id = 1") == {"x:d1": ["e"]}
+    assert plan(tree.load(spark), "id = 1") == {"x:d1": ["x:e"]}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -79,7 +79,7 @@ def test_the_first_rows_and_rows_one_by_one_need_no_shuffle(table: Table) -> Non
     scan = table.scan("id = 12")
     assert len(scan.plan_files().limit(2).collect()) == 2
     paths = [row["file_path"] for row in scan.iter_files()]
-    assert sorted(paths) == [f"{part}{place}10" for part in "ab" for place in range(3)]
+    assert sorted(paths) == [f"x:{part}{place}10" for part in "ab" for place in range(3)]
 
 
 @pytest.mark.parametrize("named", [0, 8])
@@ -167,7 +167,7 @@ def test_a_mask_that_no_kept_entry_needs_is_not_opened(
     scan = table.scan("id in (8, 10, 50)")
     assert scan.report().data_manifests.scanned == 2
     Path(masks[1].location.removeprefix("file:")).write_bytes(b"no Puffin file")
-    assert [row["file_path"] for row in scan.plan_files().collect()] == ["10", "50"]
+    assert [row["file_path"] for row in scan.plan_files().collect()] == ["x:10", "x:50"]
     with pytest.raises(PythonException, match=re.escape(masks[1].location)):
         table.scan("id = 51").plan_files().collect()
 
@@ -209,7 +209,7 @@ def test_a_driver_that_is_to_read_nothing_makes_masks_of_inline_vectors_only(
             capsys.readouterr()
             plan.explain("formatted")
             assert ("ArrowEvalPython" in capsys.readouterr().out) == puffin
-            assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == ["0", "2", "4"]
+            assert sorted(row["file_path"] for row in plan.select("file_path").collect()) == ["x:0", "x:2", "x:4"]
     finally:
         spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
 
