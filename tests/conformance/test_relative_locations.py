@@ -209,10 +209,9 @@ def test_a_table_shows_the_same_with_relative_locations(
         assert orphans(table) == {path.removeprefix(str(folders[share])) for path in planted[folders[share]]}
     trees = {share: table.maintenance.upgrade(4).commit() for share, table in tables.items()}
     changed: dict[float, Any] = {}
-    for share, tree in trees.items():
-        tree.append(tree.scan().to_df().limit(3))
-        tree.delete("id in (1, 4, 7, 10)")
-        tree.refresh().maintenance.compact_manifests().commit()
+    for share, upgraded in trees.items():
+        tree = upgraded.append(upgraded.scan().to_df().limit(3)).delete("id in (1, 4, 7, 10)")
+        tree.maintenance.compact_manifests().commit()
         after = sm.load_table(tree.location(), spark=spark)
         rows = sorted(row.id for row in after.scan().select("id").to_df().collect())
         plan = after.maintenance.expire_snapshots(older_than=soon(), retain_last=1)
@@ -251,7 +250,7 @@ def test_nothing_acts_on_a_relative_location_of_an_earlier_version(spark: SparkS
         lambda: table.scan().to_df().collect(),
         lambda: table.inspect.files().collect(),
         lambda: table.inspect.all_entries().collect(),
-        lambda: table.maintenance.remove_orphan_files(older_than=datetime.now(UTC)).commit(),
+        lambda: table.maintenance.remove_orphan_files(older_than=datetime.now(UTC) - timedelta(days=2)).commit(),
         lambda: catalog.purge_table("db.t").commit(),
         lambda: table.delete("id = 1"),
     ]
