@@ -23,10 +23,9 @@ from pyiceberg.catalog import load_catalog
 from rich.console import Console
 
 import sparkmeta as sm
-from sparkmeta.cli.commands import PLANNED_FILES, TASKS
-from sparkmeta.cli.describe import facts
+from sparkmeta.cli.commands import PLANNED_FILES, TASKS, facts
 from sparkmeta.cli.output import TextColumn, print_facts, print_rows, progress, text_width
-from sparkmeta.cli.session import cli_session
+from sparkmeta.cli.source import cli_session
 from sparkmeta.cli.tables import METADATA_TABLES
 
 if TYPE_CHECKING:

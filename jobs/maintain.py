@@ -19,9 +19,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from sparkmeta.cli.upkeep import print_results
+from sparkmeta.cli.maintain import print_results
+from sparkmeta.cli.schedule import read_config
 from sparkmeta.errors import ValidationError
-from sparkmeta.schedule.config import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,9 +22,8 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.cli.errors import report_error
 from sparkmeta.cli.job import add_table_arguments, argument, load_job_table
-from sparkmeta.cli.output import JSON_OPTIONS, text_ids
+from sparkmeta.cli.output import JSON_OPTIONS, report_error, text_ids
 from sparkmeta.cli.source import moment_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sparkmeta.cli.job import add_branch_argument, job_parser, run_job
-from sparkmeta.cli.rewrite_data import FLAGS, NUMBERS, TEXTS
+from sparkmeta.cli.maintain import FLAGS, NUMBERS, TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkmeta.catalog import Catalog, load_catalog
+    from sparkmeta.commit.compaction import CompactionPlan, CompactionSummary
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.commit.transaction import Transaction
-    from sparkmeta.compact.plan import CompactionPlan, CompactionSummary
     from sparkmeta.errors import (
         CatalogError,
         CommitConflictError,
@@ -47,21 +47,20 @@ if TYPE_CHECKING:
         ValidationError,
         ViewAlreadyExistsError,
     )
-    from sparkmeta.health.report import HealthReport
-    from sparkmeta.inspect.drawing import Drawing
+    from sparkmeta.inspect.draw import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
-    from sparkmeta.maintain.downgrade.plan import DowngradePlan, DowngradeSummary
+    from sparkmeta.maintain.downgrade import DowngradePlan, DowngradeSummary
+    from sparkmeta.maintain.health import HealthReport
     from sparkmeta.maintain.leaf_map import LeafMap
     from sparkmeta.maintain.maintenance import Maintenance
-    from sparkmeta.maintain.partition_statistics.plan import PartitionStatsPlan, PartitionStatsSummary
-    from sparkmeta.maintain.table_statistics.plan import TableStatsPlan, TableStatsSummary
-    from sparkmeta.maintain.undo_upgrade import UndoUpgradePlan
-    from sparkmeta.maintain.upgrade import UpgradePlan, UpgradeSummary
+    from sparkmeta.maintain.partition_statistics import PartitionStatsPlan, PartitionStatsSummary
+    from sparkmeta.maintain.rewrite_manifests import ManifestRewritePlan, ManifestRewriteSummary
+    from sparkmeta.maintain.table_statistics import TableStatsPlan, TableStatsSummary
+    from sparkmeta.maintain.upgrade import UndoUpgradePlan, UpgradePlan, UpgradeSummary
     from sparkmeta.plan.report import ScanReport
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
-    from sparkmeta.rewrite.manifests.plan import ManifestRewritePlan, ManifestRewriteSummary
     from sparkmeta.scan import Scan
-    from sparkmeta.service.options import ServeOptions
+    from sparkmeta.service.access import ServeOptions
     from sparkmeta.service.server import Service, serve
     from sparkmeta.session import local_session, materialize
     from sparkmeta.settings import Settings
@@ -140,34 +139,34 @@ __all__ = [
 _HOMES = {
     "Catalog": "catalog",
     "ChangelogScan": "range_scan",
-    "CompactionPlan": "compact.plan",
-    "CompactionSummary": "compact.plan",
-    "DowngradePlan": "maintain.downgrade.plan",
-    "DowngradeSummary": "maintain.downgrade.plan",
-    "Drawing": "inspect.drawing",
-    "HealthReport": "health.report",
+    "CompactionPlan": "commit.compaction",
+    "CompactionSummary": "commit.compaction",
+    "DowngradePlan": "maintain.downgrade",
+    "DowngradeSummary": "maintain.downgrade",
+    "Drawing": "inspect.draw",
+    "HealthReport": "maintain.health",
     "IncrementalScan": "range_scan",
     "InspectTable": "inspect.inspect_table",
     "LeafMap": "maintain.leaf_map",
     "Maintenance": "maintain.maintenance",
     "ManageSnapshots": "commit.manage_snapshots",
-    "ManifestRewritePlan": "rewrite.manifests.plan",
-    "ManifestRewriteSummary": "rewrite.manifests.plan",
+    "ManifestRewritePlan": "maintain.rewrite_manifests",
+    "ManifestRewriteSummary": "maintain.rewrite_manifests",
     "Merge": "write.merge",
-    "PartitionStatsPlan": "maintain.partition_statistics.plan",
-    "PartitionStatsSummary": "maintain.partition_statistics.plan",
+    "PartitionStatsPlan": "maintain.partition_statistics",
+    "PartitionStatsSummary": "maintain.partition_statistics",
     "RowTransaction": "write.transaction",
     "Scan": "scan",
     "ScanReport": "plan.report",
-    "ServeOptions": "service.options",
+    "ServeOptions": "service.access",
     "Service": "service.server",
     "Settings": "settings",
     "SnapshotUpdate": "commit.snapshot_update",
     "Table": "table",
-    "TableStatsPlan": "maintain.table_statistics.plan",
-    "TableStatsSummary": "maintain.table_statistics.plan",
+    "TableStatsPlan": "maintain.table_statistics",
+    "TableStatsSummary": "maintain.table_statistics",
     "Transaction": "commit.transaction",
-    "UndoUpgradePlan": "maintain.undo_upgrade",
+    "UndoUpgradePlan": "maintain.upgrade",
     "UpgradePlan": "maintain.upgrade",
     "UpgradeSummary": "maintain.upgrade",
     "View": "views.view",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
-from sparkmeta.rows.appended import appended_entries, read_appended
+from sparkmeta.rows.changed_files import appended_entries, read_appended
 from sparkmeta.rows.changelog import Changelog, fields_of_rows, read_changelog
 from sparkmeta.scan import Scan, register_view
 

@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.transform_terms import has_transforms
+from sparkmeta.columns.terms import has_transforms
 from sparkmeta.errors import (
     InvalidArgumentError,
     InvalidFilterError,
@@ -27,18 +27,14 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.plan.choose import Choice, choose
-from sparkmeta.plan.entries import read_entries
 from sparkmeta.plan.files import count_files, plan_files, plan_schema
-from sparkmeta.plan.filter import ScanFilter
-from sparkmeta.plan.match import match_deletes
-from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
+from sparkmeta.plan.filter import PrunedManifests, ScanFilter, live_files, prune_manifests
+from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
-from sparkmeta.plan.task_json import PARTITION_JSON, partition_json, task_json
-from sparkmeta.plan.tasks import SplitPlanning, plan_tasks
-from sparkmeta.rows.count import count_rows
+from sparkmeta.plan.tasks import PARTITION_JSON, SplitPlanning, partition_json, plan_tasks, task_json
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, read_rows
+from sparkmeta.rows.read import RowScan, count_rows, read_rows
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
@@ -294,7 +290,7 @@ class Scan:
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     def count(self) -> int:
-        """Count the live rows that match the filter; see `rows.count`.
+        """Count the live rows that match the filter; see `rows.read`.
 
         Raises:
             ValidationError: as `to_df`.

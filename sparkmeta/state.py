@@ -22,18 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import manifests_of_list
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
-from sparkmeta.manifests.reader import ManifestReader
-from sparkmeta.manifests.snapshot_manifests import read_manifest_list, root_location
+from sparkmeta.manifests.reader import ManifestReader, read_manifest_list, root_location
 from sparkmeta.manifests.types import TableTypes
+from sparkmeta.manifests.v4.layout import stats_of_fields
 from sparkmeta.manifests.v4.root import Root, read_root
 from sparkmeta.manifests.v4.tree_manifests import Tree, tree_manifest_files, tree_manifests
-from sparkmeta.manifests.v4.types import stats_of_fields
 from sparkmeta.session import in_use
 from sparkmeta.settings import Settings, settings
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.access import FileAccess
+from sparkmeta.storage.files import FileAccess
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.manifests.placement import Placement
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
-    from sparkmeta.spec.snapshot import SnapshotLogEntry
+    from sparkmeta.spec.metadata_model import SnapshotLogEntry
     from sparkmeta.storage.files import Files
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
-from sparkmeta.changes.check import check
-from sparkmeta.changes.file_changes import file_changes
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.commit.write_target import session_branch_to_read
 from sparkmeta.errors import NoSuchTableError
+from sparkmeta.inspect.check import check
 from sparkmeta.inspect.draw import draw
+from sparkmeta.inspect.file_changes import file_changes
 from sparkmeta.inspect.inspect_table import InspectTable
 from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.operations.filesystem import FileSystemOperations
@@ -29,7 +29,7 @@ from sparkmeta.settings import iceberg_catalogs
 from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.summary import summary_of
 from sparkmeta.state import TableState
-from sparkmeta.storage.access import files_for
+from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import absolute
 from sparkmeta.write.row_table import RowTable
 
@@ -41,12 +41,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
-    from sparkmeta.inspect.drawing import Drawing
+    from sparkmeta.inspect.draw import Drawing
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
-    from sparkmeta.spec.builders import UpdateSortOrder
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
-    from sparkmeta.spec.snapshot import SnapshotLogEntry
-    from sparkmeta.spec.update_schema import UpdateSchema
+    from sparkmeta.spec.metadata_model import SnapshotLogEntry
+    from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
     from sparkmeta.spec.updates import UpdateSpec
     from sparkmeta.storage.files import Files
 

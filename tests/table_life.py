@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.schedule.jobs import BY_NAME
+from sparkmeta.cli.schedule import BY_NAME
 from sparkmeta.session import local_frame, map_arrow, prepare_environment
 from sparkmeta.storage.location import local_path
 from tests.maintain.test_expire import files_below, soon

@@ -20,7 +20,7 @@ from sparkmeta import load_table
 from sparkmeta.cli import main
 from sparkmeta.cli.output import TextColumn, cell, print_rows, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
-from sparkmeta.inspect.units import byte_size
+from sparkmeta.inspect.human import byte_size
 from tests.handmade import HandmadeTable, data
 from tests.peers.slices import SOAK
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
@@ -427,14 +427,14 @@ def test_any_error_is_one_line(run, location, monkeypatch):
     def bug(*_: object) -> None:
         raise KeyError("a bug\nof several lines")
 
-    monkeypatch.setattr("sparkmeta.cli.describe.description", bug)
+    monkeypatch.setattr("sparkmeta.cli.commands.description", bug)
     assert one_error(run("describe", location, "-o", "json", code=1)).startswith("KeyError: 'a bug")
     result = CliRunner().invoke(main, ["describe", location, "-o", "json", "--verbose"])
     assert isinstance(result.exception, KeyError)
 
 
 def test_no_catalog(run, monkeypatch):
-    monkeypatch.setattr("sparkmeta.cli.session.cli_session", lambda *_, **__: pytest.fail("Spark starts"))
+    monkeypatch.setattr("sparkmeta.cli.source.cli_session", lambda *_, **__: pytest.fail("Spark starts"))
     for command in ("serve", "tables"):
         assert one_error(run(command, code=1)).startswith("no catalog is named, and the configuration has no catalog")
 

@@ -1,27 +1,33 @@
-"""Read the Avro object container: header, block frames and compressed blocks. Every length is checked.
-
-Blocks are found without decoding records, so that tasks can decode parts of a large manifest, and know the ordinals of
-their records from the counts of the blocks before.
-"""
+"""The Avro object container: headers and compressed blocks, with every length checked, and rows as Arrow batches."""
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import fastavro
+import numpy as np
 import pyarrow as pa
 
-from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.avro.schema import ARROW_PRIMITIVES, by_field_ids, expanded_schema
+from sparkmeta.entries.arrays import field_id, with_field_id
+from sparkmeta.errors import CorruptFileError, SparkmetaError, UnsupportedError
 
 if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
+
+
+# -- Read the Avro object container: header, block frames and compressed blocks. Every length is checked --------------
+# Blocks are found without decoding records, so that tasks can decode parts of a large manifest, and know the ordinals
+# of their records from the counts of the blocks before.
 
 
 class Windows:
@@ -347,3 +353,225 @@ _INFLATERS: dict[str, Callable[[memoryview], bytes | bytearray]] = {
     "bzip2": _bzip2,
     "xz": _xz,
 }
+
+
+# -- Write the Avro object container: its header, and blocks of encoded records ---------------------------------------
+
+
+# Inflated bytes of a block, as in Java's library. Readers split a file at its blocks.
+_BLOCK_BYTES: Final = 64_000
+
+
+def container_header(schema: Mapping[str, Any], codec: str, properties: Mapping[str, str], sync: bytes) -> bytes:
+    """Return the header of a file.
+
+    Args:
+        schema: the Avro schema of its records.
+        codec: the name of the codec in Avro.
+        properties: more key-value metadata.
+        sync: the sync marker, 16 random bytes.
+    """
+    pairs = {"avro.schema": json.dumps(schema), "avro.codec": codec, **properties}
+    texts = (_text(part) for pair in pairs.items() for part in pair)
+    return MAGIC + _long(len(pairs)) + b"".join(texts) + _long(0) + sync
+
+
+def container_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes], sync: bytes) -> Iterator[bytes]:
+    """Yield the blocks of encoded records.
+
+    Args:
+        records: the records.
+        pack: compresses; see `container.deflater`.
+        sync: the sync marker of the header.
+    """
+    for count, packed in packed_blocks(records, pack):
+        yield _long(count) + _long(len(packed)) + packed + sync
+
+
+def packed_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of records in each block, and their compressed bytes, which are adjacent in Arrow."""
+    offsets = np.frombuffer(records.buffers()[1], np.int32)[records.offset : records.offset + len(records) + 1]
+    data = memoryview(records.buffers()[2])
+    first = 0
+    while first < len(records):
+        end = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK_BYTES, "right")) - 1)
+        yield end - first, pack(data[offsets[first] : offsets[end]])
+        first = end
+
+
+def _text(value: str) -> bytes:
+    return _long(len(value.encode())) + value.encode()
+
+
+def _long(value: int) -> bytes:
+    """Encode a non-negative number in Avro's zigzag form."""
+    remaining, encoded = value << 1, bytearray()
+    while remaining > 0x7F:
+        encoded.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    return bytes([*encoded, remaining])
+
+
+# -- Read Avro files of rows as Arrow batches, one per block: data files, delete files and partition statistics
+# Spark tasks import this module, so it imports little.
+
+
+# Logical types whose values are read as numbers, since Python's dates end in the year 9999.
+_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
+}
+_DEEPEST = 64
+
+
+class AvroFile:
+    """An Avro file of rows.
+
+    Attributes:
+        schema: The Arrow schema, with field ids where Arrow's Parquet reader puts them.
+        avro_schema: The schema in the header, with named types written out.
+    """
+
+    def __init__(self, data: Data, location: str) -> None:
+        """Read the header.
+
+        Args:
+            data: The bytes of the file, which may be read in windows.
+            location: The file, for error messages.
+
+        Raises:
+            CorruptFileError: The file has no valid header.
+            UnsupportedError: A column has a type that Iceberg does not have.
+        """
+        self._data, self._location = data, location
+        self._header = read_header(data, location)
+        try:
+            self.avro_schema: Any = expanded_schema(self._header.schema, location)
+            self._writer_schema = fastavro.parse_schema(_raw(self.avro_schema))
+            self.schema = pa.schema(list(_Types(location).of(self.avro_schema)))
+        except SparkmetaError:
+            raise
+        except Exception as error:
+            raise CorruptFileError(location, "avro.schema", type(error).__name__, str(error)[:200]) from error
+
+    def refuse_without_ids(self) -> None:
+        """Raise CorruptFileError if a field of a record lacks an id or shares it, or an array's items take no bytes."""
+        by_field_ids(self.avro_schema, self._location)
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the named columns, block by block.
+
+        Raises:
+            CorruptFileError: A block is damaged.
+        """
+        schema = pa.schema([self.schema.field(name) for name in names])
+        for block in read_blocks(self._data, self._header, self._location):
+            stream = io.BytesIO(inflate(self._data, block, self._header, self._location))
+            try:
+                records: list[Any] = [
+                    fastavro.schemaless_reader(stream, self._writer_schema, None) for _ in range(block.count)
+                ]
+            except Exception as error:
+                problem = f"a record can't be decoded: {type(error).__name__} {error}"[:200]
+                raise CorruptFileError(self._location, "block", block.offset, problem) from error
+            if stream.read(1):
+                raise CorruptFileError(self._location, "block", block.offset, "bytes are left after its last record")
+            columns = [pa.array([record[field.name] for record in records], field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def records_with_ids(data: bytes, location: str, ids: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a file in which every field must have an id, such as a position delete file.
+
+    Args:
+        data: the bytes of the file.
+        location: the file, for error messages.
+        ids: the ids of the columns to read, by default all.
+
+    Raises:
+        CorruptFileError: a field of a record lacks an id or shares it, or a block is damaged.
+        UnsupportedError: a column has a type that Iceberg does not have.
+    """
+    file = AvroFile(data, location)
+    file.refuse_without_ids()
+    yield from file.batches([field.name for field in file.schema if ids is None or field_id(field) in ids])
+
+
+class _Types:
+    """Converts Avro types of an expanded schema to Arrow types."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+
+    def of(self, schema: Any, depth: int = 0) -> pa.DataType:
+        if depth > _DEEPEST:
+            raise CorruptFileError(self._location, "avro.schema", depth, "its types are nested too deeply")
+        if isinstance(schema, list):
+            return self._union(schema, depth)
+        if isinstance(schema, str):
+            return ARROW_PRIMITIVES[schema]
+        kind = schema["type"]
+        if isinstance(kind, (dict, list)):
+            return self.of(kind, depth + 1)
+        return self._complex(kind, schema, depth)
+
+    def _complex(self, kind: str, schema: dict[str, Any], depth: int) -> pa.DataType:
+        match kind:
+            case "record":
+                fields = [self._field(field, depth) for field in schema["fields"]]
+                if len({field.name for field in fields}) < len(fields):
+                    problem = "two fields have one name"
+                    raise CorruptFileError(self._location, "avro.schema", schema.get("name"), problem)
+                return pa.struct(fields)
+            case "array":
+                return self._array(schema, depth)
+            case "map":
+                key = with_field_id(pa.field("key", pa.string(), nullable=False), schema.get("key-id"))
+                value = self.of(schema["values"], depth + 1)
+                return pa.map_(key, with_field_id(pa.field("value", value), schema.get("value-id")))
+            case "enum":
+                return pa.string()
+        if schema.get("logicalType") == "decimal":
+            return pa.decimal128(schema["precision"], schema.get("scale", 0))
+        if kind == "fixed":
+            return pa.binary(schema["size"])
+        logical = str(schema.get("logicalType"))
+        if schema.get("adjust-to-utc") is False and logical.startswith("timestamp-"):
+            logical = f"local-{logical}"
+        return _LOGICAL.get((kind, logical), ARROW_PRIMITIVES[kind])
+
+    def _union(self, branches: list[Any], depth: int) -> pa.DataType:
+        others = [branch for branch in branches if branch != "null"]
+        if len(others) > 1:
+            raise UnsupportedError(f"{self._location}: a column is a union of {len(others)} Avro types")
+        return self.of(others[0] if others else "null", depth + 1)
+
+    def _array(self, schema: dict[str, Any], depth: int) -> pa.DataType:
+        """Return the type of an array, or of a map stored as an array of pairs because its keys are not strings."""
+        items = self.of(schema["items"], depth + 1)
+        if schema.get("logicalType") == "map":
+            return pa.map_(items.field("key").with_nullable(False), items.field("value"))
+        return pa.list_(with_field_id(pa.field("element", items), schema.get("element-id")))
+
+    def _field(self, field: dict[str, Any], depth: int) -> pa.Field:
+        return with_field_id(pa.field(field["name"], self.of(field["type"], depth + 1)), field.get("field-id"))
+
+
+def _raw(schema: Any) -> Any:
+    """Return a schema without logical types except decimals, so that fastavro returns numbers and bytes."""
+    if isinstance(schema, list):
+        return list(map(_raw, schema))
+    if not isinstance(schema, dict):
+        return schema
+    dropped = () if schema.get("logicalType") == "decimal" else ("logicalType",)
+    return {key: _raw(value) if key in _PARTS else value for key, value in schema.items() if key not in dropped}
+
+
+_PARTS = ("type", "items", "values", "fields")

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkmeta.avro import execute as ops
 from sparkmeta.avro import machine
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, smallest_size
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.arrays import EntryProjection
 from sparkmeta.entries.records import field_type, projected_fields
 from sparkmeta.spec.entry import DATA_FILE_FIELD_ID, METRICS_MAP_IDS, METRICS_MAPS, PARTITION_FIELD_ID, STATS_SOURCES
 
@@ -50,7 +49,7 @@ class NotCompilable(Exception):  # noqa: N818  not an error, since the caller ha
     """A type that the machine does not support."""
 
 
-class Column(NamedTuple):
+class ProjectedColumn(NamedTuple):
     """The column of a projected value.
 
     Attributes:
@@ -80,9 +79,9 @@ class Program:
     code: np.ndarray[Any, Any]
     columns: int
     smallest_record: int
-    fields: dict[int, Column]
-    partition: dict[int, Column]
-    metrics: dict[tuple[int, int], Column]
+    fields: dict[int, ProjectedColumn]
+    partition: dict[int, ProjectedColumn]
+    metrics: dict[tuple[int, int], ProjectedColumn]
     marks: tuple[int, ...]
 
 
@@ -116,14 +115,14 @@ class _Compiler:
         self._code: list[list[int]] = []
         self._tables: list[tuple[int, list[int]]] = []
         self._columns = 0
-        self._fields: dict[int, Column] = {}
-        self._partition: dict[int, Column] = {}
-        self._metrics: dict[tuple[int, int], Column] = {}
+        self._fields: dict[int, ProjectedColumn] = {}
+        self._partition: dict[int, ProjectedColumn] = {}
+        self._metrics: dict[tuple[int, int], ProjectedColumn] = {}
 
     def program(self) -> Program:
         for field in self._schema.entry["fields"]:
             self._entry_field(field_id_of(field), field["type"])
-        self._emit(ops.END)
+        self._emit(machine.END)
         smallest = smallest_size(self._schema.entry, self._sizes)
         by_field = (self._fields, self._partition, self._metrics, tuple(self._marks))
         return Program(self._linked(), self._columns, smallest, *by_field)
@@ -132,14 +131,14 @@ class _Compiler:
         """Return the code followed by its tables."""
         flat = [word for instruction in self._code for word in instruction]
         for number, table in self._tables:
-            place = number * ops.WIDTH
+            place = number * machine.WIDTH
             flat[place + 2] = (len(flat) - place) * _WORD
             flat += table
         return np.array(flat, np.int64)
 
     def _emit(self, op: int, *operands: int) -> int:
         """Append an instruction, and return its number."""
-        self._code.append([op, *operands, *[0] * (ops.WIDTH - 1 - len(operands))])
+        self._code.append([op, *operands, *[0] * (machine.WIDTH - 1 - len(operands))])
         return len(self._code) - 1
 
     def _set_targets(self, *numbers: int) -> None:
@@ -177,7 +176,7 @@ class _Compiler:
     def _mark(self, place: int) -> None:
         for _ in range(self._asked_marks.count(place)):
             self._marks.append(self._column())
-            self._emit(ops.READ_FIXED, self._marks[-1], 0)
+            self._emit(machine.READ_FIXED, self._marks[-1], 0)
 
     def _partition_tuple(self, record: Any) -> None:
         for field in record["fields"]:
@@ -190,32 +189,32 @@ class _Compiler:
     def _field(self, field_id: int, kind: Any) -> None:
         self._fields[field_id] = self._value(kind, field_type(field_id))
 
-    def _value(self, kind: Any, arrow: pa.DataType) -> Column:
+    def _value(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:
         column = self._described(_present(kind), arrow)
         self._union_or(kind, lambda one: self._read(one, column))
         return column
 
-    def _described(self, kind: Any, arrow: pa.DataType) -> Column:
+    def _described(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:
         avro = self._name(kind)
         if pa.types.is_list(arrow):
             if avro != "array" or self._name(kind["items"]) not in _NUMBERS:
                 raise NotCompilable(kind)
-            return Column(self._column(), avro)
+            return ProjectedColumn(self._column(), avro)
         if avro not in _READABLE.get(arrow.id, ()):
             raise NotCompilable(kind)
-        return Column(self._column(), avro)
+        return ProjectedColumn(self._column(), avro)
 
-    def _read(self, kind: Any, column: Column) -> None:
+    def _read(self, kind: Any, column: ProjectedColumn) -> None:
         if column.avro in _NUMBERS:
-            self._emit(ops.READ_NUMBER, column.slot)
+            self._emit(machine.READ_NUMBER, column.slot)
         elif column.avro in _FIXED_SIZES:
-            self._emit(ops.READ_BITS, column.slot, _FIXED_SIZES[column.avro])
+            self._emit(machine.READ_BITS, column.slot, _FIXED_SIZES[column.avro])
         elif column.avro in _BYTES:
-            self._emit(ops.READ_BYTES, column.slot)
+            self._emit(machine.READ_BYTES, column.slot)
         elif column.avro == "fixed":
-            self._emit(ops.READ_FIXED, column.slot, self._size(kind))
+            self._emit(machine.READ_FIXED, column.slot, self._size(kind))
         else:
-            self._emit(ops.READ_ITEMS, column.slot, ops.NUMBERS, 1)
+            self._emit(machine.READ_ITEMS, column.slot, machine.NUMBERS, 1)
 
     def _metrics_map(self, map_id: int, kind: Any) -> None:
         avro, value = self._pair(kind)
@@ -224,10 +223,10 @@ class _Compiler:
         kinds = (machine.TEXT_KEY if avro == "map" else 0) | (machine.BYTES_VALUE if value == "bytes" else 0)
         keyed = self._keys if map_id in STATS_SOURCES.values() else []
         if map_id in self._whole:
-            column = self._fields[map_id] = Column(self._column(), "map", kinds)
-            self._emit(ops.READ_ITEMS, column.slot, ops.PAIRS, kinds)
+            column = self._fields[map_id] = ProjectedColumn(self._column(), "map", kinds)
+            self._emit(machine.READ_ITEMS, column.slot, machine.PAIRS, kinds)
             if keyed:
-                self._emit(ops.BACK, column.slot)
+                self._emit(machine.BACK, column.slot)
         if keyed:
             self._read_keys(map_id, keyed, kinds)
 
@@ -240,11 +239,11 @@ class _Compiler:
     def _read_keys(self, map_id: int, keys: list[int], kinds: int) -> None:
         value = "bytes" if kinds & machine.BYTES_VALUE else "long"
         columns = {key: self._column() for key in keys}
-        self._metrics.update({(map_id, key): Column(index, value) for key, index in columns.items()})
+        self._metrics.update({(map_id, key): ProjectedColumn(index, value) for key, index in columns.items()})
         size = 8
         while size < 4 * len(keys):
             size *= 2
-        number = self._emit(ops.READ_KEYS, size - 1, 0, kinds)
+        number = self._emit(machine.READ_KEYS, size - 1, 0, kinds)
         self._tables.append((number, _hash_table(columns, size)))
 
     # Any type
@@ -264,16 +263,16 @@ class _Compiler:
             each: emits a branch.
             null: the reason to fail in the null branch; 0 to continue.
         """
-        number = self._emit(ops.UNION, len(branches))
+        number = self._emit(machine.UNION, len(branches))
         targets = [-1] * len(branches)
         jumps: list[int] = []
         read = [place for place, branch in enumerate(branches) if branch != "null" or null]
         for place in read:
             if place != read[0]:
-                jumps.append(self._emit(ops.JUMP))
+                jumps.append(self._emit(machine.JUMP))
             targets[place] = len(self._code)
             if branches[place] == "null":
-                self._emit(ops.FAIL, null)
+                self._emit(machine.FAIL, null)
             else:
                 each(branches[place])
         self._set_targets(*jumps)
@@ -283,9 +282,9 @@ class _Compiler:
     def _skip(self, kind: Any) -> None:
         avro = self._name(kind)
         if avro in _NUMBERS:
-            self._emit(ops.SKIP_NUMBER)
+            self._emit(machine.SKIP_NUMBER)
         elif avro in _BYTES:
-            self._emit(ops.SKIP_BYTES)
+            self._emit(machine.SKIP_BYTES)
         elif avro == "union":
             self._union(kind, self._skip)
         elif avro == "record":
@@ -294,26 +293,26 @@ class _Compiler:
         elif avro in {"array", "map"}:
             self._skip_items(["string", kind["values"]] if avro == "map" else [kind["items"]])
         elif size := self._size(kind):
-            self._emit(ops.SKIP_FIXED, size)
+            self._emit(machine.SKIP_FIXED, size)
 
     def _skip_items(self, item: list[Any]) -> None:
         leaves = [self._name(leaf) for kind in item for leaf in _leaves(kind)]
         if all(leaf in _NUMBERS for leaf in leaves):
-            self._emit(ops.SKIP_ITEMS, ops.NUMBERS, len(leaves))
+            self._emit(machine.SKIP_ITEMS, machine.NUMBERS, len(leaves))
         elif len(leaves) == 2 and all(leaf in _NUMBERS | _BYTES for leaf in leaves):
             kinds = machine.TEXT_KEY * (leaves[0] in _BYTES) | machine.BYTES_VALUE * (leaves[1] in _BYTES)
-            self._emit(ops.SKIP_ITEMS, ops.PAIRS, kinds)
+            self._emit(machine.SKIP_ITEMS, machine.PAIRS, kinds)
         elif all(leaf == "fixed" or leaf in _FIXED_SIZES for leaf in leaves):
             size = sum(self._size(leaf) for kind in item for leaf in _leaves(kind))
-            self._emit(ops.SKIP_ITEMS, ops.FIXED, size)
+            self._emit(machine.SKIP_ITEMS, machine.FIXED, size)
         else:
             self._skip_loop(item)
 
     def _skip_loop(self, item: list[Any]) -> None:
-        loop = self._emit(ops.LOOP, 0, sum(smallest_size(kind, self._sizes) for kind in item))
+        loop = self._emit(machine.LOOP, 0, sum(smallest_size(kind, self._sizes) for kind in item))
         for kind in item:
             self._skip(kind)
-        self._emit(ops.LOOP_END, _distance(len(self._code), loop))
+        self._emit(machine.LOOP_END, _distance(len(self._code), loop))
         self._set_targets(loop)
 
     def _name(self, kind: Any) -> str:
@@ -332,7 +331,7 @@ class _Compiler:
 
 def _distance(number: int, target: int) -> int:
     """Return the distance from one instruction to another in bytes."""
-    return (target - number) * ops.WIDTH * _WORD
+    return (target - number) * machine.WIDTH * _WORD
 
 
 def _present(kind: Any) -> Any:

@@ -6,8 +6,7 @@ from pyiceberg.utils.config import Config
 
 from sparkmeta.catalog.base import Catalog
 from sparkmeta.catalog.filesystem import FileSystemCatalog
-from sparkmeta.catalog.iceberg import IcebergCatalog, is_configured
-from sparkmeta.catalog.spark_catalogs import spark_catalog
+from sparkmeta.catalog.iceberg import IcebergCatalog, is_configured, spark_catalog
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.storage.location import absolute
 

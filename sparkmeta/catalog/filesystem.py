@@ -11,8 +11,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
-from sparkmeta.catalog.folders import first_names, folder_of
-from sparkmeta.catalog.names import as_names
+from sparkmeta.catalog.names import as_names, first_names, folder_of
 from sparkmeta.catalog.views import FileSystemViews
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import (
@@ -29,7 +28,7 @@ from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
 from sparkmeta.session import resolve_session
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.access import warehouse_io
+from sparkmeta.storage.files import warehouse_io
 from sparkmeta.storage.location import join
 from sparkmeta.table import open_table
 

@@ -1,12 +1,13 @@
-"""pyiceberg's catalogs. They only locate metadata files, since pyiceberg can't read all of them."""
+"""pyiceberg's catalogs, also those of Spark's configuration. They only locate metadata files."""
 
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
@@ -24,6 +25,7 @@ from sparkmeta.operations.catalog_errors import catalog_errors, errors_of_catalo
 from sparkmeta.operations.rest import (
     LoadedTable,
     RestOperations,
+    TimedRestCatalog,
     create_rest_table,
     load_rest_table,
     refuse_missing_namespace,
@@ -31,13 +33,13 @@ from sparkmeta.operations.rest import (
     rename_rest_table,
     rest_table_exists,
 )
-from sparkmeta.operations.rest_client import TimedRestCatalog
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
-from sparkmeta.session import resolve_session
+from sparkmeta.session import resolve_session, running_session
+from sparkmeta.settings import ICEBERG_CATALOG, iceberg_catalogs
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.access import files_for
-from sparkmeta.storage.vended import VendedIO, expiry
+from sparkmeta.storage.content import VendedIO, expiry
+from sparkmeta.storage.files import files_for
 from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
@@ -54,6 +56,109 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
     from sparkmeta.table import Table
+
+
+# -- Catalogs of Spark's own configuration, `spark.sql.catalog.<name>`, in the properties of pyiceberg ----------------
+
+
+_TYPES: Final = {"hadoop": "hadoop", "hive": "hive", "rest": "rest", "glue": "glue", "jdbc": "sql"}
+_CLASSES: Final = {
+    "org.apache.iceberg.hadoop.HadoopCatalog": "hadoop",
+    "org.apache.iceberg.hive.HiveCatalog": "hive",
+    "org.apache.iceberg.rest.RESTCatalog": "rest",
+    "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
+    "org.apache.iceberg.jdbc.JdbcCatalog": "jdbc",
+}
+# What Spark's catalog is if neither its type nor its class is set.
+_DEFAULT_TYPE: Final = "hive"
+# pyiceberg chooses the FileIO of a location by its scheme, as these do or are chosen.
+_FILE_IOS: Final = {
+    f"org.apache.iceberg.{name}"
+    for name in ("aws.s3.S3FileIO", "hadoop.HadoopFileIO", "io.ResolvingFileIO", "gcp.gcs.GCSFileIO",
+                 "azure.adlsv2.ADLSFileIO")
+}  # fmt: skip
+# Properties that decide who is trusted, what is opened or who may commit, and that pyiceberg lacks.
+_UNMAPPED: Final = re.compile(
+    r"client\.(?:factory|credentials-provider.*|assume-role\..+)|hadoop\..+|lock-impl|rest\.client\..+|"
+    r"s3\.(?:client-factory-impl|access-grants\..+)"
+)
+_JDBC: Final = re.compile(r"jdbc:(?:(?P<server>postgresql)://(?P<place>.+)|sqlite:(?:file:)?(?P<file>/.+))")
+_AUTH_TYPES: Final = {"none": {}, "oauth2": {}, "sigv4": {"rest.sigv4-enabled": "true"}}
+
+
+def spark_catalog(name: str) -> dict[str, str] | None:
+    """Return pyiceberg's properties for the Iceberg catalog of this name in the running session's configuration.
+
+    Returns:
+        None if no session runs, or Spark has no Iceberg catalog of the name.
+
+    Raises:
+        UnsupportedError: pyiceberg has no equal of a type, class or property of the catalog. The message names it.
+        InvalidArgumentError: a property is missing.
+    """
+    session = running_session()
+    properties = iceberg_catalogs(session).get(name) if session is not None else None
+    return None if properties is None else _translated(name, properties)
+
+
+def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
+    known = dict(properties)
+    kind = _kind(name, known)
+    for key in sorted(known):
+        if _UNMAPPED.fullmatch(key):
+            _refuse(name, key, known[key] if key.endswith(("-impl", "factory")) else None)
+    if (file_io := known.pop("io-impl", None)) is not None and file_io not in _FILE_IOS:
+        _refuse(name, "io-impl", file_io)
+    if (auth := known.pop("rest.auth.type", None)) is not None:
+        if auth.lower() not in _AUTH_TYPES:
+            _refuse(name, "rest.auth.type", auth)
+        known |= _AUTH_TYPES[auth.lower()]
+    path_style = known.pop("s3.path-style-access", "false").lower() == "true"
+    if "s3.endpoint" in known and not path_style:
+        # Java puts the bucket into the host unless it is told otherwise, pyiceberg into the path of another endpoint.
+        known.setdefault("s3.force-virtual-addressing", "true")
+    if kind == "jdbc":
+        known["uri"] = _database(name, known)
+    return known | {"type": _TYPES[kind]}
+
+
+def _kind(name: str, known: dict[str, str]) -> str:
+    given, implementation = known.pop("type", ""), known.pop("catalog-impl", "")
+    if implementation and implementation not in _CLASSES:
+        _refuse(name, "catalog-impl", implementation)
+    kind = _CLASSES[implementation] if implementation else given.lower() or _DEFAULT_TYPE
+    if kind not in _TYPES:
+        _refuse(name, "type", given)
+    if kind != "glue" and not known.get(needed := "warehouse" if kind == "hadoop" else "uri"):
+        raise InvalidArgumentError(f"catalog {name}: {ICEBERG_CATALOG}{name}.{needed} is not set")
+    return kind
+
+
+def _database(name: str, known: dict[str, str]) -> str:
+    """Return the address of a database as SQLAlchemy has it, with the user and password of the properties."""
+    from sqlalchemy import make_url
+
+    match = _JDBC.fullmatch(known["uri"])
+    if match is None:
+        _refuse(name, "uri", known["uri"].partition("://")[0].partition("?")[0])
+    if match["file"]:
+        return f"sqlite:///{match['file']}"
+    url = make_url(f"postgresql+psycopg2://{match['place']}")
+    user, password = known.pop("jdbc.user", None), known.pop("jdbc.password", None)
+    if user is not None:
+        url = url.set(username=user, password=password)
+    return url.render_as_string(hide_password=False)
+
+
+def _refuse(name: str, key: str, value: str | None) -> NoReturn:
+    what = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
+    raise UnsupportedError(
+        f"catalog {name}: {what}, which pyiceberg has no equal of: load the catalog with properties of pyiceberg, as "
+        f"in load_catalog({name!r}, type=..., uri=...)"
+    )
+
+
+# -- pyiceberg's catalogs. They only locate metadata files, since pyiceberg can't read all of them --------------------
 
 
 class Located(NamedTuple):
@@ -139,7 +244,7 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
             if (glue := self._glue) is not None:
-                from sparkmeta.operations.glue import register_glue_table
+                from sparkmeta.operations.pointer import register_glue_table
 
                 register_glue_table(glue, names, load_version(files, metadata_location))
                 return self.load_table(names, session)
@@ -177,7 +282,7 @@ class IcebergCatalog(Catalog):
         self._refuse_nested(new_names[:-1])
         with catalog_errors(self.pyiceberg, names):
             if (glue := self._glue) is not None:
-                from sparkmeta.operations.glue import rename_glue_table
+                from sparkmeta.operations.pointer import rename_glue_table
 
                 rename_glue_table(glue, names, new_names)
                 return self.load_table(new_names, spark)
@@ -321,11 +426,11 @@ class IcebergCatalog(Catalog):
     ) -> PointerOperations | None:
         """Return the operations of a table whose catalog stores the location of any metadata file."""
         if self._is_sql:
-            from sparkmeta.operations.sql import SqlOperations
+            from sparkmeta.operations.pointer import SqlOperations
 
             return SqlOperations(cast("SqlCatalog", self.pyiceberg), names, files, table_uuid)
         if (glue := self._glue) is not None:
-            from sparkmeta.operations.glue import GlueOperations
+            from sparkmeta.operations.pointer import GlueOperations
 
             return GlueOperations(glue, names, files, table_uuid)
         return None

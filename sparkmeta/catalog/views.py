@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pyspark.sql import SparkSession
 
-from sparkmeta.catalog.folders import first_names, folder_of
-from sparkmeta.catalog.names import as_names
+from sparkmeta.catalog.names import as_names, first_names, folder_of
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
 from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
 from sparkmeta.session import resolve_session, running_session
-from sparkmeta.spec.view_updates import new_view
-from sparkmeta.storage.access import files_for
-from sparkmeta.storage.files import IOFiles, LocalFiles
+from sparkmeta.spec.view_metadata import new_view
+from sparkmeta.storage.files import IOFiles, LocalFiles, files_for
 from sparkmeta.storage.location import is_local, join
 from sparkmeta.views.view import Definition, View, as_version
 
@@ -29,10 +27,10 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
 
-    from sparkmeta.operations.rest_views import RestViewOperations
+    from sparkmeta.operations.rest import RestViewOperations
     from sparkmeta.operations.view_operations import LoadedView, ViewOperations
     from sparkmeta.storage.files import Files
-    from sparkmeta.views.base_view import ViewCatalog
+    from sparkmeta.views.view import ViewCatalog
 
 
 class ViewStore(Protocol):
@@ -258,7 +256,7 @@ class RestViews:
         return (location or "").rstrip("/")
 
     def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
-        from sparkmeta.operations.rest_views import list_rest_views
+        from sparkmeta.operations.rest import list_rest_views
 
         return list_rest_views(self.pyiceberg, namespace)
 
@@ -269,6 +267,6 @@ class RestViews:
         self._rest(names).drop()
 
     def _rest(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> RestViewOperations:
-        from sparkmeta.operations.rest_views import RestViewOperations
+        from sparkmeta.operations.rest import RestViewOperations
 
         return RestViewOperations(self.pyiceberg, names, view_uuid)

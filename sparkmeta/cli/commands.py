@@ -1,28 +1,27 @@
-"""Define the command line and its commands `describe`, `plan` and `tree`.
-
-The other commands are in `cli.cache`, `cli.catalogs`, `cli.health`, `cli.maintain`, `cli.serve`, `cli.statistics`,
-`cli.tables`, `cli.upkeep` and `cli.view`.
-"""
+"""The command line, and the commands that look at tables and views, such as `describe` and `plan`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.cache import cache
-from sparkmeta.cli.catalogs import namespaces, tables, views
-from sparkmeta.cli.errors import error_line
-from sparkmeta.cli.health import health
 from sparkmeta.cli.maintain import (
+    cache,
     compact,
+    compute_partition_stats,
+    compute_table_stats,
     downgrade,
     expire_snapshots,
+    health,
+    maintain,
     remove_dangling_deletes,
     remove_orphan_files,
+    rewrite_data_files,
     rewrite_manifests,
     rewrite_position_delete_files,
     upgrade,
@@ -30,38 +29,317 @@ from sparkmeta.cli.maintain import (
 from sparkmeta.cli.output import (
     TextColumn,
     drop_unread_output,
+    error_line,
     print_facts,
     print_json,
     print_lines,
     progress,
+    timestamp,
 )
-from sparkmeta.cli.rewrite_data import rewrite_data_files
-from sparkmeta.cli.serve import serve
 from sparkmeta.cli.source import (
     VERBOSE,
+    CatalogSource,
     ScanOptions,
     SnapshotChoice,
     Source,
+    takes_catalog,
     takes_scan_options,
     takes_snapshot,
     takes_source,
 )
-from sparkmeta.cli.statistics import compute_partition_stats, compute_table_stats
 from sparkmeta.cli.tables import (
     METADATA_TABLES,
     RowOptions,
     metadata_command,
+    serve,
     takes_output,
     takes_row_options,
     text_columns,
 )
-from sparkmeta.cli.upkeep import maintain
-from sparkmeta.cli.view import view
-from sparkmeta.inspect.excerpt import printable_lines
+from sparkmeta.inspect.excerpt import printable, printable_lines
+from sparkmeta.inspect.human import byte_size
+from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyiceberg.schema import Schema
+
+    from sparkmeta.catalog import Catalog
+    from sparkmeta.catalog.base import Identifier
     from sparkmeta.scan import Scan
+    from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
+    from sparkmeta.views.view import View
+
+
+# -- Describe a table by its metadata file ----------------------------------------------------------------------------
+
+
+_TOTALS = {
+    "records": "total-records",
+    "data_files": "total-data-files",
+    "data_file_bytes": "total-files-size",
+    "delete_files": "total-delete-files",
+    "position_deletes": "total-position-deletes",
+    "equality_deletes": "total-equality-deletes",
+}
+_REFS_SHOWN = 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def description(table: Table) -> dict[str, Any]:
+    """Return the description of a table for `--output json`.
+
+    Totals are from the summary of the current snapshot, and None if it lacks them.
+    """
+    metadata = table.metadata
+    return {
+        "name": table.full_name,
+        "location": table.location(),
+        "format_version": table.format_version,
+        "table_uuid": str(metadata.table_uuid),
+        "metadata_location": table.metadata_location,
+        "last_updated_at": time_text(metadata.last_updated_ms),
+        "schema": columns(table.schema()),
+        "partition_spec": [str(part) for part in _partition_fields(table)],
+        "sort_order": [str(field) for field in table.sort_order().fields],
+        "current_snapshot": _snapshot(table.current_snapshot()),
+        "totals": _totals(table.current_snapshot()),
+        "snapshots": len(table.snapshots()),
+        "refs": {
+            name: {"type": str(ref.snapshot_ref_type), "snapshot_id": ref.snapshot_id}
+            for name, ref in table.refs().items()
+        },
+        "properties": dict(table.properties),
+    }
+
+
+def facts(table: Table) -> dict[str, object]:
+    """Return the description for text output: a line or a list of lines by label."""
+    known = description(table)
+    return {
+        "location": known["location"],
+        "metadata file": known["metadata_location"],
+        "format version": known["format_version"],
+        "uuid": known["table_uuid"],
+        "last updated": known["last_updated_at"],
+        "current snapshot": _snapshot_line(known["current_snapshot"]),
+        "holds": _totals_line(known["totals"]),
+        "snapshots": known["snapshots"],
+        "refs": _limited([f"{name} ({ref['type']}) -> {ref['snapshot_id']}" for name, ref in known["refs"].items()]),
+        "partitioned by": known["partition_spec"] or "nothing",
+        "sorted by": known["sort_order"] or "nothing",
+        "columns": [column_line(column) for column in known["schema"]],
+        "properties": property_lines(known["properties"]),
+    }
+
+
+def columns(schema: Schema) -> list[dict[str, Any]]:
+    """Return the columns of a schema for `--output json`."""
+    return [
+        {"id": field.field_id, "name": field.name, "type": str(field.field_type), "required": field.required}
+        for field in schema.fields
+    ]
+
+
+def column_line(column: Mapping[str, Any]) -> str:
+    """Return the line of a column for text output."""
+    return f"{column['id']:>3}  {column['name']}: {column['type']}{' required' if column['required'] else ''}"
+
+
+def property_lines(properties: Mapping[str, str]) -> list[str] | str:
+    """Return the lines of properties for text output."""
+    return [f"{name} = {value}" for name, value in sorted(properties.items())] or "none"
+
+
+def time_text(milliseconds: int) -> str:
+    """Return a time in milliseconds since 1970 as text."""
+    try:
+        return timestamp(_EPOCH + timedelta(milliseconds=milliseconds))
+    except OverflowError:
+        return f"{milliseconds} ms after 1970"
+
+
+def _partition_fields(table: Table) -> list[str]:
+    schema = table.schema()
+    return [
+        f"{field.name} = {field.transform}({schema.find_column_name(field.source_id) or field.source_id})"
+        for field in table.spec().fields
+    ]
+
+
+def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    return {
+        "snapshot_id": snapshot.snapshot_id,
+        "parent_id": snapshot.parent_snapshot_id,
+        "sequence_number": snapshot.sequence_number,
+        "committed_at": time_text(snapshot.timestamp_ms),
+        "operation": snapshot.operation,
+    }
+
+
+def _totals(snapshot: Snapshot | None) -> dict[str, int | None]:
+    return {name: summary_number(snapshot, key) for name, key in _TOTALS.items()}
+
+
+def _snapshot_line(snapshot: Mapping[str, Any] | None) -> str:
+    if snapshot is None:
+        return "none: the table is empty"
+    return f"{snapshot['snapshot_id']} ({snapshot['operation'] or 'unknown operation'} at {snapshot['committed_at']})"
+
+
+def _totals_line(totals: Mapping[str, int | None]) -> str:
+    shown = {name: "an unknown number of" if count is None else f"{count:,}" for name, count in totals.items()}
+    data = totals["data_file_bytes"]
+    weight = "" if data is None else f" ({byte_size(data)})"
+    deletes = f"{shown['delete_files']} delete files" if totals["delete_files"] != 0 else "no delete files"
+    return f"{shown['records']} records in {shown['data_files']} data files{weight}; {deletes}"
+
+
+def _limited(lines: list[str]) -> list[str]:
+    more = len(lines) - _REFS_SHOWN
+    return lines if more <= 0 else [*lines[:_REFS_SHOWN], f"... {more:,} more"]
+
+
+# -- Define the command `view` ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("name", metavar="VIEW")
+@click.option("--sql", "dialect", metavar="DIALECT", help="Print only the query in this SQL dialect.")
+@click.option("--translate", is_flag=True, help="With --sql: if there is no such query, have sqlglot translate one.")
+@takes_output
+@takes_catalog
+def view(source: CatalogSource, name: str, dialect: str | None, translate: bool, as_json: bool) -> None:
+    """Show the queries, columns, versions and properties of a view."""
+    if dialect is None and translate:
+        raise click.UsageError("--translate needs --sql")
+    if dialect is not None and as_json:
+        raise click.UsageError("--sql prints text: it takes no --output json")
+    with progress("Opening the view"):
+        opened = source.open().load_view(name)
+    if dialect is not None:
+        click.echo(opened.sql(dialect, translate=translate))
+    elif as_json:
+        print_json(_description(opened))
+    else:
+        print_facts(opened.full_name, _facts(opened))
+
+
+def _description(view: View) -> dict[str, Any]:
+    version = view.current_version()
+    return {
+        "name": view.full_name,
+        "location": view.location(),
+        "view_uuid": None if view.uuid() is None else str(view.uuid()),
+        "metadata_location": view.metadata_location,
+        "schema": columns(view.schema()),
+        "queries": {query.dialect: query.sql for query in version.sql_representations},
+        "default_catalog": version.default_catalog,
+        "default_namespace": list(version.default_namespace),
+        "current_version_id": version.version_id,
+        "versions": [
+            {
+                "version_id": known.version_id,
+                "created_at": time_text(known.timestamp_ms),
+                "schema_id": known.schema_id,
+                "dialects": [query.dialect for query in known.sql_representations],
+                "summary": dict(known.summary),
+            }
+            for known in view.versions
+        ],
+        "history": [
+            {"made_current_at": time_text(entry.timestamp_ms), "version_id": entry.version_id}
+            for entry in view.history()
+        ],
+        "properties": view.properties,
+    }
+
+
+def _facts(view: View) -> dict[str, object]:
+    known = _description(view)
+    versions = ((each["version_id"], ", ".join(each["dialects"]), each["created_at"]) for each in known["versions"])
+    return {
+        "location": known["location"],
+        "metadata file": known["metadata_location"],
+        "uuid": known["view_uuid"] or "none",
+        **{f"query in {dialect}": text.splitlines() for dialect, text in known["queries"].items()},
+        "columns": [column_line(column) for column in known["schema"]],
+        "default catalog": known["default_catalog"] or "the view's own",
+        "default namespace": ".".join(known["default_namespace"]) or "none",
+        "current version": known["current_version_id"],
+        "versions": [f"{version_id} ({dialects} at {time})" for version_id, dialects, time in versions],
+        "history": [f"{entry['version_id']} since {entry['made_current_at']}" for entry in known["history"]],
+        "properties": property_lines(known["properties"]),
+    }
+
+
+# -- Define the commands that list catalogs: `namespaces`, `tables` and `views` ---------------------------------------
+
+
+@click.command()
+@click.argument("namespace", metavar="[NAMESPACE]", default="")
+@takes_output
+@takes_catalog
+def namespaces(source: CatalogSource, namespace: str, as_json: bool) -> None:
+    """List the namespaces of a catalog, or those directly in NAMESPACE."""
+    with progress("Listing namespaces"):
+        identifiers = source.open().list_namespaces(namespace)
+    _print(identifiers, as_json)
+
+
+@click.command()
+@click.argument("namespace", metavar="[NAMESPACE]", default="")
+@takes_output
+@takes_catalog
+def tables(source: CatalogSource, namespace: str, as_json: bool) -> None:
+    """List the tables directly in NAMESPACE, or those of all namespaces of a catalog."""
+    with progress("Listing tables"):
+        catalog = source.open()
+        identifiers = list(_listed(catalog, catalog.list_tables, namespace))
+    _print(identifiers, as_json)
+
+
+@click.command()
+@click.argument("namespace", metavar="[NAMESPACE]", default="")
+@takes_output
+@takes_catalog
+def views(source: CatalogSource, namespace: str, as_json: bool) -> None:
+    """List the views directly in NAMESPACE, or those of all namespaces of a catalog."""
+    with progress("Listing views"):
+        catalog = source.open()
+        identifiers = list(_listed(catalog, catalog.list_views, namespace))
+    _print(identifiers, as_json)
+
+
+def _listed(
+    catalog: Catalog, list_names: Callable[[Identifier], Iterable[tuple[str, ...]]], namespace: str
+) -> Iterator[tuple[str, ...]]:
+    """Yield the identifiers that a function lists for a namespace, or for all namespaces if it is empty."""
+    if namespace:
+        yield from list_names(namespace)
+        return
+    namespaces = catalog.list_namespaces()
+    while namespaces:
+        below = namespaces.pop(0)
+        yield from list_names(below)
+        namespaces = [*catalog.list_namespaces(below), *namespaces]
+
+
+def _print(identifiers: Sequence[tuple[str, ...]], as_json: bool) -> None:
+    if as_json:
+        print_json(identifiers)
+        return
+    for identifier in identifiers:
+        click.echo(printable(".".join(identifier)))
+
+
+# -- Define the command line and its commands `describe`, `plan` and `tree` -------------------------------------------
+# `cli.maintain` and `cli.tables` have the other commands.
+
 
 PLANNED_FILES = (
     TextColumn("file_path", kind="path"),
@@ -132,8 +410,6 @@ def main() -> None:
 @takes_source
 def describe(source: Source, as_json: bool) -> None:
     """Show schema, partitioning, snapshots and properties, from the metadata file alone."""
-    from sparkmeta.cli.describe import description, facts
-
     with progress("Opening the table"):
         table = source.open()
     if as_json:

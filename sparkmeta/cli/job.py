@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
-from sparkmeta.cli.errors import report_error
-from sparkmeta.cli.output import text_ids, unread_output_dropped
-from sparkmeta.cli.plans import printed_on_failure
+from sparkmeta.cli.maintain import printed_on_failure
+from sparkmeta.cli.output import report_error, text_ids, unread_output_dropped
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import SparkmetaError, is_conflict
 from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
-    from sparkmeta.cli.plans import Plan
+    from sparkmeta.cli.maintain import Plan
     from sparkmeta.table import Table
 
 T = TypeVar("T")

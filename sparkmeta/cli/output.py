@@ -1,4 +1,4 @@
-"""Print rows as a text table or JSON lines, and facts as text or a JSON document."""
+"""Print rows as a text table or JSON lines, facts as text or a JSON document, and errors in one line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from sparkmeta.errors import SparkmetaError, first_line, from_spark
 from sparkmeta.inspect.excerpt import printable
-from sparkmeta.inspect.units import byte_size
+from sparkmeta.inspect.human import byte_size
 from sparkmeta.storage.location import normalize
 
 if TYPE_CHECKING:
@@ -31,6 +32,45 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+
+
+# -- Describe errors in one line, for commands and jobs ---------------------------------------------------------------
+
+
+def report_error(program: str, error: Exception) -> None:
+    """Print an error of a job in one line. Raises the error if it is a bug of sparkmeta."""
+    if (line := _known_line(error)) is None:
+        raise error
+    print(f"{program}: {line}", file=sys.stderr)  # noqa: T201
+
+
+def error_line(error: Exception, hint: str) -> str:
+    """Return one line that describes an error to users.
+
+    Args:
+        error: the error.
+        hint: what to add to errors whose first line says little: those of Spark, and bugs of sparkmeta.
+    """
+    return _known_line(error, hint) or f"{type(error).__name__}: {printable(first_line(error))}{hint}"
+
+
+def _known_line(error: Exception, hint: str = "") -> str | None:
+    """Return the line of an error; None if the error is a bug of sparkmeta."""
+    known = error if isinstance(error, SparkmetaError) else from_spark(error)
+    if known is not None:
+        return printable(first_line(known))
+    from pyspark.errors import PySparkException
+
+    module = type(error).__module__
+    if module == "pyiceberg.exceptions" or isinstance(error, OSError):
+        return printable(first_line(error))
+    if isinstance(error, PySparkException) or module == "py4j.protocol":
+        return f"Spark: {printable(first_line(error))}{hint}"
+    return None
+
+
+# -- Print rows as a text table or JSON lines, and facts as text or a JSON document -----------------------------------
+
 
 PIPED_WIDTH = 160
 _CELL = 300

@@ -1,33 +1,235 @@
-"""Conditions of filters as SQL: constants are folded, chains stay flat, and wide filters become lambdas.
-
-Spark takes minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
-literals therefore become a lambda over an array of literals.
-"""
+"""Traverse expression trees without recursion, and write conditions as SQL that Spark pushes into Parquet."""
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
     And,
     BooleanExpression,
     BoundLiteralPredicate,
     BoundNotStartsWith,
     BoundStartsWith,
     BoundUnaryPredicate,
+    Not,
+    Or,
 )
 from pyiceberg.expressions.literals import Literal
-from pyiceberg.types import PrimitiveType, UUIDType
+from pyiceberg.types import DoubleType, FloatType, IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.junctions import Junction, fold
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import literal_array
+from sparkmeta.columns.types import bound_type, literal_array, typed_literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Collection, Iterator, Sequence
+
+
+# -- Traverse boolean expression trees of any depth and width without recursion ---------------------------------------
+
+
+T = TypeVar("T")
+Junction = type[And] | type[Or]
+
+
+def fold(
+    expression: BooleanExpression,
+    leaf: Callable[[BooleanExpression, bool], T],
+    join: Callable[[Junction, list[T]], T],
+) -> T:
+    """Fold an expression bottom-up, with NOT pushed to the leaves by De Morgan's laws.
+
+    Args:
+        expression: any pyiceberg expression.
+        leaf: called with each predicate or constant, and whether it is negated.
+        join: called with ``And`` or ``Or``, and the results of all operands of a chain of it (two or more).
+    """
+    pending: list[tuple[BooleanExpression, bool] | tuple[Junction, int]] = [(expression, False)]
+    results: list[T] = []
+    while pending:
+        node, detail = pending.pop()
+        if isinstance(node, type):
+            operands = results[-detail:]
+            results[-detail:] = [join(node, operands)]
+        elif isinstance(node, And | Or):
+            junction, operands_of = _chain(node, bool(detail))
+            pending.append((junction, len(operands_of)))
+            pending.extend(reversed(operands_of))
+        elif isinstance(node, Not):
+            pending.append((node.child, not detail))
+        else:
+            results.append(leaf(node, bool(detail)))
+    return results[0]
+
+
+def _chain(node: And | Or, negated: bool) -> tuple[Junction, list[tuple[BooleanExpression, bool]]]:
+    """Return all operands, from left to right, of nested ANDs (or ORs) that are a chain after NOT is pushed down."""
+    junction = _junction(node, negated)
+    operands: list[tuple[BooleanExpression, bool]] = []
+    pending: list[tuple[BooleanExpression, bool]] = [(node, negated)]
+    while pending:
+        child, negated = pending.pop()
+        if isinstance(child, Not):
+            pending.append((child.child, not negated))
+        elif isinstance(child, And | Or) and _junction(child, negated) is junction:
+            pending += [(child.right, negated), (child.left, negated)]
+        else:
+            operands.append((child, negated))
+    return junction, operands
+
+
+def _junction(node: And | Or, negated: bool) -> Junction:
+    return And if isinstance(node, And) != negated else Or
+
+
+def balanced(operands: Sequence[T], join: Callable[[T, T], T]) -> T:
+    """Join operands pairwise, in order, to a tree of logarithmic depth."""
+    level = list(operands)
+    while len(level) > 1:
+        pairs = [join(left, right) for left, right in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0]
+
+
+def junction_of(junction: Junction, operands: Sequence[BooleanExpression]) -> BooleanExpression:
+    """Return the operands as a balanced tree of ``And`` or ``Or``; TRUE and FALSE are absorbed."""
+    neutral, absorbing = (AlwaysTrue(), AlwaysFalse()) if junction is And else (AlwaysFalse(), AlwaysTrue())
+    if any(operand is absorbing for operand in operands):
+        return absorbing
+    rest = [operand for operand in operands if operand is not neutral]
+    return balanced(rest, junction) if rest else neutral
+
+
+def depth(expression: BooleanExpression) -> int:
+    """Return the number of alternating levels of AND and OR: 0 for a predicate, 1 for a chain of predicates."""
+    return fold(expression, lambda _leaf, _negated: 0, lambda _junction, operands: 1 + max(operands))
+
+
+# -- Comparisons of columns in bound form with literals, which are safe for Spark to push into Parquet ----------------
+
+
+Comparison = Callable[[Any, Any], Any]
+
+# Spark passes dates and instants to Parquet as java.sql.Date and Timestamp, whose calendar skips ten days of 1582 and
+# overflows near the ends of the range. Before 1900, a pushed comparison may drop rows or fail.
+_PUSHED_FROM_DAY: Final = -25_567
+_DAY_MICROS: Final = 86_400_000_000
+
+_HEX: Final = "0123456789ABCDEF"
+_SIGNED_HEX: Final = "89ABCDEF01234567"
+_LAST_BEFORE_SURROGATES: Final = 0xD7FF
+_FIRST_AFTER_SURROGATES: Final = 0xE000
+_LAST_CODE_POINT: Final = 0x10FFFF
+
+
+def unpushed(column: Sql) -> Sql:
+    """Return the value of a column as an expression that Spark can't push into Parquet, and does not simplify.
+
+    Spark writes a pushed literal with the precision that a decimal has in the file. A file from before the column was
+    widened may have a lower one, with which literals overflow: Spark then skips row groups with matches, or fails.
+    """
+    return sql.call("greatest", column, None)
+
+
+def is_floating(field_type: IcebergType) -> bool:
+    """Return whether values of a type may be NaN."""
+    return isinstance(field_type, FloatType | DoubleType)
+
+
+def compare(
+    operation: Comparison,
+    column: Sql,
+    value: Any,
+    primitive: PrimitiveType,
+    *,
+    strict: bool = False,
+) -> Sql:
+    """Compare a column in bound form with a literal or another column, by a function of the operator module.
+
+    The result is null if the column is null. Floating point numbers are ordered as in Spark: NaN is the greatest, and
+    -0.0 equals 0.0. Two orders of UUIDs are in use, by unsigned bytes and by the two signed halves of java.util.UUID:
+    the result is true if the comparison holds in either order, or with ``strict`` in both.
+    """
+    left, (right,) = _sides(column, [value], primitive)
+    compared: Sql = operation(left, right)
+    if str(primitive) != "uuid" or operation is operator.eq:
+        return compared
+    signed: Sql = operation(_signed(column), sql.lit(_signed_text(value)))
+    return compared & signed if strict else compared | signed
+
+
+def compare_signed(operation: Comparison, left: Sql, right: Sql) -> Sql:
+    """Compare two columns of UUIDs by their signed halves, the order of java.util.UUID."""
+    compared: Sql = operation(_signed(left), _signed(right))
+    return compared
+
+
+def one_of(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> Sql:
+    """Return whether a column in bound form equals one of the literals; null if the column is null."""
+    left, literals = _sides(column, values, primitive)
+    return left.isin(literals)
+
+
+def _sides(column: Sql, values: Collection[Any], primitive: PrimitiveType) -> tuple[Sql, list[Sql]]:
+    """Return a column and the literals, written so that Spark pushes comparisons into Parquet only if that is safe."""
+    if any(isinstance(value, Sql) for value in values):
+        return _unsigned_zero(column, primitive) if is_floating(primitive) else column, list(values)
+    match str(primitive):
+        case "date" if min(values) < _PUSHED_FROM_DAY:
+            return sql.call("unix_date", column), [sql.lit(value) for value in values]
+        case "timestamptz" if min(values) < _PUSHED_FROM_DAY * _DAY_MICROS:
+            return sql.call("unix_micros", column), [sql.lit(value).cast("bigint") for value in values]
+    if is_floating(primitive):
+        return _unsigned_zero(column, primitive), [typed_literal(value + 0.0, primitive) for value in values]
+    return column, [typed_literal(value, primitive) for value in values]
+
+
+def _unsigned_zero(column: Sql, primitive: PrimitiveType) -> Sql:
+    """Replace -0.0 by 0.0, which also keeps Spark from using Parquet statistics, which ignore NaN and order zeros."""
+    return column + sql.lit(0.0).cast(bound_type(primitive))
+
+
+def _signed(column: Sql) -> Sql:
+    """Return a text that sorts like java.util.UUID."""
+    digits = sql.call("hex", column)
+    return sql.concat(
+        *(
+            part
+            for start in (1, 17)
+            for part in (
+                sql.call("translate", sql.call("substring", digits, start, 1), _HEX, _SIGNED_HEX),
+                sql.call("substring", digits, start + 1, 15),
+            )
+        )
+    )
+
+
+def _signed_text(value: bytes) -> str:
+    digits = value.hex().upper()
+    flip = str.maketrans(_HEX, _SIGNED_HEX)
+    return digits[0].translate(flip) + digits[1:16] + digits[16].translate(flip) + digits[17:]
+
+
+def prefix_end(prefix: str) -> str | None:
+    """Return the least string that is greater than every string with a prefix; None if there is none."""
+    for end in range(len(prefix), 0, -1):
+        code_point = ord(prefix[end - 1])
+        if code_point < _LAST_CODE_POINT:
+            following = _FIRST_AFTER_SURROGATES if code_point == _LAST_BEFORE_SURROGATES else code_point + 1
+            return prefix[: end - 1] + chr(following)
+    return None
+
+
+# -- Conditions of filters as SQL: constants are folded, chains stay flat, and wide filters become lambdas ------------
+# Spark takes minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
+# literals therefore become a lambda over an array of literals.
+
 
 # A condition as SQL, or a constant.
 Truth = Sql | bool

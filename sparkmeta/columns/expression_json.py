@@ -1,4 +1,4 @@
-"""Write bound expressions as Iceberg's expression JSON, which its ExpressionParser reads."""
+"""Read and write expressions as Iceberg's expression JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.expressions import (
+    AlwaysFalse,
     AlwaysTrue,
     And,
     BooleanExpression,
@@ -29,15 +31,40 @@ from pyiceberg.expressions import (
     BoundPredicate,
     BoundSetPredicate,
     BoundStartsWith,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNaN,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    NotEqualTo,
+    NotIn,
+    NotNaN,
+    NotNull,
+    NotStartsWith,
+    Or,
+    Reference,
+    StartsWith,
 )
+from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTransform, parse_transform
 
-from sparkmeta.columns.fields import FieldReference
-from sparkmeta.columns.junctions import Junction, balanced, fold
-from sparkmeta.columns.transform_terms import TransformReference
-from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
+from sparkmeta.columns.conditions import Junction, balanced, fold
+from sparkmeta.columns.terms import FieldReference, TransformedColumn, TransformReference
+from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
+from sparkmeta.spec.json_node import iso_date, iso_time, iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from pyiceberg.expressions import UnboundTerm
+    from pyiceberg.transforms import Transform
+
+
+# -- Write bound expressions as Iceberg's expression JSON, which its ExpressionParser reads ---------------------------
+
 
 _OPERATIONS: Final[dict[type[BoundPredicate], str]] = {
     BoundIsNull: "is-null",
@@ -120,3 +147,191 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
     "fixed": lambda value: value.hex().upper(),
     "binary": lambda value: value.hex().upper(),
 }
+
+
+# -- Read Iceberg's expression JSON, as engines send it with scans (REST catalog spec, Predicate), without recursion
+
+
+_UNARY: Final[dict[str, Any]] = {"is-null": IsNull, "not-null": NotNull, "is-nan": IsNaN, "not-nan": NotNaN}
+_COMPARISONS: Final[dict[str, Any]] = {
+    "lt": LessThan,
+    "lt-eq": LessThanOrEqual,
+    "gt": GreaterThan,
+    "gt-eq": GreaterThanOrEqual,
+    "eq": EqualTo,
+    "not-eq": NotEqualTo,
+    "starts-with": StartsWith,
+    "not-starts-with": NotStartsWith,
+}
+_SETS: Final[dict[str, Any]] = {"in": In, "not-in": NotIn}
+# What a comparison is if its sides are exchanged.
+_EXCHANGED: Final = {"lt": "gt", "lt-eq": "gt-eq", "gt": "lt", "gt-eq": "lt-eq", "eq": "eq", "not-eq": "not-eq"}
+_JUNCTIONS: Final[dict[str, Any]] = {"and": And, "or": Or}
+
+
+def expression_from_json(tree: object) -> BooleanExpression:
+    """Return the unbound filter in a decoded JSON value.
+
+    Literals keep their kind, as in Iceberg's Java library: integers for dates (days) and timestamps (micros), text for
+    decimals, UUIDs, ISO dates and times, and hexadecimal bytes. What a literal means is known when the filter is bound.
+
+    Raises:
+        InvalidFilterError: the value is not an expression.
+        UnsupportedError: it compares what no filter can: functions, references by id, literals with their own type.
+    """
+    pending: list[Any] = [tree]
+    results: list[BooleanExpression] = []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _Join):
+            node.apply(results)
+            continue
+        kind = _kind(node)
+        if kind in _JUNCTIONS:
+            pending += [_Join(_JUNCTIONS[kind], 2), _member(node, "right"), _member(node, "left")]
+        elif kind == "not":
+            pending += [_Join(Not, 1), _member(node, "child")]
+        else:
+            results.append(_leaf(kind, node))
+    return results[0]
+
+
+class _Join:
+    """The step that joins the operands that have been read."""
+
+    def __init__(self, kind: Any, count: int) -> None:
+        self.kind, self.count = kind, count
+
+    def apply(self, results: list[BooleanExpression]) -> None:
+        results[-self.count :] = [self.kind(*results[-self.count :])]
+
+
+def _kind(node: object) -> str:
+    if isinstance(node, bool):
+        return str(node).lower()
+    if not isinstance(node, dict) or not isinstance(node.get("type"), str):
+        raise _problem(node, "it is neither true nor false, nor an object with a type")
+    kind: str = node["type"].lower().replace("_", "-")
+    if kind == "literal":
+        return str(_boolean(node)).lower()
+    return kind
+
+
+def _boolean(node: dict[str, Any]) -> bool:
+    value = _member(node, "value")
+    if not isinstance(value, bool):
+        raise _problem(node, "a literal used as a filter must be true or false")
+    return value
+
+
+def _leaf(kind: str, node: Any) -> BooleanExpression:
+    if kind in ("true", "false"):
+        return AlwaysTrue() if kind == "true" else AlwaysFalse()
+    try:
+        if kind in _UNARY:
+            _refuse_members(node, "value", "values")
+            unary: BooleanExpression = _UNARY[kind](_term(_operand(node, "child")))
+            return unary
+        if kind in _COMPARISONS:
+            return _comparison(kind, node)
+        if kind in _SETS:
+            member: BooleanExpression = _SETS[kind](_term(_operand(node, "child")), _values(node))
+            return member
+    except (TypeError, ValueError, ArithmeticError, ValidationError) as problem:
+        if isinstance(problem, InvalidFilterError):
+            raise
+        raise _problem(node, str(problem)) from problem
+    raise _problem(node, f"there is no operator {shown(kind)}")
+
+
+def _comparison(kind: str, node: dict[str, Any]) -> BooleanExpression:
+    _refuse_members(node, "values")
+    if "term" in node or "value" in node:
+        term, value = _member(node, "term"), _member(node, "value")
+    else:
+        term, value = _member(node, "left"), _member(node, "right")
+        if not _is_term(term) and _is_term(value):
+            if kind not in _EXCHANGED:
+                raise _problem(node, "the column comes first")
+            term, value, kind = value, term, _EXCHANGED[kind]
+        if _is_term(value):
+            raise UnsupportedError(f"the filter {shown(node)} compares two columns")
+    comparison: BooleanExpression = _COMPARISONS[kind](_term(term), _literal(value))
+    return comparison
+
+
+def _operand(node: dict[str, Any], name: str) -> Any:
+    return node["term"] if "term" in node else _member(node, name)
+
+
+def _values(node: dict[str, Any]) -> list[Any]:
+    _refuse_members(node, "value")
+    values = _member(node, "values")
+    if isinstance(values, dict) and values.get("type") == "literals":
+        raise UnsupportedError(f"the filter {shown(node)} has literals with a type of their own")
+    if not isinstance(values, list):
+        raise _problem(node, "values must be a list")
+    return [_literal(value) for value in values]
+
+
+def _is_term(node: object) -> bool:
+    return isinstance(node, dict) and node.get("type") in ("reference", "transform", "apply")
+
+
+def _term(node: object) -> UnboundTerm:
+    if isinstance(node, str):
+        return Reference(node)
+    match node:
+        case {"type": "reference", "term": str(name)} | {"type": "reference", "name": str(name)}:
+            return Reference(name)
+        case {
+            "type": "transform",
+            "transform": str(transform),
+            "term": str(name) | {"type": "reference", "term": str(name)},
+        }:
+            return TransformedColumn(_transform(transform), name)
+        case {"type": "reference", "id": _} | {"type": "apply"}:
+            raise UnsupportedError(f"unsupported column reference {shown(node)}: expected a column or its transform")
+    raise _problem(node, "it names no column")
+
+
+def _transform(text: str) -> Transform[Any, Any]:
+    try:
+        transform = parse_transform(text.lower())
+    except ValueError as error:
+        raise InvalidFilterError(f"can't read the filter: transform {shown(text)}: {error}") from error
+    if isinstance(transform, UnknownTransform):
+        raise InvalidFilterError(f"can't read the filter: unknown transform {shown(text)}")
+    if isinstance(transform, BucketTransform | TruncateTransform):
+        parameter = transform.num_buckets if isinstance(transform, BucketTransform) else transform.width
+        if not 1 <= parameter < 1 << 31:
+            raise InvalidFilterError(f"can't read the filter: transform {shown(text)}: expected 1 to {(1 << 31) - 1}")
+    return transform
+
+
+def _literal(node: object) -> Any:
+    if isinstance(node, dict) and node.get("type") == "literal":
+        if "data-type" in node:
+            raise UnsupportedError(f"the filter has {shown(node)}, a literal with a type of its own")
+        node = _member(node, "value")
+    if not isinstance(node, bool | int | float | str):
+        raise _problem(node, "it is not a literal")
+    if isinstance(node, float) and math.isnan(node):
+        raise _problem(node, "NaN can't be compared; use is-nan")
+    return node
+
+
+def _member(node: dict[str, Any], name: str) -> Any:
+    if name not in node:
+        raise _problem(node, f"{name} is missing")
+    return node[name]
+
+
+def _refuse_members(node: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if name in node:
+            raise _problem(node, f"the operator takes no {name}")
+
+
+def _problem(node: object, problem: str) -> InvalidFilterError:
+    return InvalidFilterError(f"can't read the filter: {shown(node)}: {problem}")

@@ -37,7 +37,7 @@ from pyiceberg.expressions.literals import BooleanLiteral, DecimalLiteral, LongL
 from pyiceberg.expressions.parser import predicate as predicate_syntax
 from pyparsing import ParseException
 
-from sparkmeta.columns.junctions import Junction, balanced, fold
+from sparkmeta.columns.conditions import Junction, balanced, fold
 from sparkmeta.errors import InvalidFilterError, shown
 
 if TYPE_CHECKING:

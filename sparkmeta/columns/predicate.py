@@ -45,16 +45,25 @@ from pyiceberg.expressions.literals import Literal, LongLiteral, StringLiteral, 
 from pyiceberg.types import PrimitiveType, StringType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.comparison import Comparison, compare, is_floating, one_of
-from sparkmeta.columns.conditions import Truth, as_column, fold_truth
+from sparkmeta.columns.conditions import (
+    Comparison,
+    Junction,
+    Truth,
+    as_column,
+    compare,
+    depth,
+    fold,
+    fold_truth,
+    is_floating,
+    junction_of,
+    one_of,
+)
 from sparkmeta.columns.expression_json import expression_to_json
-from sparkmeta.columns.fields import FieldReference, SchemaFields
 from sparkmeta.columns.filter_text import as_text, parse_text
-from sparkmeta.columns.junctions import Junction, depth, fold, junction_of
-from sparkmeta.columns.literals import Place, place_literal
-from sparkmeta.columns.transform_terms import TransformedColumn, bound_transform
+from sparkmeta.columns.terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
+from sparkmeta.columns.types import Place, place_literal
 from sparkmeta.errors import InvalidFilterError, shown
-from sparkmeta.spec.iso_times import DAY_MICROS
+from sparkmeta.spec.json_node import DAY_MICROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, BoundPredicate
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.conditions import Junction, depth, fold
 from sparkmeta.columns.expression_json import (
     FALSE_JSON,
     TRUE_JSON,
@@ -19,7 +20,6 @@ from sparkmeta.columns.expression_json import (
     junction_to_json,
     leaf_to_json,
 )
-from sparkmeta.columns.junctions import Junction, depth, fold
 from sparkmeta.columns.predicate import row_predicate, with_promoted_dates
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import projections

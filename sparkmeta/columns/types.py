@@ -1,21 +1,297 @@
-"""Convert Iceberg types and literals to Spark's."""
+"""Convert Iceberg types and literals to Spark's, exactly or not at all."""
 
 from __future__ import annotations
 
+import enum
+import math
+import re
+import uuid
 from collections.abc import Callable
-from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import TYPE_CHECKING, Any, Final
+from datetime import UTC, date, datetime, time
+from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, PrimitiveType, StructType
+import numpy as np
+from pyiceberg.expressions.literals import (
+    BinaryLiteral,
+    BooleanLiteral,
+    DateLiteral,
+    DecimalLiteral,
+    DoubleLiteral,
+    FixedLiteral,
+    FloatLiteral,
+    Literal,
+    LongLiteral,
+    StringLiteral,
+    TimeLiteral,
+    TimestampLiteral,
+    UUIDLiteral,
+)
+from pyiceberg.types import (
+    DecimalType,
+    FixedType,
+    IcebergType,
+    ListType,
+    MapType,
+    PrimitiveType,
+    StringType,
+    StructType,
+)
 from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.literals import bound_value
 from sparkmeta.columns.sql import Sql
-from sparkmeta.spec.iso_times import iso_timestamp
+from sparkmeta.errors import shown
+from sparkmeta.spec.json_node import DAY_MICROS, EPOCH_DAY, iso_days, iso_nanos, iso_nanos_of_day, iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+# -- Convert filter literals to a column's type, exactly or not at all ------------------------------------------------
+
+
+_INT: Final = (-(2**31), 2**31 - 1)
+_LONG: Final = (-(2**63), 2**63 - 1)
+_FLOAT_MAX: Final = float(np.finfo(np.float32).max)
+_DOUBLE_MAX: Final = int(np.finfo(np.float64).max)
+_UNBOUNDED: Final = Context(prec=1000)
+
+
+class Place(enum.Enum):
+    """The place of a literal among the values of a column's type."""
+
+    AT = enum.auto()
+    JUST_ABOVE = enum.auto()
+    """Between the value and the next greater one of the type."""
+    ABOVE_MAX = enum.auto()
+    BELOW_MIN = enum.auto()
+
+
+class Placed(NamedTuple):
+    """A value of a type, as in pyiceberg's literals, and the place of a literal relative to it."""
+
+    value: Any
+    place: Place = Place.AT
+
+
+def place_literal(literal: Literal[Any], primitive: PrimitiveType) -> Placed:
+    """Return a literal's place among the values of a column's type.
+
+    Conversions are Iceberg's: numbers to numbers, integers to dates (days), times and timestamps (micros), timestamps
+    to dates, ISO 8601 strings to dates, times and timestamps (with an offset for timestamptz, without one for
+    timestamp), hexadecimal strings to fixed and binary. Floating point literals are rounded to the scale of a decimal
+    and to the precision of a float. Integers and decimals are never rounded, but placed between values.
+
+    Raises:
+        ValueError: the literal can't be converted to the type.
+    """
+    convert = _CONVERSIONS.get(_kind(primitive))
+    if convert is None:
+        raise ValueError(f"values of type {primitive} can't be compared")
+    placed = convert(literal, primitive)
+    if placed is None:
+        hint = "; text has single quotes" if isinstance(primitive, StringType) else ""
+        raise ValueError(f"{shown(literal.value)} does not convert to {primitive}{hint}")
+    return placed
+
+
+def _kind(primitive: PrimitiveType) -> str:
+    return str(primitive).partition("(")[0].partition("[")[0]
+
+
+def _boolean(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case BooleanLiteral():
+            return Placed(literal.value)
+        case StringLiteral() if literal.value.lower() in ("true", "false"):
+            return Placed(literal.value.lower() == "true")
+    return None
+
+
+def _integer(low: int, high: int) -> Callable[[Literal[Any], PrimitiveType], Placed | None]:
+    def convert(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+        if isinstance(literal, LongLiteral) and low <= literal.value <= high:
+            return Placed(literal.value)
+        if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
+            placed = _on_grid(_number(literal), 0, low, high)
+            return placed._replace(value=int(placed.value))
+        return None
+
+    return convert
+
+
+def _on_grid(number: Decimal, scale: int, low: int, high: int) -> Placed:
+    """Place a number among the multiples of 10^-scale with an unscaled value from low to high."""
+    if number > (top := _scaled(high, scale)):
+        return Placed(top, Place.ABOVE_MAX)
+    if number < (bottom := _scaled(low, scale)):
+        return Placed(bottom, Place.BELOW_MIN)
+    floor = number.quantize(Decimal((0, (1,), -scale)), ROUND_FLOOR, _UNBOUNDED)
+    return Placed(floor, Place.AT if floor == number else Place.JUST_ABOVE)
+
+
+def _scaled(unscaled: int, scale: int) -> Decimal:
+    return Decimal(unscaled).scaleb(-scale, _UNBOUNDED)
+
+
+def _number(literal: Literal[Any]) -> Decimal:
+    try:
+        number = Decimal(literal.value)
+    except InvalidOperation as problem:
+        raise ValueError(f"{shown(literal.value)} is not a number") from problem
+    if number.is_nan():
+        raise ValueError("NaN can't be compared; use IS NAN")
+    return number
+
+
+def _decimal(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
+    assert isinstance(primitive, DecimalType)
+    limit = 10**primitive.precision - 1
+    match literal:
+        case LongLiteral() | DecimalLiteral() | StringLiteral():
+            return _on_grid(_number(literal), primitive.scale, -limit, limit)
+        case FloatLiteral() | DoubleLiteral():
+            number = Decimal(repr(literal.value))
+            if number.is_finite():
+                number = number.quantize(Decimal((0, (1,), -primitive.scale)), ROUND_HALF_UP, _UNBOUNDED)
+            return _on_grid(number, primitive.scale, -limit, limit)
+    return None
+
+
+def _double(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    if isinstance(literal, LongLiteral | DecimalLiteral | StringLiteral):
+        number = _number(literal)
+        placed = _in_range(number, -_DOUBLE_MAX, _DOUBLE_MAX) if number.is_finite() else Placed(number)
+        return placed._replace(value=float(placed.value))
+    if isinstance(literal, FloatLiteral | DoubleLiteral):
+        return Placed(literal.value)
+    return None
+
+
+def _float(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
+    placed = _double(literal, primitive)
+    if placed is None:
+        return None
+    if math.isfinite(placed.value):
+        placed = _in_range(placed.value, -_FLOAT_MAX, _FLOAT_MAX)
+    return placed._replace(value=float(np.float32(placed.value)))
+
+
+def _in_range(number: Any, low: float, high: float) -> Placed:
+    """Place a number among the values of a type from low to high. Beyond them, the value is the nearest one."""
+    if number > high:
+        return Placed(high, Place.ABOVE_MAX)
+    return Placed(low, Place.BELOW_MIN) if number < low else Placed(number)
+
+
+def _date(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case LongLiteral() | DateLiteral():
+            return _in_range(literal.value, *_INT)
+        case TimestampLiteral():
+            return _in_range(literal.value // DAY_MICROS, *_INT)
+        case StringLiteral():
+            return _in_range(iso_days(literal.value), *_INT)
+    return None
+
+
+def _time(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case LongLiteral() | TimeLiteral():
+            return _in_range(literal.value, 0, DAY_MICROS - 1)
+        case StringLiteral():
+            return _on_tick(iso_nanos_of_day(literal.value), 1000)
+    return None
+
+
+def _timestamp(nanos_per_tick: int, zoned: bool) -> Callable[[Literal[Any], PrimitiveType], Placed | None]:
+    def convert(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+        match literal:
+            case LongLiteral() | TimestampLiteral():
+                return _in_range(literal.value * 1000 // nanos_per_tick, *_LONG)
+            case StringLiteral():
+                return _on_tick(iso_nanos(literal.value, zoned), nanos_per_tick)
+        return None
+
+    return convert
+
+
+def _on_tick(nanos: int, nanos_per_tick: int) -> Placed:
+    ticks, rest = divmod(nanos, nanos_per_tick)
+    placed = _in_range(ticks, *_LONG)
+    return Placed(ticks, Place.JUST_ABOVE) if rest and placed.place is Place.AT else placed
+
+
+def _string(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    if not isinstance(literal, StringLiteral):
+        return None
+    try:
+        literal.value.encode()
+    except UnicodeEncodeError as problem:
+        raise ValueError("it is not valid Unicode") from problem
+    return Placed(literal.value)
+
+
+def _uuid(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
+    match literal:
+        case UUIDLiteral() | FixedLiteral() | BinaryLiteral() if len(literal.value) == 16:
+            return Placed(literal.value)
+        case StringLiteral():
+            return Placed(uuid.UUID(literal.value).bytes)
+    return None
+
+
+def _binary(literal: Literal[Any], primitive: PrimitiveType) -> Placed | None:
+    match literal:
+        case UUIDLiteral() | FixedLiteral() | BinaryLiteral():
+            value = literal.value
+        case StringLiteral() if re.fullmatch("(?:[0-9a-fA-F]{2})*", literal.value):
+            value = bytes.fromhex(literal.value)
+        case _:
+            return None
+    if isinstance(primitive, FixedType) and len(value) != len(primitive):
+        raise ValueError(f"it has {len(value)} bytes, not {len(primitive)}")
+    return Placed(value)
+
+
+_CONVERSIONS: Final[dict[str, Callable[[Literal[Any], PrimitiveType], Placed | None]]] = {
+    "boolean": _boolean,
+    "int": _integer(*_INT),
+    "long": _integer(*_LONG),
+    "float": _float,
+    "double": _double,
+    "decimal": _decimal,
+    "date": _date,
+    "time": _time,
+    "timestamp": _timestamp(1000, zoned=False),
+    "timestamptz": _timestamp(1000, zoned=True),
+    "timestamp_ns": _timestamp(1, zoned=False),
+    "timestamptz_ns": _timestamp(1, zoned=True),
+    "string": _string,
+    "uuid": _uuid,
+    "fixed": _binary,
+    "binary": _binary,
+}
+
+
+def bound_value(value: Any) -> Any:
+    """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
+    match value:
+        case datetime():
+            since = value.replace(tzinfo=value.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+            return since // datetime.resolution
+        case date():
+            return value.toordinal() - EPOCH_DAY
+        case time():
+            return bound_value(datetime.combine(date(1970, 1, 1), value))
+        case uuid.UUID():
+            return value.bytes
+    return value
+
+
+# -- Convert Iceberg types and literals to Spark's --------------------------------------------------------------------
+
 
 _SPARK_TYPES: Final[dict[str, spark.DataType]] = {
     "boolean": spark.BooleanType(),

@@ -1,14 +1,11 @@
-"""Detect conflicts of an operation with commits made since it began (semantics 12.3 to 12.6).
-
-Each added or removed file is compared by its own partition and stats. Only leaves that other commits wrote and that may
-hold relevant files are read.
-"""
+"""Refuse what conflicts with other commits (semantics 12.3 to 12.6), and files that are added twice."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
@@ -16,35 +13,232 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.history import snapshots_since
 from sparkmeta.checks import one_of
+from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.partitions import replaced_partitions
-from sparkmeta.commit.relevant_changes import (
-    COLUMNS,
-    OTHERS,
-    REPLACE,
-    RelevantChanges,
-    changes_matching,
-    conflict,
-    has_rows,
-    refuse,
+from sparkmeta.commit.new_files import PARTITION_KEY, replaced_partitions
+from sparkmeta.commit.removed_files import without, without_rows
+from sparkmeta.commit.search import (
+    FEW_FILES,
+    SEARCH_COLUMNS,
+    leaves_of_partitions,
+    live_entries,
+    live_leaves,
+    names_of,
+    root_manifests,
+    search_all,
 )
 from sparkmeta.errors import CommitConflictError, ValidationError
+from sparkmeta.inspect.file_changes import SNAPSHOT, EntryChanges, snapshots_since
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
-from sparkmeta.plan.deletes.entries import DeleteEntries
-from sparkmeta.plan.deletes.views import is_dv, is_global_delete
-from sparkmeta.plan.rows import DELETES
+from sparkmeta.plan.deletes.groups import DeleteEntries
+from sparkmeta.plan.deletes.rules import is_dv, is_global_delete, partition_key
+from sparkmeta.plan.filter import DELETES, ScanFilter, matching_manifests, stats_match, tuple_matches
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.storage.reading import location_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.new_files import NewFiles
-    from sparkmeta.commit.removal import Removal
+    from sparkmeta.commit.removed_files import Removal, Searches
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
+
+
+# -- What other commits changed, of the files that an operation read or replaces --------------------------------------
+
+
+COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
+OTHERS = "another commit or an earlier change of this transaction"
+REPLACE = "replace"
+
+
+@dataclass(frozen=True)
+class RelevantChanges:
+    """The changes of concurrent snapshots that are relevant to an operation.
+
+    Attributes:
+        history: the snapshots, newest first.
+        filter: a filter that relevant files may match.
+        partitions: rows of `replaced_partitions` with the partitions of relevant files; None for all partitions.
+        more_stats: columns whose stats are read in addition to those of the filter.
+    """
+
+    head: TableState
+    history: Sequence[Snapshot]
+    filter: ScanFilter
+    partitions: DataFrame | None = None
+    more_stats: frozenset[int] = frozenset()
+
+    @cached_property
+    def _changes(self) -> EntryChanges:
+        projection = self.head.projection(COLUMNS, self.filter.undecided_ids | self.more_stats)
+        changes = EntryChanges(self.head, projection, keep=lambda manifests: matching_manifests(manifests, self.filter))
+        for snapshot in reversed(self.history):
+            changes.add(snapshot)
+        return changes
+
+    def added(self, content: ContentType, *, rewritten: bool = False) -> list[DataFrame]:
+        """Return the added files; unless `rewritten`, without those of rewrites, which change no rows."""
+        ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
+        return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
+
+    def removed(self, content: ContentType) -> list[DataFrame]:
+        """Return the removed files."""
+        return [self._matching(frame) for frame in self._changes.removed(content)]
+
+    def _matching(self, entries: DataFrame) -> DataFrame:
+        """Return the relevant entries, including DELETED ones."""
+        matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
+        if self.partitions is None or not has_rows(matching):
+            return matching
+        same = partition_key(self.head).eqNullSafe(sql.col(PARTITION_KEY))
+        return matching.join(F.broadcast(self.partitions), same.column(), "left_semi")
+
+
+def changes_matching(
+    head: TableState, history: Sequence[Snapshot], row_filter: BooleanExpression | str
+) -> RelevantChanges:
+    """Return the changes of snapshots, newest first, in files that may match a filter.
+
+    As in Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE, so a file of such rows is a conflict.
+    """
+    return RelevantChanges(head, history, ScanFilter.of(head, row_filter, two_valued=True))
+
+
+def has_rows(frame: DataFrame) -> bool:
+    """Return whether a frame has rows. Uses `collect`, which starts no job for local rows such as those of a root."""
+    return bool(frame.select("location").limit(1).collect())
+
+
+def refuse(head: TableState, frames: Iterable[DataFrame], problem: str) -> None:
+    """Raise CommitConflictError if there are changes of other commits, rows with `location` and `SNAPSHOT`."""
+    for frame in frames:
+        for row in frame.select("location", SNAPSHOT).limit(1).collect():
+            raise conflict(head, f"snapshot {row[SNAPSHOT]}, of {OTHERS},", problem, row["location"])
+
+
+def conflict(head: TableState, who: str, problem: str, location: str) -> CommitConflictError:
+    """Return the error for a file that another commit changed."""
+    return CommitConflictError(f"{head.metadata.location}: {who} {problem}: {location}")
+
+
+# -- Refuse files that a commit adds twice, or that are already live in the table -------------------------------------
+# Only leaves that may hold the file's partition are searched. The root's stats select leaves, and Parquet statistics
+# select row groups. A path that is live in another partition, or is spelled differently, is detected only by
+# `refuse_added_paths` and `Table.check`.
+
+
+_KINDS = (
+    ([ContentType.DATA], ContentType.DATA_MANIFEST),
+    ([ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES], ContentType.DELETE_MANIFEST),
+)
+
+
+def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> None:
+    """Refuse a commit that would give the table two live entries for a file.
+
+    Args:
+        added: the new files.
+        removal: the files that the commit removes; a new file may reuse the path of one of them.
+        searches: the commit's searches.
+
+    Raises:
+        ValidationError: the commit adds a file twice.
+        CommitConflictError: a file is already in the table.
+    """
+    if not added.count:
+        return
+    if added.count <= FEW_FILES:
+        _check_few(state, added, removal, searches)
+    else:
+        _check_many(state, added, removal)
+
+
+def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, start: int | None) -> None:
+    """Refuse new data files that have been added since the snapshot `start`, however their paths are spelled.
+
+    Args:
+        head: the table at the branch's head.
+        state: the state that the files are added to.
+        added: the new files.
+        start: the head when the operation began.
+
+    Raises:
+        CommitConflictError: another commit, or an earlier change of the transaction, added one of the files.
+    """
+    if not (history := snapshots_since(head, start)):
+        return
+    changes = changes_matching(head, history, AlwaysTrue())
+    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state).select("location")
+    for others in changes.added(ContentType.DATA_MANIFEST, rewritten=True):
+        theirs = others.select(location_key(F.col("location")).alias("key"))
+        same = new.join(theirs, location_key(F.col("location")) == F.col("key"), "left_semi")
+        for path in same.limit(1).toArrow().column(0).to_pylist():
+            raise _already_there(state, path)
+
+
+def _check_few(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> None:
+    entries = added.entries(state)
+    names = names_of(entries)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValidationError(f"{state.metadata.location}: {name.path} is added twice by the commit")
+    stages = [search_all(root_manifests(state))]
+    for kinds, content in _KINDS:
+        new = entries.filter(pc.is_in(entries.column("content_type"), pa.array(list(map(int, kinds)), pa.int32())))
+        if len(new):
+            stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new)))
+    live = without_rows(searches.new_files.find(state, names, stages), removal, state)
+    duplicates = set(names_of(live)).intersection(names)
+    if duplicates:
+        raise _already_there(state, min(name.path for name in duplicates))
+
+
+def _already_there(state: TableState, path: str) -> CommitConflictError:
+    return CommitConflictError(f"{state.metadata.location}: {path} is in the table already")
+
+
+def _check_many(state: TableState, added: NewFiles, removal: Removal) -> None:
+    keys = _keys(added.frame(state))
+    # Shuffling hashes is much faster than shuffling paths, and leaves few paths to compare.
+    hashed = keys.select(F.xxhash64(*keys.columns).alias("hash"))
+    suspects = hashed.groupBy("hash").count().where("count > 1")
+    twice = keys.join(F.broadcast(suspects), F.xxhash64(*keys.columns) == F.col("hash"), "left_semi")
+    for row in twice.groupBy(*keys.columns).count().where("count > 1").limit(1).toArrow().to_pylist():
+        raise ValidationError(f"{state.metadata.location}: {row['location']} is added twice by the commit")
+    for kinds, content in _KINDS:
+        new = added.of(kinds, content)
+        leaves = live_leaves(state, content)
+        if new.count and len(leaves):
+            _refuse_live(state, new, new.sharing_partitions(state, leaves), removal)
+
+
+def _refuse_live(state: TableState, new: NewFiles, leaves: pa.Table, removal: Removal) -> None:
+    if not len(leaves):
+        return
+    entries = live_entries(state, leaves)
+    if removal.masks or removal.keys:
+        entries = without(entries, removal, state)
+    keys = _keys(new.frame(state)).select(F.xxhash64("location", "offset").alias("hash"))
+    live = _keys(entries)
+    suspects = live.join(F.broadcast(keys), F.xxhash64("location", "offset") == F.col("hash"), "left_semi")
+    duplicates = suspects.join(_keys(new.frame(state)), ["location", "offset"], "left_semi").limit(1).toArrow()
+    if len(duplicates):
+        raise _already_there(state, duplicates.column("location")[0].as_py())
+
+
+def _keys(entries: DataFrame) -> DataFrame:
+    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias("offset")
+    return entries.select("location", offset)
+
+
+# -- Detect conflicts of an operation with commits made since it began (semantics 12.3 to 12.6) -----------------------
+# Each added or removed file is compared by its own partition and stats. Only leaves that other commits wrote and that
+# may hold relevant files are read.
+
 
 Isolation = Literal["serializable", "snapshot"]
 ISOLATION: Final = one_of("serializable", "snapshot")

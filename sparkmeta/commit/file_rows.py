@@ -1,29 +1,40 @@
-"""Convert rows with the columns of `inspect.files` to entries of a V4 tree. Spark tasks import this module."""
+"""Convert rows of `inspect.files` to entries of manifests of every version. Spark tasks import this module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.avro.write import ManifestFormat
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import uuid_bytes, whole
-from sparkmeta.entries.metrics_maps import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
-from sparkmeta.entries.projection import PARTITION
+from sparkmeta.commit.next_root import tally_of
+from sparkmeta.commit.sorted_manifests import SortedManifests, added_entries, key_table
+from sparkmeta.entries.arrays import (
+    FILE_COLUMNS,
+    MANIFEST,
+    ORDINAL,
+    PARTITION,
+    EntryProjection,
+    uuid_bytes,
+    whole,
+    with_plain_types,
+)
+from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.manifests.v4.adopt import added_version
-from sparkmeta.manifests.v4.convert import PartitionValues, content_stats
+from sparkmeta.manifests.v4.convert import PartitionValues, added_version, content_stats
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
-from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
-from sparkmeta.spec.stats import COUNTS
+from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
+from sparkmeta.spec.entry import COUNTS, METRICS_MAP_IDS, ContentType
 
-if TYPE_CHECKING:
-    pass
+# -- Convert rows with the columns of `inspect.files` to entries of a V4 tree. Spark tasks import this module
+
 
 # Columns of `inspect.files` -> fields of the content entry.
 _FIELDS = {
@@ -45,7 +56,7 @@ _COLUMNS = {field: column for column, field in _FIELDS.items()} | {
     "deletion_vector.offset": "content_offset",
     "deletion_vector.size_in_bytes": "content_size_in_bytes",
 }
-FILE_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS, VALUE_SIZES)
+DESCRIPTION_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS, VALUE_SIZES)
 
 
 @dataclass(frozen=True)
@@ -320,3 +331,195 @@ def _without_empty_lists(ids: pa.Array, kinds: pa.Array) -> pa.Array:
 
 def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
     return pc.is_in(values, pa.array(sorted(allowed), values.type))
+
+
+# -- Convert rows with the columns of `inspect.files` to entries of v1 to v3 manifests. Spark tasks import this module
+
+
+@dataclass(frozen=True)
+class ListedRows(FileRows):
+    """Converts rows of files to entries of one table with manifest lists. Picklable.
+
+    Attributes:
+        format_version: the table's.
+        partition: (partition field id, type name) of the fields of `partition` in entries.
+    """
+
+    format_version: int
+    partition: tuple[tuple[int, str], ...]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of content entries, unconverted metrics maps, `partition`, `manifest` and `ordinal`."""
+        return EntryProjection((*FILE_COLUMNS, *METRICS_MAP_IDS), self.partition).schema
+
+    def _table(self, values: Mapping[str, pa.Array]) -> pa.Table:
+        rows = len(values["location"])
+        values = {
+            **values,
+            "file_format": pc.utf8_upper(values["file_format"]),
+            MANIFEST: pa.repeat(pa.scalar(0, pa.int32()), rows),
+            ORDINAL: pa.array(range(rows), pa.int64()),
+        }
+        return super()._table(values)
+
+    def _problems(self, values: Mapping[str, pa.Array]) -> list[EntryProblem]:
+        if self.format_version == 1:
+            kinds = values["content_type"]
+            for row in pc.indices_nonzero(pc.not_equal(kinds, int(ContentType.DATA))).to_pylist()[:1]:
+                problem = "tables of format version 1 have no deletes"
+                raise self._error(values, row, "content", kinds[row].as_py(), problem)
+        vectors = self.format_version >= 3
+        return entry_problems(checked_table(values), self.specs, self.columns, vectors=vectors)
+
+    def _vectors(self, files: pa.Table, kinds: pa.Array) -> pa.Array:
+        vectors = super()._vectors(files, kinds)
+        if self.format_version >= 3:
+            return vectors
+        present = pc.or_(vectors.field("offset").is_valid(), vectors.field("size_in_bytes").is_valid())
+        return pc.if_else(present, vectors, pa.scalar(None, vectors.type))
+
+    def _details(self, files: pa.Table, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Return the partition tuples and the metrics maps."""
+        maps = self._maps(files)
+        self._checked_stats(maps, values)
+        return maps | ({PARTITION: self._tuples(files, values)} if self.partition else {})
+
+    def placed(self, files: pa.Table) -> pa.Table:
+        """Return the columns `partition_spec_id` and, if the table has partition fields, `partition` of entries.
+
+        Args:
+            files: rows with `file_path`, `spec_id`, and `partition`.
+        """
+        values = {"partition_spec_id": pc.fill_null(self._column(files, "spec_id", pa.int32()), self.default_spec)}
+        values["location"] = self._column(files, "file_path", pa.string())
+        tuples = {PARTITION: self._tuples(files, values)} if self.partition else {}
+        return pa.table({"partition_spec_id": values["partition_spec_id"]} | tuples)
+
+    def _tuples(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.StructArray:
+        kind = self.schema.field(PARTITION).type
+        specs = values["partition_spec_id"]
+        columns = {field.name: pa.nulls(len(files), field.type) for field in kind}
+        for spec_id in specs.unique().to_pylist():
+            mask = pc.equal(specs, spec_id)
+            for field in self.specs[spec_id]:
+                if not field.is_void:
+                    name = str(field.field_id)
+                    columns[name] = pc.if_else(mask, self._partition_value(field, files, values, mask), columns[name])
+        return pa.StructArray.from_arrays([*columns.values()], fields=list(kind))
+
+
+# -- The tasks that encode many new files for Avro manifests. Without Spark -------------------------------------------
+
+
+PLACE = "place"
+"""A column in addition to those of new files: their order."""
+
+CONTENT, SPEC_ID, KINDS, TUPLES, KEYS, ROWS = "content", "spec_id", "kinds", "tuples", "keys", "rows"
+
+FILES_PER_KEY = 100
+"""The number of files for each key in the sample by which ranges are bounded."""
+
+_KIND = pa.struct(
+    [
+        pa.field("kind", pa.string()),
+        pa.field("files", pa.int64()),
+        pa.field("records", pa.int64()),
+        pa.field("size", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class FileTasks:
+    """Encodes new files. Picklable.
+
+    Attributes:
+        rows: converts rows of files to entries.
+        forms: (manifest content, partition spec) -> the format of its manifests.
+        allowed: the content types that the operation may add.
+        snapshot_id: the snapshot that adds the files.
+    """
+
+    rows: ListedRows
+    forms: Mapping[tuple[int, int], ManifestFormat]
+    allowed: frozenset[int]
+    snapshot_id: int
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of encoded files: a row for each manifest content and partition spec of a batch of files.
+
+        kinds: counts of the files by `FileKind`. tuples: their distinct partition tuples, unless the table has no
+        partition fields. keys: a sample of their sort keys. rows: their encoded entries. The last two are Arrow
+        streams.
+        """
+        fields = [pa.field(CONTENT, pa.int32()), pa.field(SPEC_ID, pa.int32()), pa.field(KINDS, pa.list_(_KIND))]
+        if self.rows.partition:
+            fields.append(pa.field(TUPLES, pa.list_(self.rows.schema.field(PARTITION).type)))
+        return pa.schema([*fields, pa.field(KEYS, pa.binary()), pa.field(ROWS, pa.binary())])
+
+    def encode(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Encode batches of files with the column `place`, and yield rows of `schema`.
+
+        Raises:
+            ValidationError: a row does not describe a file that the operation may add.
+        """
+        for raw in batches:
+            files = with_plain_types(raw)
+            entries = self.rows.entries(pa.Table.from_batches([files])).combine_chunks()
+            refuse_kinds(entries, self.allowed, self.rows.table)
+            place = entries.schema.get_field_index(ORDINAL)
+            entries = entries.set_column(place, entries.schema.field(place), files.column(PLACE))
+            contents = pc.not_equal(entries.column("content_type"), int(ContentType.DATA)).cast(pa.int32())
+            marked = pa.table({CONTENT: contents, SPEC_ID: entries.column("partition_spec_id")})
+            for group in marked.group_by([CONTENT, SPEC_ID]).aggregate([]).to_pylist():
+                same = pc.and_(*(pc.equal(marked.column(name), group[name]) for name in (CONTENT, SPEC_ID)))
+                yield self._encoded(entries.filter(same).combine_chunks(), **group)
+
+    def _encoded(self, entries: pa.Table, content: int, spec_id: int) -> pa.RecordBatch:
+        form = self.forms[content, spec_id]
+        encoded = pa.Table.from_batches(
+            [added_entries(batch, form, self.snapshot_id) for batch in entries.to_batches()]
+        )
+        kinds = [
+            {"kind": kind.value, "files": count.files, "records": count.records, "size": count.size}
+            for kind, count in tally_of(entries).items()
+        ]
+        # At random, since partitions may alternate.
+        count = -(-len(encoded) // FILES_PER_KEY)
+        places = np.random.default_rng(7).choice(len(encoded), count, replace=False)
+        keys = key_table(encoded.take(pa.array(places)), tuple(field_id for field_id, _ in form.partition))
+        values: dict[str, Any] = {CONTENT: content, SPEC_ID: spec_id, KINDS: kinds}
+        values |= {KEYS: rows_stream(keys), ROWS: rows_stream(encoded, compression="lz4")}
+        columns = {name: pa.array([value], self.schema.field(name).type) for name, value in values.items()}
+        if self.rows.partition:
+            columns[TUPLES] = self._tuples(entries)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+    def _tuples(self, entries: pa.Table) -> pa.ListArray:
+        """Return the distinct partition tuples of entries, as an array of one list."""
+        children = pa.Table.from_struct_array(entries.column(PARTITION))
+        distinct = children.group_by(children.column_names).aggregate([]).select(children.column_names)
+        kind = self.schema.field(TUPLES).type
+        arrays = [whole(column) for column in distinct.columns]
+        structs = pa.StructArray.from_arrays(arrays, fields=[*kind.value_type])
+        return pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=kind)
+
+
+def read_keys(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the sampled sort keys of encoded files."""
+    for blob in _blobs(batches, KEYS):
+        yield from blob.cast(schema).to_batches()
+
+
+def cut_rows(tasks: SortedManifests, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Cut encoded files into ranges, rows of `RANGE_SCHEMA`, given the last key of each range."""
+    entries = (batch for table in _blobs(batches, ROWS) for batch in table.to_batches())
+    yield from tasks.cut_entries(bounds, entries)
+
+
+def _blobs(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.Table]:
+    for batch in batches:
+        for blob in batch.column(name):
+            yield read_rows_stream(blob.as_buffer())

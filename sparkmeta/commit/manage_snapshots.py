@@ -9,27 +9,25 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update.snapshot import ManageSnapshots as IcebergManageSnapshots
 from pyspark.sql import functions as F
 
-from sparkmeta.changes.entry_changes import ADDED, REMOVED
-from sparkmeta.changes.file_changes import CHANGE_TYPE, file_changes
 from sparkmeta.checks import NAME
 from sparkmeta.commit.conflicts import refuse_new_data
-from sparkmeta.commit.named import NotLiveError
+from sparkmeta.commit.new_snapshot import branch_head, branch_update
+from sparkmeta.commit.removed_files import NotLiveError
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import PUBLISHED_WAP_ID, WAP_ID, WriteTarget, staged_snapshots, wap_ids
-from sparkmeta.edit.new_snapshot import branch_head, branch_update
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
-from sparkmeta.spec.builders import names_table
+from sparkmeta.inspect.file_changes import ADDED, CHANGE_TYPE, REMOVED, file_changes
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.spec.idempotency import recorded, recording_properties
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
-from sparkmeta.spec.summary import summary_of
+from sparkmeta.spec.summary import recorded, recording_properties, summary_of
+from sparkmeta.spec.update_schema import names_table
 from sparkmeta.spec.updates import update_table_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.edit.attempts import Step
-    from sparkmeta.edit.new_snapshot import SnapshotNames
+    from sparkmeta.commit.attempts import Step
+    from sparkmeta.commit.new_snapshot import SnapshotNames
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.state import TableState
 

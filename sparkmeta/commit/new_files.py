@@ -1,4 +1,4 @@
-"""The files that a commit adds to a tree: few as rows on the driver, the others in new leaves."""
+"""The files that a commit adds, their partitions, and the converters of their rows to entries."""
 
 from __future__ import annotations
 
@@ -8,23 +8,141 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.transforms import VoidTransform
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.candidates import leaves_of_partitions, leaves_sharing_partitions
-from sparkmeta.commit.search import SEARCH_COLUMNS, new_entries
-from sparkmeta.edit.leaves import few_entries, leaf_frame
-from sparkmeta.edit.tally import Tally
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import MANIFEST
+from sparkmeta.avro.manifest_list import manifests_of_list
+from sparkmeta.columns import sql
+from sparkmeta.columns.bounds import ANY
+from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
+from sparkmeta.commit.leaves import few_entries, leaf_frame
+from sparkmeta.commit.next_root import Tally
+from sparkmeta.commit.search import (
+    SEARCH_COLUMNS,
+    leaves_of_partitions,
+    leaves_sharing_partitions,
+    manifests_sharing_partitions,
+    new_entries,
+)
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, EntryProjection, entry_count, whole
 from sparkmeta.manifests.v4.root import one_of
-from sparkmeta.session import local_frame
+from sparkmeta.manifests.v4.spark import entry_columns
+from sparkmeta.plan.deletes.rules import partition_key
+from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import has_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.partitioning import PartitionField
     from pyspark.sql import DataFrame
 
-    from sparkmeta.entries.projection import EntryProjection
-    from sparkmeta.spec.entry import ContentType
     from sparkmeta.state import TableState
+
+
+# -- Build the converters of a table's new files to entries of its manifests ------------------------------------------
+
+
+def file_rows(state: TableState) -> FileRows:
+    """Return the converter of a table's files to entries of a tree."""
+    return FileRows(
+        state.metadata.location,
+        state.types.stats_types,
+        _tuple_fields(state),
+        state.metadata.default_spec_id,
+        frozenset(state.types.primitive_fields),
+    )
+
+
+def listed_rows(state: TableState) -> ListedRows:
+    """Return the converter for files of a table with manifest lists."""
+    types = state.types
+    partition = EntryProjection.of((), types.partition_fields).partition
+    return ListedRows(
+        state.metadata.location,
+        types.column_types,
+        _tuple_fields(state),
+        state.metadata.default_spec_id,
+        frozenset(types.primitive_fields),
+        state.metadata.format_version,
+        partition,
+    )
+
+
+def rows_of(state: TableState) -> FileRows:
+    """Return the converter for a table's files to entries of its manifests."""
+    return file_rows(state) if has_tree(state.metadata) else listed_rows(state)
+
+
+def _tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
+    """Return the fields of a table's partition specs by spec id."""
+    names = state.types.partition_field_names
+    specs = {}
+    for spec_id, spec in state.specs.items():
+        sources = dict(state.types.tuple_sources[spec_id]) if has_tree(state.metadata) else {}
+        unwritable = state.types.unwritable_fields.get(spec_id, ())
+        specs[spec_id] = tuple(
+            TupleField(
+                field.field_id,
+                _names_in_rows(field, names),
+                sources.get(field.field_id),
+                ANY if field.field_id in unwritable else str(state.types.partition_types[field.field_id]),
+                isinstance(field.transform, VoidTransform),
+            )
+            for field in spec.fields
+        )
+    return specs
+
+
+def _names_in_rows(field: PartitionField, names: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the names that a partition field may have in rows of files: its own only if no other field has that."""
+    name = names[field.field_id]
+    return (name,) if field.name in names.values() else (name, field.name)
+
+
+# -- The partitions of new files --------------------------------------------------------------------------------------
+
+
+PARTITION_KEY = "key_of_new_files"
+
+
+def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
+    """Return the distinct partitions of new files, as the columns `partition_spec_id` and `partition` of entries.
+
+    Args:
+        files: rows with the columns of `inspect.files`.
+    """
+    rows = rows_of(state)
+    known = files.select(*(name for name in DESCRIPTION_COLUMNS if name in files.columns))
+    entries = map_arrow(known, rows.batches, rows.schema)
+    if not has_tree(state.metadata):
+        return entries.select(*("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]).distinct()
+    placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
+    columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
+    return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()
+
+
+def replaces_everything(state: TableState, partitions: DataFrame) -> bool:
+    """Return whether `new_partitions` include an unpartitioned one, which replaces all files (semantics 12.4)."""
+    unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
+    if not unpartitioned:
+        return False
+    return len(partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1).toArrow()) > 0
+
+
+def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
+    """Return the keys of the partitions that new files replace; None if they replace everything."""
+    partitions = new_partitions(state, files)
+    return None if replaces_everything(state, partitions) else keys_of(state, partitions)
+
+
+def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
+    """Convert partitions to values that can be compared with the `partition_key` of entries."""
+    return partitions.select(partition_key(state).alias(PARTITION_KEY).column())
+
+
+# -- The files that a commit adds to a tree: few as rows on the driver, the others in new leaves ----------------------
 
 
 @dataclass(frozen=True)
@@ -126,3 +244,47 @@ class NewFiles:
     def _sharing_with_leaves(self, state: TableState, manifests: pa.Table) -> pa.Table:
         assert self.leaves is not None
         return leaves_sharing_partitions(state, manifests, self.leaves)
+
+
+# -- The files that a commit adds to a manifest list: few as rows on the driver, the others in new manifests ----------
+
+
+@dataclass(frozen=True)
+class ListedFiles(NewFiles):
+    """The files that a commit adds to a manifest list.
+
+    Attributes:
+        rows: entries, rows of `ListedRows.schema`.
+        leaves: the manifests with the other files, rows of `MANIFEST_FILE_SCHEMA`.
+    """
+
+    def _count_in_leaves(self) -> int:
+        assert self.leaves is not None
+        return entry_count(self.leaves) or 0
+
+    def _leaves_of(self, content: ContentType) -> pa.Table:
+        assert self.leaves is not None
+        return self.leaves.filter(pc.equal(self.leaves.column("content"), int(content - ContentType.DATA_MANIFEST)))
+
+    def _entries_of_rows(self, state: TableState) -> pa.Table:
+        assert self.rows is not None
+        rows, schema = self.rows, state.projection(SEARCH_COLUMNS).schema
+        if PARTITION in schema.names and PARTITION not in rows.column_names:
+            # An earlier attempt made the rows, and another commit has partitioned the table since.
+            kind = schema.field(PARTITION).type
+            nulls = [pa.nulls(len(rows), field.type) for field in kind]
+            rows = rows.append_column(PARTITION, pa.StructArray.from_arrays(nulls, fields=list(kind)))
+        return rows.select(schema.names).cast(schema)
+
+    def _frame_of_leaves(self, state: TableState, projection: EntryProjection) -> DataFrame:
+        return state.entries(self._manifests(state), projection)
+
+    def _entries_of_leaves(self, state: TableState, projection: EntryProjection) -> pa.Table:
+        return self._frame_of_leaves(state, projection).toArrow().cast(projection.schema)
+
+    def _sharing_with_leaves(self, state: TableState, manifests: pa.Table) -> pa.Table:
+        return manifests_sharing_partitions(state, manifests, self._manifests(state))
+
+    def _manifests(self, state: TableState) -> pa.Table:
+        assert self.leaves is not None
+        return manifests_of_list(self.leaves, state.types.spec_fields, state.metadata.location)

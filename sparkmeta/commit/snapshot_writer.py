@@ -1,20 +1,43 @@
-"""`SnapshotWriter`: the protocol for writing a change set as a metadata tree or a manifest list."""
+"""Write a change set as a snapshot: the next root of a tree, or the next manifest list."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.commit.base_root import BaseRoot, base_root
+from sparkmeta.commit.compaction import CompactionOptions, scope_of
+from sparkmeta.commit.compaction_groups import choose_merges
+from sparkmeta.commit.compaction_job import Rebased, rebase, rewrite
+from sparkmeta.commit.file_writer import FileWriter, ListedFileWriter
+from sparkmeta.commit.leaves import Flush, flush_of, leaf_format
+from sparkmeta.commit.lists import ManifestRewriter, NewList, is_new, merge_bins, write_added
+from sparkmeta.commit.new_files import ListedFiles, NewFiles
+from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, blob_loader, with_root
+from sparkmeta.commit.next_root import TreeChange, same_manifest_dv, spent_leaves, without_owners
+from sparkmeta.commit.options import ListOptions, TreeOptions
+from sparkmeta.commit.other_table import ListedTable, refuse_deletes, refuse_other_deletes
+from sparkmeta.entries.arrays import may_be_live
+from sparkmeta.spec.bitmap import write_deletion_vector
+from sparkmeta.spec.metadata import has_tree, lacks_definitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.new_files import NewFiles
-    from sparkmeta.commit.removal import Removal
-    from sparkmeta.edit.summary import ManifestCounts
+    from sparkmeta.commit.compaction_job import Rewritten
+    from sparkmeta.commit.removed_files import Removal, Searches
+    from sparkmeta.spec.bitmap import PositionBitmap
     from sparkmeta.spec.metadata import TableMetadata
-    from sparkmeta.spec.snapshot import Summary
+    from sparkmeta.spec.metadata_model import Summary
     from sparkmeta.state import TableState
+
+
+# -- `SnapshotWriter`: the protocol for writing a change set as a metadata tree or a manifest list --------------------
 
 
 class SnapshotWriter(Protocol):
@@ -67,5 +90,278 @@ class SnapshotWriter(Protocol):
             UnsupportedError: tasks can't open the table's files.
         """
 
-    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[ManifestCounts], Summary]) -> TableMetadata:
+    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
         """Write the snapshot and return the table's metadata with it."""
+
+
+# -- Write the snapshot of a commit as a manifest list of Avro manifests, for tables of format versions 1 to 3
+
+
+_DATA, _DELETES = 0, 1
+
+
+@dataclass
+class ListWriter:
+    """See `SnapshotWriter`. Retries rewrite only the list and manifests that other commits have changed."""
+
+    nothing: ClassVar[NewFiles] = ListedFiles()
+
+    branch: str | None
+    names: SnapshotNames
+    searches: Searches
+    _state: TableState | None = None
+    _written_for: tuple[int, TableMetadata] | None = None
+    _of_rows: pa.Table | None = None
+    # Written manifests, by the manifests and changes that they were made from.
+    _successors: dict[tuple[str, int | None, bytes], pa.Table] = field(default_factory=dict)
+    _merged: dict[tuple[tuple[str, int | None], ...], pa.Table] = field(default_factory=dict)
+
+    @property
+    def state(self) -> TableState:
+        """The state that the attempt edits."""
+        assert self._state is not None
+        return self._state
+
+    def fits(self, head: TableState) -> bool:
+        """See `SnapshotWriter.fits`.
+
+        The format version and snapshot id, which manifests contain, must be the same. The table must still have the
+        partition specs and schemas by which readers understand the manifests.
+        """
+        if self._written_for is None or has_tree(head.metadata):
+            return not has_tree(head.metadata)
+        snapshot_id, written_for = self._written_for
+        is_same = (written_for.format_version, snapshot_id) == (head.metadata.format_version, self.names.snapshot_id)
+        return is_same and not lacks_definitions(head.metadata, written_for)
+
+    def begin(self, head: TableState) -> TableState:
+        """See `SnapshotWriter.begin`."""
+        self._written_for = (self.names.snapshot_id, head.metadata)
+        self._state = head
+        return head
+
+    def add(
+        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
+    ) -> NewFiles:
+        """See `SnapshotWriter.add`."""
+        writer = ListedFileWriter(self.state, self.names, self._options, sequence_number)
+        return writer.add(files, allowed, added.on_driver)
+
+    def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
+        """See `SnapshotWriter.add_table`."""
+        table = self._table(source)
+        if with_deletes:
+            refuse_other_deletes(table.source, self.state)
+        else:
+            refuse_deletes(table.source, self.state)
+        return table.data_files()
+
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:  # noqa: ARG002
+        """See `SnapshotWriter.add_vectors`."""
+        return self._table(source).vectors()
+
+    def _table(self, source: TableState) -> ListedTable:
+        return ListedTable(replace(source, session=self.state.session), self.state, self.names, self._options)
+
+    @property
+    def _options(self) -> ListOptions:
+        return ListOptions.of(self.state.metadata)
+
+    @property
+    def _rewriter(self) -> ManifestRewriter:
+        return ManifestRewriter(self.state, self.names.snapshot_id, self.names.file("m"), self._options.target_bytes)
+
+    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
+        """See `SnapshotWriter.commit`.
+
+        The list contains the commit's new data manifests, the other data manifests, then delete manifests in the same
+        order (semantics 9.7). Manifests without live files are dropped unless the commit has written them.
+        """
+        options = self._options
+        new = self._new_manifests(added)
+        existing, replaced = self._without(removal.masks)
+        listed = []
+        for content in (_DATA, _DELETES):
+            rows = pa.concat_tables([_of_content(new, content), _of_content(existing, content)])
+            merged, count = self._merge(rows.filter(pc.or_(is_new(rows), may_be_live(rows))), options)
+            listed.append(merged)
+            replaced += count
+        manifests = pa.concat_tables(listed).combine_chunks()
+        created = pc.sum(is_new(manifests)).as_py() or 0
+        counts = LeafCounts(created, len(manifests) - created, replaced)
+        return NewList(self.state, self.branch, self.names).commit(manifests, summary(counts))
+
+    def _new_manifests(self, added: NewFiles) -> pa.Table:
+        """Return the manifests with new files, writing those for files that are still rows."""
+        if self._of_rows is None:
+            target = self._options.target_bytes
+            self._of_rows = MANIFEST_FILE_SCHEMA.empty_table()
+            if added.rows is not None and len(added.rows):
+                name = self.names.file("m")
+                self._of_rows = write_added(self.state, added.rows, self.names.snapshot_id, name, target)
+            self._note(self._of_rows)
+        return self._of_rows if added.leaves is None else pa.concat_tables([self._of_rows, added.leaves])
+
+    def _without(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
+        """Return the head's manifests, with those that have removed entries replaced, and the number replaced."""
+        listed = self.state.manifest_files
+        if not removed:
+            return listed, 0
+        paths, row_ids = (listed.column(name).to_pylist() for name in ("manifest_path", "first_row_id"))
+        keys = {
+            place: (path, row_ids[place], write_deletion_vector(removed[path]))
+            for place, path in enumerate(paths)
+            if path in removed
+        }
+        fresh = [place for place, key in keys.items() if key not in self._successors]
+        written = self._rewriter.without_entries(listed.take(pa.array(fresh, pa.int64())), removed)
+        self._note(written)
+        self._successors |= {keys[place]: written.slice(row, 1) for row, place in enumerate(fresh)}
+        rows = [
+            self._successors[keys[place]] if place in keys else listed.slice(place, 1) for place in range(len(paths))
+        ]
+        return pa.concat_tables(rows), len(keys)
+
+    def _merge(self, manifests: pa.Table, options: ListOptions) -> tuple[pa.Table, int]:
+        """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
+        bins = merge_bins(manifests, options)
+        groups = {each.places: manifests.take(pa.array(each.places, pa.int64())) for each in bins if each.is_merged}
+        # Keys include first row ids: another commit may have assigned other ones, which entries inherit.
+        keys = {places: tuple(_sources(group)) for places, group in groups.items()}
+        fresh = [places for places in groups if keys[places] not in self._merged]
+        written = self._rewriter.merged([groups[places] for places in fresh])
+        self._note(written)
+        self._merged |= {keys[places]: written.slice(row, 1) for row, places in enumerate(fresh)}
+        rows = [
+            self._merged[keys[each.places]] if each.is_merged else manifests.take(pa.array(each.places, pa.int64()))
+            for each in bins
+        ]
+        replaced = sum(len(group) - (pc.sum(is_new(group)).as_py() or 0) for group in groups.values())
+        return pa.concat_tables([manifests.slice(0, 0), *rows]), replaced
+
+    def _note(self, written: pa.Table) -> None:
+        self.names.written.update(written.column("manifest_path").to_pylist())
+
+
+def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:
+    """Return the path and first row id of each manifest."""
+    columns = (manifests.column(name).to_pylist() for name in ("manifest_path", "first_row_id"))
+    return zip(*columns, strict=True)
+
+
+def _of_content(manifests: pa.Table, content: int) -> pa.Table:
+    return manifests.filter(pc.equal(manifests.column("content"), content))
+
+
+# -- Write the snapshot of a commit as the next root of a V4 tree -----------------------------------------------------
+
+
+@dataclass
+class TreeWriter:
+    """See `SnapshotWriter`.
+
+    Attributes:
+        flush: the files moved from the root into leaves.
+        compacted: the leaves that a compaction wrote.
+        masks: the manifest DVs of affiliated data leaves at the time their delete leaves were written.
+    """
+
+    nothing: ClassVar[NewFiles] = NewFiles()
+
+    branch: str | None
+    names: SnapshotNames
+    searches: Searches
+    flush: Flush | None = None
+    compacted: list[Rewritten] | None = None
+    masks: Mapping[str, Mapping[str, Any] | None] | None = None
+    _base: BaseRoot = field(default_factory=lambda: BaseRoot(None))
+    _state: TableState | None = None
+
+    @property
+    def state(self) -> TableState:
+        """The state that the attempt edits."""
+        assert self._state is not None
+        return self._state
+
+    def fits(self, head: TableState) -> bool:
+        """See `SnapshotWriter.fits`. Stats of partitions, which files are written with, must have the same ids."""
+        return has_tree(head.metadata) and (self._state is None or head.types.has_tuples_of(self._state.types))
+
+    def begin(self, head: TableState) -> TableState:
+        """See `SnapshotWriter.begin`."""
+        self._base = base_root(head)
+        self._state = with_root(head, self._base)
+        return self._state
+
+    def add(
+        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
+    ) -> NewFiles:
+        """See `SnapshotWriter.add`."""
+        return replace(self._files, sequence_number=sequence_number).add(files, allowed, added.on_driver)
+
+    def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
+        """See `SnapshotWriter.add_table`."""
+        return self._files.add_table(source, added.on_driver, with_deletes=with_deletes)
+
+    def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
+        """See `SnapshotWriter.add_vectors`."""
+        return self._files.add_vectors(source, added)
+
+    @property
+    def _files(self) -> FileWriter:
+        options = self._options
+        form = leaf_format(self.state, self.names.file("leaf"), options.leaf_target_bytes)
+        return FileWriter(self.state, form, options, self.searches)
+
+    @property
+    def _options(self) -> TreeOptions:
+        return TreeOptions.of(self.state.metadata)
+
+    def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
+        """See `SnapshotWriter.commit`."""
+        state, base, options = self.state, self._base, self._options
+        leaves = self._still_affiliated(added.leaves, removal)
+        change = TreeChange(added.rows, leaves, removal.keys, removal.masks)
+        if self.flush is None or not self.flush.fits(base.root, change):
+            self.flush = flush_of(base.root, change, state, options, self.names.file("flush"))
+        flush = self.flush
+        compacted = self._compacted(change, options)
+        manifests = _manifest_counts(base, added, flush, compacted)
+        new = NewSnapshot(state, base, self.branch, self.names)
+        edit = compacted.into(flush.into(change)) if compacted else flush.into(change)
+        return new.commit(edit, lambda: summary(manifests))
+
+    def _still_affiliated(self, leaves: pa.Table | None, removal: Removal) -> pa.Table | None:
+        """Return the new leaves, dropping the affinity of delete leaves if files of their data leaf were removed since.
+
+        A removed file may have been added again in another manifest.
+        """
+        root = self._base.root
+        if leaves is None or root is None or leaves.column("referenced_file").null_count == len(leaves):
+            return leaves
+        owners = leaves.column("referenced_file").drop_null().to_pylist()
+        masks = {owner: root.manifest_dv_of.get(owner) for owner in owners}
+        if self.masks is None:
+            self.masks = masks
+        changed = {owner for owner in owners if not same_manifest_dv(self.masks[owner], masks[owner])}
+        return without_owners(leaves, changed.union(removal.masks))
+
+    def _compacted(self, change: TreeChange, options: TreeOptions) -> Rebased | None:
+        """Return the compaction that the table's properties request, of leaves that the change does not touch."""
+        root, state = self._base.root, self.state
+        if root is None or not options.compact_entries:
+            return None
+        if self.compacted is None:
+            compaction = CompactionOptions(max_entries=options.compact_entries)
+            scope = scope_of(state, root, compaction, change.masks)
+            self.compacted = rewrite(state, scope, choose_merges(scope), self.names.file("compact"))
+            self.names.written.update(*(each.new_leaves.column("location").to_pylist() for each in self.compacted))
+        if not self.compacted:
+            return None
+        return rebase(state, root, self.compacted, blob_loader(state), change.masks)
+
+
+def _manifest_counts(base: BaseRoot, added: NewFiles, flush: Flush, compacted: Rebased | None) -> LeafCounts:
+    new = sum(len(leaves) for leaves in (added.leaves, flush.leaves) if leaves is not None)
+    carried = 0 if base.root is None else len(base.root.leaves) - len(spent_leaves(base.root))
+    return (LeafCounts() if compacted is None else compacted.counts).plus(LeafCounts(new, carried))

@@ -19,19 +19,17 @@ from pyiceberg.table.update import (
 )
 
 from sparkmeta.checks import NAMES, property_texts
+from sparkmeta.commit.attempts import Step, commit_steps
 from sparkmeta.commit.manage_snapshots import ManageSnapshots
+from sparkmeta.commit.new_snapshot import RefUpdate, refuse_tag
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.write_target import write_target
-from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.edit.new_snapshot import RefUpdate, refuse_tag
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
-from sparkmeta.operations.base_table import TableT
-from sparkmeta.spec.builders import UpdateSortOrder
-from sparkmeta.spec.idempotency import key_of
+from sparkmeta.operations.table_operations import TableT
 from sparkmeta.spec.metadata import refuse_encrypted
-from sparkmeta.spec.reserved_properties import refuse_reserved
-from sparkmeta.spec.summary import summary_properties
-from sparkmeta.spec.update_schema import UpdateSchema
+from sparkmeta.spec.new_parts import refuse_reserved
+from sparkmeta.spec.summary import key_of, summary_properties
+from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
 from sparkmeta.spec.updates import UpdateSpec, update_table_metadata
 
 if TYPE_CHECKING:

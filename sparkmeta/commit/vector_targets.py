@@ -1,9 +1,4 @@
-"""Check new deletion vectors against their data files, and find the deletes that they replace.
-
-A lost deletion vector or position would make deleted rows reappear. Each new deletion vector must be the only one of a
-live data file, have the file's partition, have no more positions than the file has rows, and include all positions of
-the deletion vector that it replaces and of its data file's position delete files (semantics 13.5).
-"""
+"""Check new deletion vectors against their data files, and find the deletes that they replace."""
 
 from __future__ import annotations
 
@@ -16,20 +11,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.candidates import leaves_of_partitions, live_leaves, named_leaves, root_manifests
-from sparkmeta.commit.named import Searches, delete_leaves, deletes_of, many_deletes_of
-from sparkmeta.commit.position_files import may_have_position_files, refuse_lost_positions
-from sparkmeta.commit.removal import Removal, removal_of, removal_of_rows, without, without_rows
-from sparkmeta.commit.search import FEW_FILES, SEARCH_COLUMNS, FileName, live_entries, search_all
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.commit.removed_files import (
+    Removal,
+    Searches,
+    delete_leaves,
+    deletes_of,
+    many_deletes_of,
+    removal_of,
+    removal_of_rows,
+    without,
+    without_rows,
+)
+from sparkmeta.commit.search import (
+    FEW_FILES,
+    SEARCH_COLUMNS,
+    FileName,
+    leaves_of_partitions,
+    live_entries,
+    live_leaves,
+    named_leaves,
+    root_manifests,
+    search_all,
+)
+from sparkmeta.commit.sorted_manifests import task_rows
+from sparkmeta.entries.arrays import MANIFEST, PARTITION, whole
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
+from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS
-from sparkmeta.plan.deletes.views import partition_key
+from sparkmeta.plan.choose import DV_COLUMNS, only_dvs
+from sparkmeta.plan.deletes.attach import attach_deletes
+from sparkmeta.plan.deletes.groups import DeleteEntries
+from sparkmeta.plan.deletes.rules import partition_key
+from sparkmeta.plan.filter import DELETES, is_live_entry
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap
-from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.vectors import stored_vector
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.content import stored_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,6 +56,104 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
+
+
+# -- Compare new deletion vectors with the position delete files that apply to their data files -----------------------
+# If a data file has a deletion vector, readers ignore its position delete files, including those of its partition
+# (semantics 6.5). The vector must therefore include their positions, as with Java's writers (semantics 13.5).
+
+
+_LOST_SCHEMA = pa.schema(
+    [pa.field("data_path", pa.string()), pa.field("position", pa.int64()), pa.field("delete_path", pa.string())]
+)
+
+
+def may_have_position_files(state: TableState, manifests: pa.Table) -> bool:
+    """Return whether delete manifests may hold position delete files, and tasks can read these. May run a job."""
+    return bool(len(manifests)) and state.access.tasks is not None and not only_dvs(state, manifests, by_job=True)
+
+
+def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, manifests: pa.Table) -> None:
+    """Refuse deletion vectors that lack positions of position delete files. Runs jobs.
+
+    Damaged and missing delete files are ignored, since readers can't read their positions either.
+
+    Args:
+        state: the state to which the deletion vectors are added.
+        dvs: the new deletion vectors, entries of `SEARCH_COLUMNS`.
+        data: their live data files, entries of `SEARCH_COLUMNS`.
+        manifests: the delete manifests that may apply to the data files, rows of `state.manifests`; see
+            `may_have_position_files`.
+
+    Raises:
+        ValidationError: a deletion vector lacks a position.
+    """
+    assert state.access.tasks is not None
+    projection = state.projection((*DV_COLUMNS, "equality_ids"), {DELETE_FILE_PATH_ID})
+    entries = state.entries(manifests, projection).where(is_live_entry().text)
+    positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    attached = attach_deletes(data, DeleteEntries(positional, manifests, frozenset()), state)
+    pairs = attached.select(F.col("location").alias("data_path"), F.explode(DELETES).alias("delete"))
+    place = F.col("deletion_vector")
+    vectors = dvs.select(
+        F.col("referenced_file").alias("data_path"),
+        F.struct(
+            F.col("referenced_file").alias("data_path"), "location", place["offset"].alias("offset"),
+            place["size_in_bytes"].alias("size"), "record_count",
+        ).alias("vector"),
+    )  # fmt: skip
+    of_files = pairs.where(F.upper("delete.file_format") != "PUFFIN").join(vectors, "data_path")
+    units = of_files.groupBy(
+        F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
+    ).agg(F.collect_list("vector").alias("vectors"))
+    lost = map_arrow(
+        materialize(units), partial(_lost_positions, state.access.tasks, state.types.locations), _LOST_SCHEMA
+    )
+    for row in lost.limit(1).toArrow().to_pylist():
+        raise ValidationError(
+            f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
+            f"which {row['delete_path']} deletes: readers of the vector would pass over that file"
+        )
+
+
+def _lost_positions(
+    reader: ExecutorReader, locations: Locations, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the first missing position for each delete file and deletion vector that lacks any of its positions."""
+    for unit in task_rows(batches):
+        lost = []
+        positions = _positions(reader, locations, unit["location"], unit["file_format"])
+        for vector in unit["vectors"]:
+            path = vector["data_path"]
+            if path not in positions:
+                continue
+            new = stored_vector(reader, *(vector[name] for name in ("location", "offset", "size", "record_count")))
+            first = next(positions[path].difference(new).positions(), np.empty(0, np.int64))
+            if len(first):
+                lost.append({"data_path": path, "position": int(first[0]), "delete_path": unit["location"]})
+        yield pa.RecordBatch.from_pylist(lost, schema=_LOST_SCHEMA)
+
+
+def _positions(
+    reader: ExecutorReader, locations: Locations, location: str, file_format: str
+) -> dict[str, PositionBitmap]:
+    """Return the positions that a position delete file deletes, by data file."""
+    by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
+    try:
+        for paths, positions in deleted_positions(reader.read(location), file_format, location, locations):
+            codes, values = paths.indices.to_numpy(), positions.to_numpy()
+            for code in np.unique(codes):
+                by_path.setdefault(paths.dictionary[int(code)].as_py(), []).append(values[codes == code])
+    except (NotFoundError, CorruptFileError):
+        return {}
+    return {path: PositionBitmap.of(np.concatenate(parts)) for path, parts in by_path.items()}
+
+
+# -- Check new deletion vectors against their data files, and find the deletes that they replace ----------------------
+# A lost deletion vector or position would make deleted rows reappear. Each new deletion vector must be the only one of
+# a live data file, have the file's partition, have no more positions than the file has rows, and include all positions
+# of the deletion vector that it replaces and of its data file's position delete files (semantics 13.5).
+
 
 _POSITION = int(ContentType.POSITION_DELETES)
 # A new deletion vector and the one that it replaces.
@@ -52,7 +168,7 @@ _PAIR_SCHEMA = pa.schema(
         ),
     ]
 )  # fmt: skip
-_LOST_SCHEMA = pa.schema([pa.field("data_path", pa.string()), pa.field("position", pa.int64())])
+_LOST_VECTOR_SCHEMA = pa.schema([pa.field("data_path", pa.string()), pa.field("position", pa.int64())])
 
 
 def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> Removal:
@@ -207,7 +323,7 @@ def _check_replaced(state: TableState, dvs: pa.Table, deletes: pa.Table) -> None
     if state.access.tasks is None:
         return
     if state.access.driver is not None and len(pairs) <= MOST_REQUESTS:
-        lost = map_on_driver(pairs, partial(_lost_positions, state.files), _LOST_SCHEMA)
+        lost = map_on_driver(pairs, partial(_lost_vector_positions, state.files), _LOST_VECTOR_SCHEMA)
         _refuse_lost(state, lost)
     else:
         _check_bitmaps(state, local_frame(state.spark, pairs))
@@ -232,7 +348,7 @@ def _fewer_positions(state: TableState, pair: Mapping[str, Any]) -> ValidationEr
 
 def _check_bitmaps(state: TableState, pairs: DataFrame) -> None:
     assert state.access.tasks is not None
-    lost = map_arrow(pairs, partial(_lost_positions, state.access.tasks), _LOST_SCHEMA)
+    lost = map_arrow(pairs, partial(_lost_vector_positions, state.access.tasks), _LOST_VECTOR_SCHEMA)
     _refuse_lost(state, lost.limit(1).toArrow())
 
 
@@ -244,7 +360,7 @@ def _refuse_lost(state: TableState, lost: pa.Table) -> None:
         )
 
 
-def _lost_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _lost_vector_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the first missing position for each pair whose new deletion vector lacks any."""
     for batch in pairs:
         lost = []
@@ -257,7 +373,7 @@ def _lost_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatc
             positions = next(old.difference(new).positions(), np.empty(0, np.int64))
             if len(positions):
                 lost.append({"data_path": pair["data_path"], "position": int(positions[0])})
-        yield pa.RecordBatch.from_pylist(lost, schema=_LOST_SCHEMA)
+        yield pa.RecordBatch.from_pylist(lost, schema=_LOST_VECTOR_SCHEMA)
 
 
 def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) -> PositionBitmap:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from sparkmeta.checks import NAME
-from sparkmeta.edit.new_snapshot import branch_head
+from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.settings import setting
 from sparkmeta.spec.metadata import ancestors_of

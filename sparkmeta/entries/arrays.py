@@ -1,15 +1,48 @@
-"""Helpers for Arrow columns and tables. Without Spark."""
+"""Arrow columns of entries: field ids, counts of each manifest, and the projections that readers take. Without
+Spark.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.literals import bound_value
+from sparkmeta.columns.bounds import AllOf, bound_arrow_type
+from sparkmeta.columns.types import bound_value
 from sparkmeta.errors import shown
+from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS, Status
+
+# -- Field ids in the metadata of Arrow fields, where Arrow's readers and writers of data files have them -------------
+
+
+_FIELD_ID_KEY = b"PARQUET:field_id"
+# Of Parquet files, and of the column attributes that Iceberg writes in ORC.
+_KEYS = (_FIELD_ID_KEY, b"iceberg.id", b"ICEBERG:iceberg.id")
+
+
+def field_id(field: pa.Field) -> int | None:
+    """Return the id of a field of a file, or None if it has none."""
+    metadata = field.metadata or {}
+    text = next((metadata[key] for key in _KEYS if key in metadata), None)
+    return None if text is None else int(text)
+
+
+def with_field_id(field: pa.Field, number: int | None) -> pa.Field:
+    """Return the field with an id where Parquet writers take it from, and without other metadata.
+
+    Without an id, the field is unchanged.
+    """
+    return field if number is None else field.with_metadata({_FIELD_ID_KEY: str(number).encode()})
+
+
+# -- Helpers for Arrow columns and tables. Without Spark --------------------------------------------------------------
+
 
 UUID_BYTES: Final = 16
 
@@ -129,3 +162,195 @@ def uuid_bytes(texts: pa.StringArray) -> pa.Array:
         pa.binary(UUID_BYTES), len(filled), [None, pa.py_buffer(packed.tobytes())]
     )
     return pc.if_else(texts.is_valid(), fixed, pa.scalar(None, fixed.type))
+
+
+# -- Counts of files, rows and entries, as manifest lists and roots have them for each manifest. Without Spark
+
+
+LIVE_FILES: Final = ("added_files_count", "existing_files_count")
+LIVE_ROWS: Final = ("added_rows_count", "existing_rows_count")
+FILE_COUNTS: Final = (*LIVE_FILES, "deleted_files_count")
+ROW_COUNTS: Final = (*LIVE_ROWS, "deleted_rows_count")
+
+
+def manifest_counts(entries: pa.Table) -> dict[str, int | None]:
+    """Return the counts of a manifest that lists and roots have, by the names of their fields.
+
+    These are the numbers of files and of their rows by status, and the least sequence number of live entries, which is
+    None if none of them has one: an entry that inherits its number has one that is higher than all others.
+
+    Args:
+        entries: the manifest's entries with `version_info` and `record_count`.
+    """
+    version, records = entries.column("version_info"), entries.column("record_count")
+    status, numbers = (pc.struct_field(version, name) for name in ("status", "sequence_number"))
+    counts: dict[str, int | None] = {}
+    for value in Status:
+        of_status = pc.equal(status, int(value))
+        counts[f"{value.name.lower()}_files_count"] = pc.sum(of_status).as_py() or 0
+        counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
+    live = numbers.filter(pc.not_equal(status, int(Status.DELETED)))
+    counts["min_sequence_number"] = pc.min(live).as_py()
+    return counts
+
+
+def sums(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
+    """Return the sum of some counts for each manifest; null if one of them is unknown.
+
+    Args:
+        manifests: rows with the counts in `manifest_stats`, as in roots, or as columns, as in manifest lists.
+        names: the names of the counts.
+    """
+    return reduce(pc.add, (values.cast(pa.int64()) for values in _columns(manifests, names)))
+
+
+def may_be_live(manifests: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Return which manifests may have live files: all but those whose counts say that there are none."""
+    zeros = (pc.fill_null(pc.equal(count, 0), False) for count in _columns(manifests, LIVE_FILES))
+    return pc.invert(reduce(pc.and_, zeros))
+
+
+def live_counts(manifests: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Return the number of entries of each manifest that are not DELETED; null if unknown."""
+    return sums(manifests, LIVE_FILES)
+
+
+def live_count(manifests: pa.Table) -> int | None:
+    """Return the total number of entries that are not DELETED; None if a manifest has no counts."""
+    return _total(live_counts(manifests))
+
+
+def entry_count(manifests: pa.Table) -> int | None:
+    """Return the total number of entries of manifests; None if one has no counts."""
+    return _total(sums(manifests, FILE_COUNTS))
+
+
+def _total(counts: pa.Array) -> int | None:
+    return None if counts.null_count else pc.sum(counts).as_py() or 0
+
+
+def _columns(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+    if "manifest_stats" not in manifests.schema.names:
+        return [whole(manifests.column(name)) for name in names]
+    stats = whole(manifests.column("manifest_stats"))
+    return [pc.struct_field(stats, name) for name in names]
+
+
+# -- Projections: the columns and entries to read from manifests, and the resulting row type --------------------------
+
+
+PARTITION = "partition"
+CONTENT_STATS = "content_stats"
+MANIFEST = "manifest"
+ORDINAL = "ordinal"
+
+_ENTRY_TYPES = {field.name: field.type for field in CONTENT_ENTRY}
+_MAP_TYPES = {
+    name: pa.map_(pa.int32(), pa.field("value", value, nullable=False)) for name, value in METRICS_MAPS.values()
+}
+
+# Fields that every file's entry must have.
+_ALWAYS_THERE = frozenset({"location", "file_format", "version_info", "record_count", "file_size_in_bytes"})
+
+# Columns of the entries of v1-v3 manifests; manifest_stats belongs to roots only.
+FILE_COLUMNS = tuple(name for name in _ENTRY_TYPES if name != "manifest_stats")
+
+
+# Spec id -> its fields: (id in the spec's manifests, unique id, name in manifests).
+SpecTuples = tuple[tuple[int, tuple[tuple[int, int, str], ...]], ...]
+
+
+@dataclass(frozen=True)
+class EntryFilter:
+    """A filter of entries: live ones whose stats and partition tuple pass tests.
+
+    Readers may also return other entries. First row ids are counted over all.
+
+    Attributes:
+        stats: tests of stats.
+        partitions: tests of partition tuples by spec id; tuples of other specs pass.
+        selective: whether the tested stats are of columns that partitions don't determine.
+    """
+
+    stats: AllOf
+    partitions: tuple[tuple[int, AllOf], ...]
+    selective: bool = False
+
+
+@dataclass(frozen=True)
+class EntryProjection:
+    """The columns, partition fields and stats to read of entries. Picklable.
+
+    Attributes:
+        columns: top-level names of the content entry, and of metrics maps (`column_sizes`, ...).
+        partition: (partition field id, Iceberg type name) of the `partition` struct's fields.
+        stats: (column field id, Iceberg type name) of the fields of `content_stats`.
+        entry_filter: the entries to read; None for all.
+        spec_tuples: the partition fields of the table's specs.
+        as_written: whether `content_stats` has bounds whose lower one is above the upper one, which prove nothing.
+    """
+
+    columns: tuple[str, ...]
+    partition: tuple[tuple[int, str], ...] = ()
+    stats: tuple[tuple[int, str], ...] = ()
+    entry_filter: EntryFilter | None = None
+    spec_tuples: SpecTuples = ()
+    as_written: bool = False
+
+    @staticmethod
+    def of(
+        columns: Iterable[str],
+        partition: Mapping[int, str] | None = None,
+        stats: Mapping[int, str] | None = None,
+        spec_tuples: SpecTuples = (),
+    ) -> EntryProjection:
+        """Return a projection with `columns` in the order of the content entry."""
+        names = set(columns)
+        known = [*_ENTRY_TYPES, *_MAP_TYPES]
+        unknown = names.difference(known)
+        if unknown:
+            raise ValueError(f"not columns of a content entry: {sorted(unknown)}")
+        ordered = tuple(name for name in known if name in names)
+        tuple_types, stats_types = (tuple(sorted((types or {}).items())) for types in (partition, stats))
+        return EntryProjection(ordered, tuple_types, stats_types, spec_tuples=spec_tuples)
+
+    def tuple_of(self, spec_id: int) -> tuple[tuple[int, int, str], ...]:
+        """Return the partition fields of a spec; see `SpecTuples`."""
+        return dict(self.spec_tuples).get(spec_id, ())
+
+    def unique_ids(self, spec_id: int) -> dict[int, int]:
+        """Return partition field id in manifests of a spec -> unique id; empty if they are the same."""
+        return {written: unique for written, unique, _ in self.tuple_of(spec_id) if written != unique}
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of rows: the columns, projected `partition` and `content_stats`, `manifest`, `ordinal`."""
+        types = _ENTRY_TYPES | _MAP_TYPES
+        fields = [pa.field(name, types[name], nullable=name not in _ALWAYS_THERE) for name in self.columns]
+        if self.partition:
+            fields.append(pa.field(PARTITION, self.partition_type, nullable=False))
+        if self.stats:
+            fields.append(pa.field(CONTENT_STATS, self.stats_type))
+        return pa.schema([*fields, pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
+
+    @cached_property
+    def partition_type(self) -> pa.StructType:
+        return pa.struct([pa.field(str(field_id), bound_arrow_type(name)) for field_id, name in self.partition])
+
+    @cached_property
+    def stats_type(self) -> pa.StructType:
+        return pa.struct(
+            [pa.field(str(field_id), stats_struct(bound_arrow_type(name))) for field_id, name in self.stats]
+        )
+
+
+def stats_struct(bound: pa.DataType) -> pa.StructType:
+    """Return the struct type of one field's stats in `content_stats`."""
+    counts = ("value_count", "null_value_count", "nan_value_count")
+    return pa.struct(
+        [
+            pa.field("lower_bound", bound),
+            pa.field("upper_bound", bound),
+            *(pa.field(name, pa.int64()) for name in counts),
+        ]
+    )

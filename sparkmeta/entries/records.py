@@ -1,29 +1,37 @@
-"""Turn records of v1 to v3 manifests into content entries: type and check raw columns, and apply inheritance.
-
-The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` makes batches from them.
-"""
+"""Turn records of v1 to v3 manifests into content entries. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bound_tests import Source
-from sparkmeta.columns.bounds import bound_arrow_type, decode_bounds, known_bounds, ordered_bounds, promoted_days
-from sparkmeta.entries.arrays import kept_rows, whole
-from sparkmeta.entries.inherit import (
-    RowIdCounter,
-    inherited_sequence_numbers,
-    inherited_snapshot_ids,
+from sparkmeta.columns.bounds import (
+    Source,
+    bound_arrow_type,
+    decode_bounds,
+    encode_bounds,
+    known_bounds,
+    ordered_bounds,
+    promoted_days,
 )
-from sparkmeta.entries.parts import ManifestPart
-from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryProjection
+from sparkmeta.entries.arrays import (
+    CONTENT_STATS,
+    MANIFEST,
+    PARTITION,
+    EntryProjection,
+    kept_rows,
+    whole,
+    with_plain_types,
+)
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import (
+    BOUNDS,
     CONTENT_ENTRY,
     DELETION_VECTOR,
     FILE_FORMATS,
@@ -35,7 +43,330 @@ from sparkmeta.spec.entry import (
     ContentType,
     Status,
 )
-from sparkmeta.spec.stats import BOUNDS
+
+# -- Convert between `content_stats` and the metrics maps of v1 to v3 manifests. Without Spark: tasks import this
+
+
+# Metrics map -> the corresponding child of `content_stats`. V4 has no column_sizes.
+MAP_CHILDREN = {METRICS_MAPS[map_id][0]: child for child, map_id in STATS_SOURCES.items()}
+
+
+VALUE_SIZES = "avg_value_sizes"
+"""A column of new files beside the metrics maps: field id -> average size in memory of the column's values in bytes."""
+
+VALUE_SIZES_TYPE = pa.map_(pa.int32(), pa.field("value", pa.int32(), nullable=False))
+
+
+def map_type(name: str) -> pa.MapType:
+    """Return the Arrow type of a metrics map."""
+    return pa.map_(pa.int32(), pa.field("value", METRICS_MAPS[METRICS_MAP_IDS[name]][1], nullable=False))
+
+
+def has_metrics_maps(projection: EntryProjection) -> bool:
+    """Return whether a projection names metrics maps."""
+    return not METRICS_MAP_IDS.keys().isdisjoint(projection.columns)
+
+
+def stats_for_maps(projection: EntryProjection, column_types: Mapping[int, str]) -> EntryProjection:
+    """Return a projection with the stats of all columns instead of its metrics maps."""
+    stats = {**column_types, **dict(projection.stats)}
+    columns = tuple(name for name in projection.columns if name not in METRICS_MAP_IDS)
+    return replace(projection, columns=columns, stats=tuple(sorted(stats.items())), entry_filter=None)
+
+
+def with_metrics_maps(
+    projection: EntryProjection, columns: frozenset[int], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of entries with stats of `columns` as batches of `projection.schema` with its metrics maps."""
+    for raw in batches:
+        batch = with_plain_types(raw)
+        stats = batch.column(CONTENT_STATS)
+        by_id = {int(field.name): values for field, values in zip(stats.type, stats.flatten(), strict=True)}
+        mapped = {field_id: by_id[field_id] for field_id in sorted(columns)}
+        arrays = []
+        for field in projection.schema:
+            if field.name in METRICS_MAP_IDS:
+                arrays.append(metrics_map(field.name, mapped, len(batch)))
+            elif field.name == CONTENT_STATS:
+                structs = [by_id[field_id] for field_id, _ in projection.stats]
+                arrays.append(pa.StructArray.from_arrays(structs, fields=list(field.type)))
+            else:
+                arrays.append(batch.column(field.name))
+        yield pa.RecordBatch.from_arrays(arrays, schema=projection.schema)
+
+
+def metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> pa.Array:
+    """Return the map of one metric over all columns; null if a file has no value of it."""
+    child, kind = MAP_CHILDREN.get(name), map_type(name)
+    if child is None or not stats:
+        return pa.nulls(rows, kind)
+    columns = {field_id: pc.struct_field(values, child) for field_id, values in stats.items()}
+    if kind.item_type == pa.binary():
+        columns = {field_id: encode_bounds(values) for field_id, values in columns.items()}
+    present = np.stack([values.is_valid().to_numpy(zero_copy_only=False) for values in columns.values()], axis=1)
+    ids = np.fromiter(columns, np.int32)
+    # From values by column to values by row.
+    order = np.arange(len(ids) * rows).reshape(len(ids), rows).T[present]
+    items = pa.concat_arrays(list(columns.values())).take(pa.array(order))
+    keys = np.broadcast_to(ids, (rows, len(ids)))[present]
+    offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
+    maps = pa.MapArray.from_arrays(pa.array(offsets), pa.array(keys, pa.int32()), items)
+    empty = ~present.any(axis=1)
+    return _masked(maps.cast(kind), np.asarray(empty))
+
+
+def _masked(maps: pa.MapArray, empty: np.ndarray[Any, Any]) -> pa.Array:
+    return pc.if_else(pa.array(~empty), maps, pa.scalar(None, maps.type)) if empty.any() else maps
+
+
+def stats_of_maps(
+    maps: Mapping[str, pa.Array], types: Mapping[int, str], rows: int, location: str, *, lenient: bool = False
+) -> dict[int, dict[str, pa.Array]]:
+    """Return metrics maps as typed stats: column id -> child of `content_stats` -> values.
+
+    Columns without any metrics are left out.
+
+    Args:
+        maps: metrics maps by name.
+        types: the ids of the columns to return, and their Iceberg types.
+        location: the location of the metrics, for errors.
+        lenient: whether a bound that is not a value of its column's type is null.
+
+    Raises:
+        CorruptFileError: a bound is not a value of its column's type, unless `lenient`.
+    """
+    stats: dict[int, dict[str, pa.Array]] = {}
+    for name, values in maps.items():
+        if (child := MAP_CHILDREN.get(name)) is None:
+            continue
+        is_bound = child in BOUNDS
+        for field_id, raw in column_metric(values, types, rows):
+            metric = raw
+            if is_bound:
+                metric = _decoded(raw, types[field_id], f"{location}: {name}[{field_id}]", lenient=lenient)
+            stats.setdefault(field_id, {})[child] = metric
+    return stats
+
+
+def derived_stats(metrics: Mapping[str, pa.Array], type_name: str, sizes: pa.Array | None) -> dict[str, pa.Array]:
+    """Return children of `content_stats` that metrics maps don't have.
+
+    Bounds of types that writers never truncate are tight.
+
+    Args:
+        metrics: the metrics of a column.
+        type_name: its Iceberg type name.
+        sizes: the average sizes of its values in memory; None if they are unknown.
+    """
+    derived = {}
+    if all(bound in metrics for bound in BOUNDS) and type_name.startswith(_NEVER_TRUNCATED):
+        derived["tight_bounds"] = true_where(pc.and_(*(metrics[bound].is_valid() for bound in BOUNDS)))
+    if sizes is not None and type_name in _VARIABLE_WIDTH:
+        derived["avg_value_size_in_bytes"] = pc.if_else(pc.greater_equal(sizes, 0), sizes, None)
+    return derived
+
+
+def column_metric(maps: pa.MapArray, types: Mapping[int, str], rows: int) -> Iterator[tuple[int, pa.Array]]:
+    """Yield the values of a metrics map for each column that has any."""
+    if maps.null_count == len(maps):
+        return
+    keys, items, places = _flat(maps)
+    for field_id in np.unique(keys).tolist():
+        if field_id in types:
+            of_field = np.flatnonzero(keys == field_id)
+            item_of_row = np.full(rows, -1, np.int64)
+            item_of_row[places[of_field]] = of_field
+            yield field_id, items.take(pa.array(item_of_row, mask=item_of_row < 0))
+
+
+_VARIABLE_WIDTH = ("string", "binary")
+# Types whose bounds no writer changes. Those of floats may be zeros of the other sign.
+_NEVER_TRUNCATED = ("boolean", "int", "long", "date", "time", "decimal")
+
+
+def true_where(mask: pa.Array) -> pa.Array:
+    """Return true where the mask is true, else null."""
+    return pc.if_else(mask, pa.scalar(True), pa.scalar(None, pa.bool_()))
+
+
+def _flat(maps: pa.MapArray) -> tuple[np.ndarray[Any, Any], pa.Array, np.ndarray[Any, Any]]:
+    """Return the keys and items of a map array, and the row of each."""
+    offsets = maps.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    sizes = np.where(maps.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)
+    if sizes.sum() != last - first:
+        return _flat(maps.take(pa.array(range(len(maps)))))
+    keys = maps.keys.slice(first, last - first).to_numpy(zero_copy_only=False)
+    return keys, maps.items.slice(first, last - first), np.repeat(np.arange(len(maps)), sizes)
+
+
+def _decoded(raw: pa.Array, type_name: str, where: str, *, lenient: bool) -> pa.Array:
+    try:
+        decode = known_bounds if lenient else decode_bounds
+        return decode(raw.cast(pa.binary()), type_name).cast(bound_arrow_type(type_name))
+    except ValueError as error:
+        value = next((scalar.as_py() for scalar in raw if scalar.is_valid), None)
+        raise CorruptFileError(where, "value", value, str(error)) from error
+
+
+# -- Fill nulls of entries from their manifest (table spec, Sequence Number Inheritance and First Row ID Inheritance)
+# This comes before any filter, since first row ids depend on every physical row before.
+
+
+@dataclass(frozen=True)
+class ManifestContext:
+    """The values of a manifest's row in the manifest list that entries inherit; None for no value.
+
+    A manifest that is not committed yet has no sequence number.
+    """
+
+    snapshot_id: int | None
+    sequence_number: int | None
+    first_row_id: int | None
+
+
+def inherited_snapshot_ids(snapshot_id: pa.Array, context: ManifestContext) -> pa.Array:
+    """Replace null snapshot ids with the manifest's added snapshot id, for entries of any status."""
+    if context.snapshot_id is None:
+        return snapshot_id
+    return pc.fill_null(snapshot_id, pa.scalar(context.snapshot_id, pa.int64()))
+
+
+def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, context: ManifestContext) -> pa.Array:
+    """Replace null sequence numbers with the manifest's, for ADDED entries and in manifests of sequence number 0 (v1).
+
+    Other nulls, which older writers left, stay unknown.
+    """
+    if context.sequence_number is None:
+        return sequence_number
+    inherited = pa.scalar(context.sequence_number, pa.int64())
+    if context.sequence_number == 0:
+        return pc.fill_null(sequence_number, inherited)
+    added = pc.equal(status, int(Status.ADDED))
+    return pc.coalesce(sequence_number, pc.if_else(added, inherited, pa.scalar(None, pa.int64())))
+
+
+def with_inherited_version(info: pa.StructArray, context: ManifestContext) -> pa.StructArray:
+    """Return `version_info` with inheritance applied."""
+    fields = dict(zip(info.type.names, info.flatten(), strict=True))
+    fields["snapshot_id"] = inherited_snapshot_ids(fields["snapshot_id"], context)
+    for name in ("sequence_number", "file_sequence_number"):
+        fields[name] = inherited_sequence_numbers(fields[name], fields["status"], context)
+    return pa.StructArray.from_arrays([*fields.values()], fields=list(info.type))
+
+
+class RowIdCounter:
+    """Assigns first row ids to the entries of one manifest, in physical order.
+
+    The counter starts at the manifest's first row id. Every entry that is not DELETED and has no first row id gets the
+    counter, which then advances by its record count. If the manifest has no first row id, no entry has one, unless the
+    manifest is not committed yet.
+    """
+
+    def __init__(self, first_row_id: int | None, *, is_committed: bool = True) -> None:
+        self._next = first_row_id
+        self._is_committed = is_committed
+
+    def assign(self, first_row_id: pa.Array, status: pa.Array, record_count: pa.Array) -> pa.Array:
+        """Return the first row ids of the next entries (int64)."""
+        if self._next is None:
+            return pa.nulls(len(status), pa.int64()) if self._is_committed else first_row_id
+        assigned = first_row_id.is_null().to_numpy(False) & (status.to_numpy(False) != Status.DELETED)
+        counts = np.where(assigned, pc.fill_null(record_count, 0).to_numpy(False), 0)
+        starts = self._next + np.cumsum(counts) - counts
+        self._next += int(counts.sum())
+        return pc.if_else(pa.array(assigned), pa.array(starts, pa.int64()), first_row_id)
+
+
+# -- The parts of manifests that tasks read. Without Spark: tasks import this -----------------------------------------
+
+
+PART_SCHEMA = pa.schema(
+    [
+        pa.field(MANIFEST, pa.int32()),
+        pa.field("location", pa.string()),
+        pa.field("file_format", pa.string()),
+        pa.field("partition_spec_id", pa.int32()),
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("first_row_id", pa.int64()),
+        pa.field("part", pa.int32()),
+        pa.field("parts", pa.int32()),
+        pa.field("file_size_in_bytes", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ManifestPart:
+    """A task's share of a manifest, part `part` of `parts`, and the values that its entries inherit."""
+
+    manifest: int
+    location: str
+    spec_id: int
+    context: ManifestContext
+    part: int = 0
+    parts: int = 1
+
+
+def part_of(row: Mapping[str, Any]) -> ManifestPart:
+    """Return the part that a row of `PART_SCHEMA` describes."""
+    context = ManifestContext(row["snapshot_id"], row["sequence_number"], row["first_row_id"])
+    return ManifestPart(row[MANIFEST], row["location"], row["partition_spec_id"], context, row["part"], row["parts"])
+
+
+def whole_manifests(manifests: pa.Table) -> pa.Table:
+    """Return manifests, rows of `TableState.manifests`, as rows of `PART_SCHEMA`, one per manifest."""
+    return _parts(manifests, np.ones(len(manifests), np.int64))
+
+
+def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes: int | None) -> pa.Table:
+    """Split manifests, rows of `TableState.manifests`, into parts for tasks: rows of `PART_SCHEMA`.
+
+    An Avro manifest longer than `split_bytes` has several parts, which decode different blocks, unless first row ids
+    are read, which are counted over the whole manifest. Rows are ordered so that any run has large and small manifests,
+    since Spark gives tasks runs of rows.
+    """
+    ordered = manifests.sort_by([("file_size_in_bytes", "descending")])
+    sizes = ordered.column("file_size_in_bytes").to_numpy()
+    counts = np.maximum(1, -(-sizes // part_bytes(split_bytes)))
+    splits = pc.equal(ordered.column("file_format"), "AVRO")
+    if "first_row_id" in projection.columns:
+        splits = pc.and_(splits, ordered.column("first_row_id").is_null())
+    parts = _parts(ordered, np.where(splits.to_numpy(), counts, 1))
+    return parts.take(pa.array(_scattered(len(parts)), pa.int64()))
+
+
+def part_bytes(split_bytes: int | None) -> int:
+    """Return the most bytes of a part; 0 and None mean that manifests are not split."""
+    return split_bytes or sys.maxsize
+
+
+def _parts(manifests: pa.Table, counts: np.ndarray[Any, Any]) -> pa.Table:
+    rows = np.repeat(np.arange(len(manifests)), counts)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = manifests.take(pa.array(rows)) if len(rows) > len(manifests) else manifests
+    version = table.column("version_info")
+    columns: dict[str, Any] = {
+        "snapshot_id": pc.struct_field(version, "snapshot_id"),
+        "sequence_number": pc.struct_field(version, "sequence_number"),
+        "part": pa.array(numbers, pa.int32()),
+        "parts": pa.array(counts[rows], pa.int32()),
+    }
+    arrays = [columns[field.name] if field.name in columns else table.column(field.name) for field in PART_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=PART_SCHEMA)
+
+
+def _scattered(size: int) -> list[int]:
+    """Return 0..size-1 in bit-reversed order, so that every run samples the whole range evenly."""
+    width = max(1, (size - 1).bit_length())
+    reversed_bits = (int(format(index, f"0{width}b")[::-1], 2) for index in range(1 << width))
+    return [index for index in reversed_bits if index < size]
+
+
+# -- Turn records of v1 to v3 manifests into content entries: type and check raw columns, and apply inheritance
+# The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` makes batches from them.
+
 
 _IDS_BY_COLUMN: dict[str, tuple[int, ...]] = {}
 for _id, _path in V3_ENTRY_PATHS.items():

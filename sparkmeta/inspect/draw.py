@@ -1,8 +1,4 @@
-"""`table.draw()`: select the parts of a snapshot's metadata tree to draw.
-
-The root is on the driver. One job reads at most `_ROWS` entries of at most `_LEAVES` leaves, so the size of a drawing
-is limited for trees of any size.
-"""
+"""`table.draw()`: select the parts of a snapshot's metadata tree, and draw them for notebooks and `print`."""
 
 from __future__ import annotations
 
@@ -10,15 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, reduce
+from html import escape
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.inspect.drawing import Drawing
-from sparkmeta.inspect.excerpt import Entry, Node, counted, printable
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.inspect.draw_svg import svg_of
+from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted, printable, text_of
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
 from sparkmeta.session import in_use
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
@@ -32,6 +30,48 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
     from sparkmeta.storage.files import Files
+
+
+# -- Drawings of metadata trees for notebooks and `print` -------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Drawing(Excerpt):
+    """A drawing of the metadata tree of a snapshot."""
+
+    @cached_property
+    def text(self) -> str:
+        """The tree as lines of text."""
+        return text_of(self)
+
+    @cached_property
+    def svg(self) -> str:
+        """The tree as an SVG document, in the style of the V4 proposal's figures."""
+        return svg_of(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the drawing to a local file: text if its name ends with `.txt`, else SVG."""
+        content = f"{self.text}\n" if str(path).endswith(".txt") else self.svg
+        Path(path).write_text(content, encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Drawing({self.title}: {self.entries:,} entries)"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def _repr_html_(self) -> str:
+        """Return the SVG in an element that scrolls if it is wider than the notebook."""
+        return f'<div style="overflow-x: auto" title="{escape(self.title)}">{self.svg}</div>'
+
+
+# -- `table.draw()`: select the parts of a snapshot's metadata tree to draw -------------------------------------------
+# The root is on the driver. One job reads at most `_ROWS` entries of at most `_LEAVES` leaves, so the size of a
+# drawing is limited for trees of any size.
+
 
 _LEAVES = 8
 _ROWS = 8

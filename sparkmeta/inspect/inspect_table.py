@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkmeta.checks import TEXT
 from sparkmeta.errors import InvalidArgumentError
-from sparkmeta.inspect import all_files, files, manifests, partition_statistics, partitions, position_deletes, snapshots
+from sparkmeta.inspect import files, manifests, position_deletes, snapshots
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import MAIN, snapshot_of
 
@@ -122,7 +122,7 @@ class InspectTable:
         vectors included), equality_delete_record_count long, equality_delete_file_count int, last_updated_at timestamp,
         last_updated_snapshot_id long.
         """
-        return partitions.partitions(self._at(snapshot_id, ref, as_of))
+        return files.partitions(self._at(snapshot_id, ref, as_of))
 
     def position_deletes(
         self, snapshot_id: int | None = None, *, ref: str | None = None, as_of: datetime | int | None = None
@@ -148,7 +148,7 @@ class InspectTable:
         Raises:
             ValidationError: the snapshot has no such file, or the table no partitions.
         """
-        return partition_statistics.partition_statistics(self._at(snapshot_id, ref, as_of))
+        return snapshots.partition_statistics(self._at(snapshot_id, ref, as_of))
 
     # -- of the whole history ---------------------------------------------------------------------------------------
 
@@ -195,19 +195,19 @@ class InspectTable:
 
         Each manifest is read once. A file that several manifests list is repeated.
         """
-        return all_files.all_files(self._state, None, columns)
+        return files.all_files(self._state, None, columns)
 
     def all_data_files(self, *, columns: Columns = None) -> DataFrame:
         """Return the data files among `all_files`."""
-        return all_files.all_files(self._state, ContentType.DATA_MANIFEST, columns)
+        return files.all_files(self._state, ContentType.DATA_MANIFEST, columns)
 
     def all_delete_files(self, *, columns: Columns = None) -> DataFrame:
         """Return the delete files and deletion vectors among `all_files`."""
-        return all_files.all_files(self._state, ContentType.DELETE_MANIFEST, columns)
+        return files.all_files(self._state, ContentType.DELETE_MANIFEST, columns)
 
     def all_entries(self, *, columns: Columns = None) -> DataFrame:
         """Return a row for each entry of each manifest of any snapshot, with the columns of `entries`."""
-        return all_files.all_entries(self._state, columns)
+        return files.all_entries(self._state, columns)
 
     # -----------------------------------------------------------------------------------------------------------------
 

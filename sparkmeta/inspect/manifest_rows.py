@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.inspect.human import human_strings
+from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.manifests.v4.tree_manifests import listed_root
-from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 

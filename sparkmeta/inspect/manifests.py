@@ -21,7 +21,7 @@ from sparkmeta.inspect.manifest_rows import (
     read_list_contents,
     read_lists,
 )
-from sparkmeta.manifests.snapshot_manifests import refuse_unreadable
+from sparkmeta.manifests.reader import refuse_unreadable
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.storage.reading import with_content
 

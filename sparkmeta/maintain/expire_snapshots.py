@@ -1,4 +1,4 @@
-"""`ExpiryPlan`: expire snapshots and delete the files that only they need."""
+"""Expire snapshots and delete the files that only they need."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from sparkmeta.edit.attempts import commit_steps
-from sparkmeta.edit.range_sort import task_reader
+from sparkmeta.checks import Rule, at_least, check_options, one_of
+from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.errors import ValidationError, shown
+from sparkmeta.inspect.human import counted
 from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
-from sparkmeta.inspect.units import counted
-from sparkmeta.maintain.reachable.deletion import Deletion, delete_files
-from sparkmeta.maintain.reachable.files import count_files, public_files, unreachable_files, used_specs
-from sparkmeta.operations.base_table import TableT
+from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
+from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
+from sparkmeta.operations.table_operations import TableT
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
-from sparkmeta.storage.access import executor_writer
+from sparkmeta.storage.files import executor_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
+
+
+# -- `ExpiryPlan`: expire snapshots and delete the files that only they need ------------------------------------------
+
 
 ALL, METADATA, NONE = "all", "metadata", "none"
 
@@ -294,3 +302,42 @@ def plan_expiry(
     )
     choose_expired(table.metadata, rules)
     return ExpiryPlan(table, rules, cleanup)
+
+
+# -- The options of `Maintenance.expire_snapshots` --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpiryOptions:
+    """See `Maintenance.expire_snapshots`."""
+
+    older_than: datetime | int | None = None
+    retain_last: int | None = None
+    snapshot_ids: Sequence[int] = ()
+    clean_expired_metadata: bool = False
+    cleanup: str = ALL
+
+    def check(self) -> None:
+        """Raise ValidationError for a value out of range or of the wrong type."""
+        check_options(self, _RULES)
+        if self.older_than is not None:
+            to_millis(self.older_than)
+
+
+def listed(values: Any) -> Any:
+    """Return an iterable as a tuple, since a generator can be read only once; return any other value unchanged."""
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+
+
+def _are_ids(values: Any) -> bool:
+    """Return whether a value is a list of whole numbers, which may be numpy's."""
+    if not isinstance(values, list | tuple):
+        return False
+    return all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
+
+
+_RULES = {
+    "retain_last": at_least(1),
+    "snapshot_ids": Rule("ids of snapshots", _are_ids),
+    "cleanup": one_of(ALL, METADATA, NONE),
+}

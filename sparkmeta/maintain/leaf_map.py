@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkmeta.compact.options import CompactionOptions, scope_of
-from sparkmeta.compact.ranges import leaf_ranges
-from sparkmeta.edit.base_root import base_root
-from sparkmeta.edit.new_snapshot import branch_head, with_root
-from sparkmeta.health.overlap_bars import placed_bars
-from sparkmeta.inspect import svg
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.compaction import CompactionOptions, scope_of
+from sparkmeta.commit.compaction_groups import leaf_ranges
+from sparkmeta.commit.new_snapshot import branch_head, with_root
+from sparkmeta.inspect import draw_svg
+from sparkmeta.maintain.health_measures import placed_bars
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from sparkmeta.operations.base_table import BaseTable
+    from sparkmeta.operations.table_operations import BaseTable
 
 _WIDTH, _MARGIN, _BAR, _MOST_BARS = 880, 16, 9, 2_000
 _CLEAN, _MASKED, _INK = (46, 125, 50), (239, 108, 0), "#1f2328"
@@ -63,11 +63,11 @@ class LeafMap:
         shown = f", {len(self.bars)} of them drawn" if len(self.bars) < self.leaves else ""
         text = f"{self.title}: {self.leaves} leaves{shown}, each overlaps {self.overlaps:.1f} others"
         parts = [
-            svg.rect(0, 0, _WIDTH, height, fill="#ffffff"),
-            svg.text(_MARGIN, _MARGIN + 8, text, fill=_INK),
+            draw_svg.rect(0, 0, _WIDTH, height, fill="#ffffff"),
+            draw_svg.text(_MARGIN, _MARGIN + 8, text, fill=_INK),
             *(_bar(bar) for bar in self.bars),
         ]
-        return svg.document(parts, _WIDTH, height, font_family="monospace", font_size="12")
+        return draw_svg.document(parts, _WIDTH, height, font_family="monospace", font_size="12")
 
     def save(self, path: str | Path) -> None:
         """Write the SVG document to a local file."""
@@ -84,7 +84,7 @@ def _bar(bar: LeafBar) -> str:
     share = bar.masked / bar.entries if bar.entries else 0.0
     colour = "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(_CLEAN, _MASKED, strict=True))
     title = f"{bar.location}: {bar.entries} entries, {bar.masked} masked"
-    return svg.rect(x, y, width, _BAR, title, fill=colour)
+    return draw_svg.rect(x, y, width, _BAR, title, fill=colour)
 
 
 def leaf_map(table: BaseTable, cluster_by: Sequence[str] | None, branch: str) -> LeafMap:

@@ -1,12 +1,4 @@
-"""Upgrade a table to a later format version (table spec, Appendix E), or to the metadata tree of version 4.
-
-Only table metadata is replaced. Snapshots keep their manifest lists, and manifests keep their layout. The first
-snapshot of version 3 assigns row ids to the manifests that it lists.
-
-For a tree, every partition field gets an expression (semantics 17.7, 19.2). The first commit to a
-branch converts the list of its head to a root. Manifests keep their layout until a compaction, which can be part of the
-same commit.
-"""
+"""Upgrade a table to a later format version or to the metadata tree, and revert an upgrade to the tree."""
 
 from __future__ import annotations
 
@@ -19,19 +11,28 @@ from typing import TYPE_CHECKING, Any, Generic
 from pyiceberg.table.refs import SnapshotRefType
 
 from sparkmeta.checks import FLAG, one_of
-from sparkmeta.compact.options import CompactionOptions
-from sparkmeta.compact.plan import CompactionPlan, CompactionSummary, compaction_of
-from sparkmeta.edit.attempts import Step, commit_steps
-from sparkmeta.entries.counts import live_count
-from sparkmeta.errors import CommitConflictError, ValidationError
-from sparkmeta.operations.base_table import TableT
-from sparkmeta.spec.metadata import has_tree, refuse_encrypted
-from sparkmeta.spec.upgrade import upgrade_lists, upgrade_metadata
+from sparkmeta.commit.attempts import Step, commit_steps
+from sparkmeta.commit.compaction import CompactionOptions, CompactionPlan, CompactionSummary, compaction_of
+from sparkmeta.entries.arrays import live_count
+from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError
+from sparkmeta.operations.table_operations import TableT
+from sparkmeta.spec.metadata import has_tree, parse_table_metadata, refuse_encrypted
+from sparkmeta.spec.metadata_model import TableMetadataV4
+from sparkmeta.spec.upgrade import undo_upgrade, upgrade_lists, upgrade_metadata
 
 if TYPE_CHECKING:
-    from sparkmeta.spec.expressions import Expression
     from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.partitioning import Expression
     from sparkmeta.state import TableState
+
+
+# -- Upgrade a table to a later format version (table spec, Appendix E), or to the metadata tree of version 4
+# Only table metadata is replaced. Snapshots keep their manifest lists, and manifests keep their layout. The first
+# snapshot of version 3 assigns row ids to the manifests that it lists.
+#
+# For a tree, every partition field gets an expression (semantics 17.7, 19.2). The first commit to a branch converts
+# the list of its head to a root. Manifests keep their layout until a compaction, which can be part of the same commit.
+
 
 TREE_VERSION = 4
 _VERSIONS = (2, 3, TREE_VERSION)
@@ -256,3 +257,75 @@ def _branch(name: str, head: TableState) -> BranchSummary:
 def _expression_text(expression: Expression) -> str:
     columns = ", ".join(map(str, expression.source_ids))
     return f"{expression.transform} of column {columns}, partition field {expression.name}"
+
+
+# -- Revert an upgrade to the metadata tree, as long as no commit has written a root ----------------------------------
+
+
+@dataclass(frozen=True)
+class UndoUpgradePlan(Generic[TableT]):
+    """A plan to revert an upgrade, carried out by `commit`.
+
+    Attributes:
+        to_version: the format version before the upgrade.
+    """
+
+    table: TableT
+    to_version: int
+
+    def __str__(self) -> str:
+        snapshots = len(self.table.metadata.snapshots)
+        return "\n".join(
+            [
+                f"{self.table.full_name}: the metadata tree becomes format version {self.to_version} again",
+                f"{snapshots} snapshots keep their manifest lists; changes since the upgrade stay",
+            ]
+        )
+
+    def commit(self) -> TableT:
+        """Commit the metadata in the earlier version and return the new table.
+
+        Raises:
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitStateUnknownError: the commit may have succeeded.
+            ValidationError: another commit has written a root.
+        """
+        return commit_steps(self.table, [self])
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """Return the metadata of a state in the earlier version. For `commit`."""
+        undone = undo_upgrade(_of_tree(state.metadata), self.to_version)
+        now = max(int(time.time() * 1000), undone.last_updated_ms)
+        return undone.model_copy(update={"last_updated_ms": now})
+
+
+def plan_undo_upgrade(table: TableT, format_version: int | None) -> UndoUpgradePlan[TableT]:
+    """See `Maintenance.undo_upgrade`."""
+    metadata = _of_tree(table.metadata)
+    if format_version is not None and format_version not in (1, 2, 3, 4):
+        raise ValidationError(f"{table.full_name}: there is no format version {format_version} to go back to")
+    version = _version_before(table.state) if format_version is None else format_version
+    undo_upgrade(metadata, version)
+    table.refuse_read_only()
+    return UndoUpgradePlan(table, version)
+
+
+def _of_tree(metadata: TableMetadata) -> TableMetadataV4:
+    if not isinstance(metadata, TableMetadataV4) or metadata.layout_revision is None:
+        raise ValidationError(f"{metadata.location}: the table has no metadata tree, so there is no upgrade to undo")
+    return metadata
+
+
+def _version_before(state: TableState) -> int:
+    """Return the format version of the newest metadata file in the log that has no tree."""
+    for entry in reversed(state.metadata.metadata_log):
+        try:
+            logged = parse_table_metadata(state.files.read(entry.metadata_file), entry.metadata_file)
+        except NotFoundError:
+            break
+        if getattr(logged, "layout_revision", None) is None:
+            return logged.format_version
+    raise ValidationError(
+        f"{state.metadata.location}: the metadata log does not show the table's format version before its "
+        "upgrade: pass it as format_version"
+    )

@@ -3,34 +3,308 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.decode import decode_manifest
-from sparkmeta.entries.arrays import kept_rows
+from sparkmeta.columns.bounds import ANY, bound_arrow_type
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, EntryProjection, field_id, kept_rows
 from sparkmeta.entries.locations import with_locations
-from sparkmeta.entries.parts import part_of
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.cache.decode import decode_leaf
+from sparkmeta.entries.records import (
+    PART_SCHEMA,
+    EntryBuilder,
+    ManifestPart,
+    part_of,
+    projected_fields,
+    promoted_values,
+)
+from sparkmeta.errors import CorruptFileError, UnsupportedError
+from sparkmeta.manifests.cache_leaves import decode_leaf
 from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
-from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.layout import is_tree_manifest
-from sparkmeta.storage.location import is_local
-from sparkmeta.storage.ranges import read_ahead
+from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.spec.entry import (
+    DATA_FILE_FIELD_ID,
+    ENTRY_NAMES,
+    FILE_NAMES,
+    METRICS_MAP_IDS,
+    METRICS_MAPS,
+    PARTITION_FIELD_ID,
+    STATS_SOURCES,
+    V3_ENTRY_PATHS,
+)
+from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.content import read_ahead, translated_read_errors
+from sparkmeta.storage.location import PATH_KEY, is_local, spark_path_key
+from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
 if TYPE_CHECKING:
-    from sparkmeta.manifests.cache.write import CacheWriter
-    from sparkmeta.manifests.v4.types import TreeTypes
-    from sparkmeta.spec.locations import Locations
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sparkmeta.manifests.cache_leaves import CacheWriter
+    from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
+
+
+# -- Decode a Parquet manifest with the entry layout of versions 1 to 3 from its bytes --------------------------------
+# For manifests whose locations are unknown when a plan is made, such as those of a table's whole history. Otherwise
+# Spark's reader is faster (`spark.py`). Columns are resolved by field id.
+
+
+MAGIC = b"PAR1"
+BATCH_RECORDS = 8192
+
+
+def decode_parquet_manifest(
+    data: bytes | memoryview, part: ManifestPart, projection: EntryProjection
+) -> Iterator[pa.RecordBatch]:
+    """Yield the entries of a manifest as batches of `projection.schema` in physical order, with inheritance applied.
+
+    Raises:
+        CorruptFileError: not a Parquet file, or not a manifest.
+    """
+    builder, ordinal, unique_ids = EntryBuilder(part, projection), 0, projection.unique_ids(part.spec_id)
+    with translated_read_errors(part.location, "file", "not readable as Parquet"):
+        file = pq.ParquetFile(pa.BufferReader(data))
+        columns = _projected_columns(file.schema_arrow, projection, part.location)
+        for batch in file.iter_batches(BATCH_RECORDS, columns=columns):
+            ordinals = pa.array(np.arange(ordinal, ordinal + len(batch)), pa.int64())
+            yield builder.batch(ordinals, ParquetRecords(batch, part.location, unique_ids))
+            ordinal += len(batch)
+
+
+class ParquetRecords:
+    """`RawRecords` over a batch of a manifest's columns. unique_ids: see `EntryProjection`."""
+
+    def __init__(self, batch: pa.RecordBatch, location: str, unique_ids: Mapping[int, int]) -> None:
+        self._batch = batch
+        self._fields = _by_id(batch.schema, batch.columns)
+        file = self._fields.pop(DATA_FILE_FIELD_ID, None)
+        self._fields |= {} if file is None else _by_id(file.type, file.flatten())
+        tuples = self._fields.get(PARTITION_FIELD_ID)
+        values = {} if tuples is None else _by_id(tuples.type, tuples.flatten())
+        self._partition = {unique_ids.get(field_id, field_id): column for field_id, column in values.items()}
+        self._unique_ids = unique_ids
+        self._location = location
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
+        return self._cast(self._fields.get(field_id), kind, field_id)
+
+    def partition(self, field_id: int, type_name: str) -> pa.Array:
+        if (values := self._partition.get(field_id)) is None:
+            return pa.nulls(len(self), bound_arrow_type(type_name))
+        return promoted_values(values, type_name, self._location, f"partition.{field_id}")
+
+    def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
+        return self._cast(self._fields.get(map_id), kind, map_id)
+
+    def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
+        maps = self._fields.get(map_id)
+        values = None if maps is None else pc.map_lookup(maps, pa.scalar(key, maps.type.key_type), "first")
+        return self._cast(values, kind, map_id)
+
+    def taken(self, places: np.ndarray[Any, Any]) -> ParquetRecords:
+        return ParquetRecords(self._batch.take(pa.array(places)), self._location, self._unique_ids)
+
+    def _cast(self, values: pa.Array | None, kind: pa.DataType, field_id: int) -> pa.Array:
+        if values is None:
+            return pa.nulls(len(self), kind)
+        try:
+            return values.cast(kind)
+        except pa.ArrowException as error:
+            raise CorruptFileError(self._location, f"field {field_id}", str(values.type), f"not {kind}") from error
+
+
+def _projected_columns(schema: pa.Schema, projection: EntryProjection, location: str) -> list[str]:
+    """Return the paths of the projected columns, and of the whole partition tuple, since its names may have dots."""
+    ids = {*projected_fields(projection), *([PARTITION_FIELD_ID] if projection.partition else [])}
+    file = next((field for field in schema if field_id(field) == DATA_FILE_FIELD_ID), None)
+    if file is None or not pa.types.is_struct(file.type):
+        raise CorruptFileError(location, "schema", "data_file", "field 2 (data_file) is not a struct")
+    of_entry = [field.name for field in schema if field_id(field) in ids]
+    return [*of_entry, *(f"{file.name}.{field.name}" for field in file.type if field_id(field) in ids)]
+
+
+def _by_id(fields: Any, columns: list[pa.Array]) -> dict[int, pa.Array]:
+    ids = map(field_id, fields)
+    return {number: column for number, column in zip(ids, columns, strict=True) if number is not None}
+
+
+# -- Read Parquet manifests with the entry layout of versions 1 to 3, as Iceberg 1.12 writes them for format version 4
+# Spark's Parquet reader reads the projected columns. One pass in Arrow types bounds and applies inheritance, with the
+# code for Avro manifests.
+
+
+# Field id -> the name in the file, of fields of the entry and of data_file.
+_ENTRY_NAMES = {field_id: name for name, field_id in ENTRY_NAMES.items() if field_id in V3_ENTRY_PATHS}
+_FILE_NAMES = {field_id: name for name, field_id in FILE_NAMES.items() if field_id in V3_ENTRY_PATHS}
+_TYPES = {
+    **dict.fromkeys((0, 134, 140), pa.int32()),
+    **dict.fromkeys((1, 3, 4, 103, 104, 142, 144, 145), pa.int64()),
+    **dict.fromkeys((100, 101, 143), pa.string()),
+    131: pa.binary(),
+    132: pa.list_(pa.int64()),
+    135: pa.list_(pa.int32()),
+}
+
+# Spec id -> (partition field id, name in the manifest's partition struct) of its fields.
+PartitionNames = Mapping[int, Sequence[tuple[int, str]]]
+
+
+def read_parquet_entries(
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames, places: Locations
+) -> DataFrame:
+    """Return every physical entry of Parquet manifests as a lazy DataFrame of `projection.schema`.
+
+    Args:
+        spark: the session.
+        parts: rows of `PART_SCHEMA`, one per manifest. Manifests of each spec are read together, since tuples differ.
+        projection: the columns to return.
+        names: the names of partition fields.
+        places: resolves the locations in manifests.
+    """
+    if unknown := [field_id for field_id, type_name in projection.partition if type_name == ANY]:
+        path = parts.column("location")[0].as_py()
+        raise UnsupportedError(f"{path}: the transform of partition field {unknown[0]}, and so its type, is not known")
+    reads = []
+    for spec_id in sorted(parts.column("partition_spec_id").unique().to_pylist()):
+        of_spec = parts.filter(pc.equal(parts.column("partition_spec_id"), spec_id))
+        reads.append(_read_spec(spark, of_spec, projection, dict(names[spec_id])))
+    raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
+    if "first_row_id" in projection.columns:
+        raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
+    entries = map_arrow(raw, partial(_build, projection, places), projection.schema)
+    locations = parts.column("location").to_pylist()
+    return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
+
+
+def _read_spec(
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: Mapping[int, str]
+) -> DataFrame:
+    locations = parts.column("location").to_pylist()
+    partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
+    types = dict(projection.partition)
+    schema = _schema(projection, {name: types[field_id] for field_id, name in partition.items()})
+    files = read_parquet(spark, locations, schema)
+    keys = pa.array([spark_path_key(location) for location in locations])
+    units = F.broadcast(local_frame(spark, parts.append_column("path", keys)))
+    columns = [*_columns(projection), *(_field(f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
+    read = files.select(
+        *columns,
+        F.expr(PATH_KEY).alias("path"),
+        F.col("_metadata.row_index").alias("ordinal"),
+    )
+    return read.join(units, "path", "left")
+
+
+def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
+    """Return the schema to read: the projected fields, and partition fields by their names in the file."""
+    ids = projected_fields(projection)
+    file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in ids]
+    file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in ids]
+    if partition:
+        fields = [pa.field(name, bound_arrow_type(type_name)) for name, type_name in partition.items()]
+        file.append(pa.field("partition", pa.struct(fields)))
+    entry = [pa.field(name, _TYPES[field_id]) for field_id, name in _ENTRY_NAMES.items() if field_id in ids]
+    return spark_schema(pa.schema([*entry, pa.field("data_file", pa.struct(file))] if file else entry))
+
+
+def _columns(projection: EntryProjection) -> list[Column]:
+    """Return the projected fields and metrics maps as `f<id>`, and single keys of metrics maps as `m<id>_<key>`."""
+    ids = projected_fields(projection)
+    columns = [_field(name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in ids]
+    columns += [_field(f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in ids]
+    for name in projection.columns:
+        if name in METRICS_MAP_IDS:
+            columns.append(_field(f"data_file.{name}", f"f{METRICS_MAP_IDS[name]}"))
+    for map_id in STATS_SOURCES.values() if projection.stats else ():
+        values = F.col(f"data_file.{METRICS_MAPS[map_id][0]}")
+        columns += [F.try_element_at(values, F.lit(key)).alias(f"m{map_id}_{key}") for key, _ in projection.stats]
+    return columns
+
+
+def _field(path: str, alias: str) -> Column:
+    column: Column = F.col(path).alias(alias)
+    return column
+
+
+def _build(
+    projection: EntryProjection, places: Locations, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of entries of one manifest. A manifest's row id counter continues from batch to batch."""
+    builder: EntryBuilder | None = None
+    for batch in batches:
+        for run in _runs(batch):
+            part = part_of(_row(run))
+            if builder is None or builder.part.manifest != part.manifest:
+                builder = EntryBuilder(part, projection)
+            entries = builder.batch(run.column("ordinal"), ArrowRecords(run))
+            yield from with_locations([entries], places, part.location)
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    ids = batch.column("manifest")
+    if ids.null_count:
+        path = batch.filter(ids.is_null()).column("path")[0].as_py()
+        raise CorruptFileError(path, "path", path, "Spark read a file that no manifest names")
+    edges = np.flatnonzero(np.diff(ids.to_numpy())) + 1
+    starts = [0, *edges.tolist(), len(batch)]
+    return (batch.slice(a, b - a) for a, b in pairwise(starts) if b > a)
+
+
+def _row(run: pa.RecordBatch) -> dict[str, Any]:
+    row: dict[str, Any] = run.slice(0, 1).select(PART_SCHEMA.names).to_pylist()[0]
+    return row
+
+
+class ArrowRecords:
+    """`RawRecords` over the raw columns of `_columns`."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def values(self, field_id: int, kind: pa.DataType) -> pa.Array:
+        return self._cast(f"f{field_id}", kind)
+
+    def partition(self, field_id: int, type_name: str) -> pa.Array:
+        return self._cast(f"p{field_id}", bound_arrow_type(type_name))
+
+    def metrics_map(self, map_id: int, kind: pa.MapType) -> pa.Array:
+        return self._cast(f"f{map_id}", kind)
+
+    def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
+        return self._cast(f"m{map_id}_{key}", kind)
+
+    def taken(self, places: np.ndarray[Any, Any]) -> ArrowRecords:
+        return ArrowRecords(self._batch.take(pa.array(places)))
+
+    def _cast(self, name: str, kind: pa.DataType) -> pa.Array:
+        if name not in self._batch.schema.names:
+            return pa.nulls(len(self), kind)
+        return self._batch.column(name).cast(kind)
+
+
+# -- Decode manifests of every format from their bytes, in tasks or on the driver. Without Spark: tasks import this
+
 
 CACHED_LEAF = "cached_leaf"
 """A column that rows of `PART_SCHEMA` may have: the location of the part's leaf in the manifest cache."""

@@ -18,21 +18,20 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.entries.projection import MANIFEST, ORDINAL
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_inline_vector
-from sparkmeta.storage.ranges import FileRange, RangeReader, read_ranges
+from sparkmeta.storage.content import FileRange, RangeReader, read_ranges
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from sparkmeta.manifests.v4.root import Root
-    from sparkmeta.storage.access import FileAccess
     from sparkmeta.storage.executors import ExecutorReader
-    from sparkmeta.storage.files import Files
+    from sparkmeta.storage.files import FileAccess, Files
 
 # A manifest DV: the leaf, the place of the bitmap, its cardinality, and the number of the leaf's entries.
 DV_SCHEMA = pa.schema(

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sparkmeta.entries.counts import entry_count
+from sparkmeta.entries.arrays import entry_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkmeta.entries.projection import EntryProjection
+    from sparkmeta.entries.arrays import EntryProjection
 
 MOST_ENTRIES = 10_000
 """Most entries that the driver decodes and converts to Spark rows."""

@@ -35,9 +35,8 @@ from sparkmeta.avro.decode import (
 from sparkmeta.avro.schema import ManifestSchema, field_id_of, fixed_sizes, parse, record_of
 from sparkmeta.avro.write import ENTRY, REQUIRED_DEFAULTS, ManifestFormat, with_version_info
 from sparkmeta.columns.bounds import day_units
-from sparkmeta.entries.parts import ManifestPart
-from sparkmeta.entries.projection import ORDINAL, EntryProjection
-from sparkmeta.entries.records import EntryBuilder
+from sparkmeta.entries.arrays import ORDINAL, EntryProjection
+from sparkmeta.entries.records import EntryBuilder, ManifestPart
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.spec.bitmap import PositionBitmap
@@ -98,7 +97,7 @@ def encoded_entries(
     builder = EntryBuilder(part, projection)
     copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None
     if copying is not None and (program := program_of(schema, projection, copying.marks)) is not None:
-        from sparkmeta.avro.columnar import compiled_records
+        from sparkmeta.avro.decode import compiled_records
 
         for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
             batch, places = _kept(builder, first, records, removed, changed_by)

@@ -1,17 +1,4 @@
-"""Read the entries of manifests of any format.
-
-Each format can be decoded from bytes to Arrow (`EntryDecoder`), and some can be read by Spark. `Placement` decides
-which of the two is used, and where.
-
-    format                    from bytes, on the driver or in tasks    by Spark's sources
-    Avro                      avro.decode                              whole files (binaryFile), then as in tasks
-    Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark; as Avro, if Spark misreads it
-    V4 leaf                   v4.decode                                v4.spark
-    V4 leaf of another layout v4.decode                                whole files (binaryFile), then as in tasks
-      or that Spark misreads
-    files of a V4 root        v4.decode, on the driver                 v4.spark
-    leaf of the cache         cache.decode                             cache.spark
-"""
+"""Find the manifests of a snapshot, and read their entries, of any format."""
 
 from __future__ import annotations
 
@@ -22,20 +9,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.metrics_maps import has_metrics_maps, stats_for_maps, with_metrics_maps
-from sparkmeta.entries.parts import manifest_parts, whole_manifests
-from sparkmeta.entries.projection import MANIFEST
-from sparkmeta.manifests.cache.folder import open_cache
-from sparkmeta.manifests.cache.spark import read_cached_entries
-from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents
+from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
+from sparkmeta.entries.arrays import MANIFEST
+from sparkmeta.entries.records import (
+    has_metrics_maps,
+    manifest_parts,
+    stats_for_maps,
+    whole_manifests,
+    with_metrics_maps,
+)
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.manifests.cache import open_cache, read_cached_entries
+from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
 from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, ManifestLoad, Placement
-from sparkmeta.manifests.v3_parquet.spark import read_parquet_entries
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.spark import read_leaf_entries, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver, selectable_frame
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata_model import locations_of
 from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.reading import with_content
 
@@ -44,14 +37,74 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.entries.projection import EntryProjection
-    from sparkmeta.manifests.cache.folder import ManifestCache
+    from sparkmeta.entries.arrays import EntryProjection
+    from sparkmeta.manifests.cache import ManifestCache
     from sparkmeta.manifests.types import TableTypes
+    from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.manifests.v4.tree_manifests import Tree
-    from sparkmeta.manifests.v4.types import TreeTypes
     from sparkmeta.session import MapFunction
     from sparkmeta.settings import Settings
-    from sparkmeta.storage.access import FileAccess
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.storage.files import FileAccess, Files
+
+
+# -- Find a snapshot's list of manifests: a manifest list, the table metadata, or a V4 root ---------------------------
+
+
+def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
+    """Read a snapshot's manifest list as `MANIFEST_FILE_SCHEMA`; no rows for a table without snapshots.
+
+    Raises:
+        NotFoundError: the list is missing.
+        CorruptFileError: not a manifest list.
+        UnsupportedError: the table is encrypted, or the snapshot has a metadata tree of another draft.
+    """
+    if snapshot is None:
+        return pa.Table.from_batches([inline_manifest_list([], [], 0)])
+    refuse_unreadable(metadata, snapshot)
+    location = snapshot.manifest_list
+    if location is None:
+        paths = snapshot.inline_manifests or []
+        batch = inline_manifest_list(paths, [files.length(path) for path in paths], snapshot.snapshot_id)
+    else:
+        batch = decode_manifest_list(files.read(location), location, locations_of(metadata))
+    table = pa.Table.from_batches([batch])
+    encrypted = table.filter(table.column("key_metadata").is_valid())
+    if len(encrypted):
+        path = encrypted.column("manifest_path")[0].as_py()
+        raise UnsupportedError(
+            f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
+        )
+    return table
+
+
+def root_location(metadata: TableMetadata, snapshot: Snapshot | None) -> str | None:
+    """Return the location of a snapshot's root manifest; None if it has a manifest list."""
+    if snapshot is None:
+        return None
+    refuse_unreadable(metadata, snapshot)
+    return snapshot.manifests_location if snapshot.has_root else None
+
+
+def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
+    """Raise UnsupportedError for a snapshot whose manifest list is encrypted."""
+    where = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
+    if snapshot.key_id is not None:
+        raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
+
+
+# -- Read the entries of manifests of any format ----------------------------------------------------------------------
+# Each format can be decoded from bytes to Arrow (`EntryDecoder`), and some can be read by Spark. `Placement` decides
+# which of the two is used, and where.
+#
+#     format                    from bytes, on the driver or in tasks    by Spark's sources
+#     Avro                      avro.decode                              whole files (binaryFile), then as in tasks
+#     Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark; as Avro, if Spark misreads it
+#     V4 leaf                   v4.decode                                v4.spark
+#     V4 leaf of another layout v4.decode                                whole files (binaryFile), then as in tasks
+#       or that Spark misreads
+#     files of a V4 root        v4.decode, on the driver                 v4.spark
+#     leaf of the cache         cache.decode                             cache.spark
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,27 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTrans
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection, SpecTuples
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection, SpecTuples
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.v4.types import TreeTypes
+from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.spec.avro_name import avro_name
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
-from sparkmeta.spec.expressions import stats_field_id
 from sparkmeta.spec.metadata_model import TableMetadataV4, locations_of
 from sparkmeta.spec.partitioning import (
     has_unknown_values,
     partition_type,
     source_type,
     spec_partition_type,
+    stats_field_id,
     with_unique_ids,
 )
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
 
-    from sparkmeta.spec.expressions import Expression
     from sparkmeta.spec.locations import Locations
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.spec.partitioning import Expression
 
 # Reserved columns of delete files: field id -> Iceberg type name.
 _METADATA_FIELDS = {DELETE_FILE_PATH_ID: "string"}

@@ -23,7 +23,7 @@ from sparkmeta.errors import (
     ViewAlreadyExistsError,
 )
 from sparkmeta.operations.table_operations import Outcome, outcome_of
-from sparkmeta.storage.secrets import secrets_in, without_secrets
+from sparkmeta.storage.content import secrets_in, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -1,15 +1,32 @@
-"""Tables of catalogs that hold the location of the current metadata file, which sparkmeta writes."""
+"""Tables of SQL and Glue catalogs, which hold the location of the current metadata file."""
 
 from __future__ import annotations
 
 import logging
 import uuid
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from sparkmeta.errors import NoSuchNamespaceError, NoSuchTableError
-from sparkmeta.operations.catalog_errors import catalog_errors
+import pyiceberg.exceptions as iceberg
+from botocore.exceptions import ClientError
+from pyiceberg.catalog import METADATA_LOCATION, Catalog
+from pyiceberg.catalog.glue import _construct_rename_table_input, _construct_table_input
+from pyiceberg.catalog.sql import IcebergTables
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from sparkmeta.errors import (
+    CatalogError,
+    CommitFailedError,
+    CommitStateUnknownError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from sparkmeta.operations.catalog_errors import catalog_errors, shown_error
 from sparkmeta.operations.table_operations import (
     Outcome,
     TableVersion,
@@ -21,13 +38,24 @@ from sparkmeta.operations.table_operations import (
     metadata_folder,
     new_snapshot_ids,
     next_version,
+    outcome_of,
 )
 from sparkmeta.storage.location import file_name, join
 from sparkmeta.storage.writing import discard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.catalog.glue import GlueCatalog
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import ColumnElement, Connection, CursorResult, Insert, Update
+
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.storage.files import Files
+
+
+# -- Tables of catalogs that hold the location of the current metadata file, which sparkmeta writes -------------------
+
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +94,7 @@ class PointerOperations(ABC):
         metadata, dropped = next_version(base, new)
         compressed = is_compressed(metadata.properties)
         location = _next_location(base, metadata, compressed)
-        attempt = Attempt(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
+        attempt = PointerCommit(base, TableVersion(location, metadata), new_snapshot_ids(base, metadata))
         data = encoded(metadata, compressed, location)
         try:
             self.files.write_new(location, data)
@@ -82,7 +110,7 @@ class PointerOperations(ABC):
         """Return the location in the catalog; None if it has no such table."""
 
     @abstractmethod
-    def _move(self, attempt: Attempt) -> None:
+    def _move(self, attempt: PointerCommit) -> None:
         """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
 
     def _refuse_missing_namespace(self) -> None:
@@ -97,7 +125,7 @@ class PointerOperations(ABC):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PointerCommit:
     """An attempt to commit: its base, the version that it writes, and the snapshots that it adds."""
 
     base: TableVersion | None
@@ -125,3 +153,360 @@ def _next_location(base: TableVersion | None, metadata: TableMetadata, compresse
     version = int(number) + 1 if number.isdecimal() else 0
     extension = ".gz.metadata.json" if compressed else ".metadata.json"
     return join(metadata_folder(metadata), f"{version:05d}-{uuid.uuid4()}{extension}")
+
+
+# -- Tables of a SQL catalog: rows of `iceberg_tables`, as in Iceberg's JDBC catalog and pyiceberg --------------------
+
+
+@dataclass(frozen=True)
+class SqlOperations(PointerOperations):
+    """The operations of a table in a pyiceberg SQL catalog; see `PointerOperations`."""
+
+    catalog: SqlCatalog
+
+    def _move(self, attempt: PointerCommit) -> None:
+        """Point the catalog to the attempt's file. Delete the file if the catalog certainly does not point to it."""
+        committing = False
+        try:
+            with self.catalog.engine.connect() as connection:
+                self._execute(connection, attempt)
+                committing = True
+                _commit(connection)
+        except Exception as error:
+            # A transaction that fails before its COMMIT was sent is rolled back.
+            outcome = outcome_of(lambda: self._outcome(attempt), attempt.properties) if committing else Outcome.LOST
+            if outcome is Outcome.LOST:
+                discard(self.files, [attempt.version.metadata_location])
+            if outcome is not Outcome.WON:
+                raise self._failure(attempt, outcome, error) from error
+
+    def _execute(self, connection: Connection, attempt: PointerCommit) -> None:
+        """Execute the statement of a commit. Raises CommitFailedError if the base is no longer the current version."""
+        location = attempt.version.metadata_location
+        if attempt.base is None:
+            connection.execute(self._insert(location))
+            return
+        count = cast(
+            "CursorResult[Any]", connection.execute(self._update(attempt.base.metadata_location, location))
+        ).rowcount
+        if count == 1:
+            return
+        current = self._current(connection)
+        if current is None:
+            raise self._no_such_table()
+        # Drivers that don't count rows return -1.
+        if count >= 0 or current != location:
+            raise CommitFailedError(f"{attempt.base.metadata_location} is no longer the current version: {current} is")
+
+    def _outcome(self, attempt: PointerCommit) -> Outcome:
+        """Return the outcome of a transaction whose COMMIT got no answer."""
+        # The lock waits for an unfinished COMMIT.
+        location = self._location(lock=True)
+        if location == attempt.version.metadata_location:
+            return Outcome.WON
+        if location is None:
+            # A missing row can't be locked. sqlite has no unfinished COMMIT.
+            is_settled = attempt.base is None and self.catalog.engine.dialect.name == "sqlite"
+            return Outcome.LOST if is_settled else Outcome.UNKNOWN
+        if attempt.base is not None and location == attempt.base.metadata_location:
+            return Outcome.LOST
+        return attempt.outcome_in(load_version(self.files, location).metadata)
+
+    def _failure(self, attempt: PointerCommit, outcome: Outcome, error: Exception) -> Exception:
+        if isinstance(error, CommitFailedError | NoSuchTableError):
+            return error
+        if isinstance(error, IntegrityError) and attempt.base is None and outcome is Outcome.LOST:
+            return TableAlreadyExistsError(f"{'.'.join(self.identifier)}: there is such a table already")
+        return failure(outcome, attempt.version.metadata_location, error)
+
+    def _current_location(self) -> str | None:
+        """Return the location in the catalog, with a new connection if the server has closed an idle one."""
+        try:
+            return self._location()
+        except DBAPIError as error:
+            # The pool has renewed its connections.
+            if not error.connection_invalidated:
+                raise
+            return self._location()
+
+    def _location(self, *, lock: bool = False) -> str | None:
+        with self.catalog.engine.connect() as connection:
+            return self._current(connection, lock=lock)
+
+    def _current(self, connection: Connection, *, lock: bool = False) -> str | None:
+        """Return the location in the catalog; None if it has no such table."""
+        query = select(IcebergTables.metadata_location).where(*self._is_table())
+        return connection.execute(query.with_for_update() if lock else query).scalar()
+
+    def _insert(self, location: str) -> Insert:
+        namespace, name = self._names()
+        return insert(IcebergTables).values(**self.catalog._create_table_row(namespace, name, location))
+
+    def _update(self, base_location: str, location: str) -> Update:
+        is_base = IcebergTables.metadata_location == base_location
+        moved = {"metadata_location": location, "previous_metadata_location": base_location}
+        return update(IcebergTables).where(*self._is_table(), is_base).values(**moved)
+
+    def _is_table(self) -> list[ColumnElement[bool]]:
+        namespace, name = self._names()
+        no_view = self.catalog._iceberg_type_filter()
+        return [
+            IcebergTables.catalog_name == self.catalog.name,
+            IcebergTables.table_namespace == namespace,
+            IcebergTables.table_name == name,
+            *([] if no_view is None else [no_view]),
+        ]
+
+    def _names(self) -> tuple[str, str]:
+        return Catalog.namespace_to_string(self.identifier[:-1]), self.identifier[-1]
+
+
+def _commit(connection: Connection) -> None:
+    """Commit. After a failure, the connection is not used again, since it may still show its uncommitted changes."""
+    try:
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):
+            connection.invalidate()
+        raise
+
+
+# -- Tables of AWS Glue, whose entries carry the location of the metadata file, and a version that each update raises
+
+
+class _Request(NamedTuple):
+    """A table entry to write: a replacement for the entry's version, or a new entry."""
+
+    entry: Any
+    replaced_version: str | None
+
+
+@dataclass(frozen=True)
+class GlueOperations(PointerOperations):
+    """The operations of a table in AWS Glue; see `PointerOperations`.
+
+    Glue refuses an update of an entry that is no longer at the version that the request names.
+    """
+
+    catalog: GlueCatalog
+
+    def _current_location(self) -> str | None:
+        entry = self._current_entry()
+        return None if entry is None else _location_of(entry)
+
+    def _move(self, attempt: PointerCommit) -> None:
+        """See `PointerOperations._move`.
+
+        A request whose answer is lost is sent again: Glue refuses it if the first one has been executed.
+        """
+        location = attempt.version.metadata_location
+        with catalog_errors(self.catalog, self.identifier):
+            try:
+                request = self._request(attempt)
+            except Exception:
+                discard(self.files, [location])
+                raise
+            try:
+                self._send(request)
+            except Exception as error:
+                is_refused = _is_refusal(error)
+                outcome = Outcome.LOST if is_refused else self._settled(attempt, request)
+                if outcome is Outcome.LOST:
+                    discard(self.files, [location])
+                if is_refused:
+                    raise
+                if outcome is not Outcome.WON:
+                    reason = CatalogError(shown_error(error, self.catalog.properties))
+                    raise failure(outcome, location, reason) from reason
+
+    def _request(self, attempt: PointerCommit) -> _Request:
+        """Return the request of an attempt. Raises CommitFailedError if its base is no longer the current version."""
+        if attempt.base is None:
+            return _Request(self._entry_of(attempt.version), None)
+        entry = self._current_entry()
+        if entry is None:
+            raise self._no_such_table()
+        base, current = attempt.base.metadata_location, _location_of(entry)
+        if current != base:
+            raise CommitFailedError(f"{base} is no longer the current version: {current} is")
+        if (version := entry.get("VersionId")) is None:
+            raise CatalogError(
+                f"{'.'.join(self.identifier)}: Glue names no version of its entry, which a commit replaces"
+            )
+        return _Request(self._entry_of(attempt.version, entry, base), version)
+
+    def _send(self, request: _Request) -> None:
+        database, name = self.identifier
+        if request.replaced_version is None:
+            self.catalog._create_glue_table(database, name, request.entry)
+        else:
+            self.catalog._update_glue_table(database, name, request.entry, request.replaced_version)
+
+    def _settled(self, attempt: PointerCommit, request: _Request) -> Outcome:
+        """Return the outcome of a request that got no answer, or was repeated by the client and then refused."""
+
+        def check() -> Outcome:
+            entry = self._current_entry()
+            location = None if entry is None else _location_of(entry)
+            if location == attempt.version.metadata_location:
+                return Outcome.WON
+            if entry is None and attempt.base is not None:
+                return Outcome.UNKNOWN
+            if (None if entry is None else entry.get("VersionId")) == request.replaced_version:
+                self._send(request)
+                return Outcome.WON
+            if attempt.base is not None and location == attempt.base.metadata_location:
+                return Outcome.LOST
+            return attempt.outcome_in(load_version(self.files, str(location)).metadata)
+
+        return outcome_of(check, attempt.properties)
+
+    def _current_entry(self) -> Mapping[str, Any] | None:
+        return _entry(self.catalog, self.identifier)
+
+    def _entry_of(self, version: TableVersion, replaced: Any = None, previous_location: str | None = None) -> Any:
+        location, metadata = version
+        return _construct_table_input(
+            self.identifier[-1], location, metadata.properties, metadata, replaced, previous_location
+        )
+
+
+def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], version: TableVersion) -> None:
+    """Add the table of a metadata file. Call it inside `with catalog_errors(...)`.
+
+    Raises:
+        TableAlreadyExistsError, NoSuchNamespaceError: nothing was added.
+        CommitStateUnknownError: Glue has not answered, and may have added the table.
+    """
+    location, metadata = version
+    entry = _construct_table_input(identifier[-1], location, {}, metadata)
+    _create(catalog, identifier, entry, metadata.properties, f"{'.'.join(identifier)} may have been registered")
+
+
+def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_identifier: tuple[str, ...]) -> None:
+    """Rename a table: Glue has it under both names, then only under the new one.
+
+    Call it inside `with catalog_errors(...)`. The old name is dropped only if its entry has not changed since it was
+    copied. Glue has no conditional drop, so a commit in the moment between this look and the drop is lost.
+
+    Raises:
+        NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError: nothing was renamed.
+        CommitFailedError: another commit to the table came first.
+        CommitStateUnknownError: the table may have both names, or only the new one.
+    """
+    old_name, new_name = ".".join(identifier), ".".join(new_identifier)
+    copied = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier, iceberg.NoSuchTableError))
+    properties = copied.get("Parameters", {})
+    both = f"{old_name} may have the second name {new_name}"
+    _create(catalog, new_identifier, _construct_rename_table_input(new_identifier[-1], copied), properties, both)
+    is_sent = False
+    try:
+        _refuse_changed(catalog, identifier, copied)
+        is_sent = True
+        catalog.drop_table(identifier)
+    except Exception as error:
+        # A request without an answer may still be under way.
+        is_over = _answer_in(error) is not None
+
+        def check() -> Outcome:
+            entry = _entry(catalog, identifier)
+            if entry is None and is_sent:
+                return Outcome.WON
+            return Outcome.LOST if not is_sent or (is_over and _is_same(entry, copied)) else Outcome.UNKNOWN
+
+        outcome = outcome_of(check, properties)
+        if outcome is Outcome.UNKNOWN:
+            problem = f"{old_name} may have been renamed to {new_name}, or has both names"
+            raise _unknown(catalog, problem, error) from None
+        if outcome is Outcome.LOST:
+            if not _drop_copy(catalog, new_identifier, copied):
+                raise _unknown(catalog, f"{old_name} has the second name {new_name}", error) from None
+            raise
+
+
+def _refuse_changed(catalog: GlueCatalog, identifier: tuple[str, ...], copied: Mapping[str, Any]) -> None:
+    """Raise CommitFailedError if the entry of a table to rename is no longer the one that was copied."""
+    if not _is_same(_entry(catalog, identifier), copied):
+        raise CommitFailedError(f"{'.'.join(identifier)} was not renamed: another commit, or a drop, came first")
+
+
+def _create(
+    catalog: GlueCatalog, identifier: tuple[str, ...], entry: Any, properties: Mapping[str, str], problem: str
+) -> None:
+    """Create an entry. A request whose answer is lost is sent again: Glue refuses it if the first one was executed.
+
+    Args:
+        properties: the table properties `commit.status-check.*`.
+        problem: what an unknown outcome may have done.
+    """
+    create = partial(catalog._create_glue_table, *catalog.identifier_to_database_and_table(identifier), entry)
+    try:
+        create()
+    except Exception as error:
+        if _is_refusal(error):
+            raise
+
+        def check() -> Outcome:
+            current = _entry(catalog, identifier)
+            if current is None:
+                create()
+                return Outcome.WON
+            return Outcome.WON if _location_of(current) == _location_of(entry) else Outcome.LOST
+
+        outcome = outcome_of(check, properties)
+        if outcome is Outcome.LOST:
+            raise
+        if outcome is Outcome.UNKNOWN:
+            raise _unknown(catalog, problem, error) from None
+
+
+def _drop_copy(catalog: GlueCatalog, identifier: tuple[str, ...], copied: Mapping[str, Any]) -> bool:
+    """Drop a new name whose table still has the old one, unless there was a commit to it. Return whether it is gone."""
+
+    def check() -> Outcome:
+        entry = _entry(catalog, identifier)
+        if entry is None:
+            return Outcome.WON
+        if _location_of(entry) != _location_of(copied):
+            return Outcome.LOST
+        catalog.drop_table(identifier)
+        return Outcome.WON
+
+    return outcome_of(check, copied.get("Parameters", {})) is Outcome.WON
+
+
+def _unknown(catalog: GlueCatalog, problem: str, error: Exception) -> CommitStateUnknownError:
+    return CommitStateUnknownError(f"{problem}: {shown_error(error, catalog.properties)}")
+
+
+def _entry(catalog: GlueCatalog, identifier: tuple[str, ...]) -> Mapping[str, Any] | None:
+    """Return the entry of a table; None if there is no such table."""
+    try:
+        entry: Mapping[str, Any] = catalog._get_glue_table(*catalog.identifier_to_database_and_table(identifier))
+    except iceberg.NoSuchTableError:
+        return None
+    return entry
+
+
+def _is_same(entry: Mapping[str, Any] | None, before: Mapping[str, Any]) -> bool:
+    """Return whether an entry is as before. A new table's versions start over, but have other locations."""
+    if entry is None:
+        return False
+    return (entry.get("VersionId"), _location_of(entry)) == (before.get("VersionId"), _location_of(before))
+
+
+def _location_of(entry: Mapping[str, Any]) -> str | None:
+    location: str | None = entry.get("Parameters", {}).get(METADATA_LOCATION)
+    return location
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether Glue has refused the only request that was sent."""
+    answer = _answer_in(error)
+    return answer is not None and 400 <= answer.get("HTTPStatusCode", 0) < 500 and not answer.get("RetryAttempts", 0)
+
+
+def _answer_in(error: BaseException) -> Mapping[str, Any] | None:
+    """Return what an error says of Glue's answer; None if there was no answer."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    return cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else None

@@ -10,10 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import kept_rows, whole
-from sparkmeta.entries.parts import PART_SCHEMA
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.entries.records import matching_rows
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, EntryProjection, kept_rows, whole
+from sparkmeta.entries.records import PART_SCHEMA, matching_rows
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
 from sparkmeta.manifests.v4.root import is_live
@@ -26,9 +24,10 @@ from sparkmeta.plan.deletes.rules import (
     TWO_DVS,
     UNKNOWN_FILE,
     ArrowValues,
+    arrow_data_view,
+    arrow_entry_view,
     repeated_paths,
 )
-from sparkmeta.plan.deletes.views import arrow_data_view, arrow_entry_view
 from sparkmeta.spec.entry import VERSION_INFO, Status
 
 # The deletion vector of a data entry, flattened because nested and nullable columns are slow to transfer to the JVM.

@@ -1,38 +1,188 @@
-"""`ScanFilter`: a scan's filter with its projections to partitions and stats, and its conditions on entries."""
+"""`ScanFilter`: a scan's filter, its projections to partitions and stats, and the pruning of manifests with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, BoundPredicate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, TimestampNanoType, TimestampType
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
+from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
-from sparkmeta.columns.bound_tests import AllOf
-from sparkmeta.columns.bounds import reads_as
-from sparkmeta.columns.implied_tests import partition_tests, stats_tests
+from sparkmeta.columns.bounds import AllOf, Columns, Source, partition_tests, reads_as, stats_tests, summary_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
 from sparkmeta.columns.residual import residual
-from sparkmeta.columns.skipping import might_match, must_match
+from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, must_match, summary_might_match
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.transform_terms import without_transforms
+from sparkmeta.columns.terms import without_transforms
 from sparkmeta.columns.transforms import inclusive_projection, projections, undecided
-from sparkmeta.entries.projection import CONTENT_STATS, EntryFilter, EntryProjection
+from sparkmeta.columns.types import public_value, spark_type
+from sparkmeta.entries.arrays import (
+    CONTENT_STATS,
+    LIVE_ROWS,
+    MANIFEST,
+    PARTITION,
+    EntryFilter,
+    EntryProjection,
+    live_counts,
+    may_be_live,
+    sums,
+)
+from sparkmeta.entries.records import as_numbers
 from sparkmeta.errors import ValidationError
-from sparkmeta.plan.rows import entry_stats, partition_value, stats_in
-from sparkmeta.spec.entry import Status
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
+from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType, Status
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import PrimitiveType
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.state import TableState
+
+
+# -- Shared expressions over entry rows: stats, partition values, the public partition tuple, paths and long texts
+
+
+DELETES = "deletes"
+DELETES_TYPE = ArrayType(
+    StructType(
+        [
+            StructField("content", IntegerType()),
+            StructField("file_path", StringType()),
+            StructField("file_format", StringType()),
+            StructField("file_size_in_bytes", LongType()),
+            StructField("referenced_data_file", StringType()),
+            StructField("content_offset", LongType()),
+            StructField("content_size_in_bytes", LongType()),
+            StructField("record_count", LongType()),
+            StructField("data_sequence_number", LongType()),
+            StructField("equality_ids", ArrayType(IntegerType())),
+            StructField("manifest_path", StringType()),
+            StructField("manifest_pos", LongType()),
+        ]
+    )
+)
+NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
+
+_SEPARATOR = "\x00"
+
+_LONG_TEXTS = "long_texts"
+# Number of characters from which a text is worth a join.
+_LONG = 10_000
+
+
+def entry_stats(field_id: int) -> FieldStats:
+    """Return the stats of a column in an entry's content_stats."""
+    return stats_in(sql.col(CONTENT_STATS), field_id)
+
+
+def stats_in(stats: Sql, field_id: int) -> FieldStats:
+    """Return the stats of a column in a `content_stats`."""
+    return FieldStats(*(stats[str(field_id)][name] for name in FieldStats._fields))
+
+
+def partition_value(field_id: int) -> Sql:
+    """Return a field of an entry's partition tuple."""
+    return sql.col(f"{PARTITION}.`{field_id}`")
+
+
+def public_partition(state: TableState) -> Sql:
+    """Return the partition tuple as in metadata tables, with Iceberg's names and Iceberg's types in Spark."""
+    return sql.struct(
+        *(
+            public_value(partition_value(field.field_id), cast("PrimitiveType", field.field_type)).alias(field.name)
+            for field in state.types.partition_type.fields
+        )
+    )
+
+
+def full_partition(state: TableState) -> Sql:
+    """Return the partition tuple with the fields of all specs, as commits take it; see `partition_field_names`."""
+    names = state.types.partition_field_names
+    return sql.struct(*(partition_value(field_id).alias(name) for field_id, name in names.items()))
+
+
+def public_partition_type(state: TableState) -> StructType:
+    """Return the Spark type of `public_partition`."""
+    return StructType(
+        [StructField(field.name, spark_type(field.field_type)) for field in state.types.partition_type.fields]
+    )
+
+
+def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
+    """Return the location of a manifest by its small id.
+
+    This is one literal that Spark folds into an array: it needs no join and stays small for any number of manifests.
+    """
+    paths = dict(zip(manifests.column("manifest").to_pylist(), manifests.column("location").to_pylist(), strict=True))
+    listed = _SEPARATOR.join(paths.get(small_id, "") for small_id in range(max(paths, default=-1) + 1))
+    return sql.call("split", listed, _SEPARATOR)[manifest]
+
+
+def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
+    """Return a delete of a group in the form of plans. `manifests` are those of the deletes."""
+    return sql.struct(
+        delete["content_type"].alias("content"),
+        delete["location"].alias("file_path"),
+        delete["file_format"].alias("file_format"),
+        delete["file_size_in_bytes"].alias("file_size_in_bytes"),
+        delete["referenced_file"].alias("referenced_data_file"),
+        delete["offset"].alias("content_offset"),
+        delete["size_in_bytes"].alias("content_size_in_bytes"),
+        delete["record_count"].alias("record_count"),
+        delete["sequence_number"].alias("data_sequence_number"),
+        delete["equality_ids"].alias("equality_ids"),
+        manifest_path(manifests, delete["manifest"]).alias("manifest_path"),
+        delete["ordinal"].alias("manifest_pos"),
+    )
+
+
+def shown_deletes(deletes: Sql) -> str:
+    """Return an array of `DELETES_TYPE` in the form of plans. Avoids a cast, which would copy each delete."""
+    return deletes.alias(DELETES).selected
+
+
+class SharedTexts:
+    """Constant texts of a plan's rows. Long texts are in a broadcast relation with a single row.
+
+    As literals, they would occur in each plan description that Spark builds and keeps. For a few local rows, Spark's
+    optimizer would also compute all results at once, each with a copy.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def literal(self, text: str) -> Sql:
+        """Return an expression for a text, to be selected from the rows of `joined_to`."""
+        if len(text) <= _LONG:
+            return sql.lit(text)
+        if text not in self._texts:
+            self._texts.append(text)
+        return sql.call("get", sql.col(_LONG_TEXTS), self._texts.index(text))
+
+    def joined_to(self, rows: DataFrame, spark: SparkSession) -> DataFrame:
+        """Add the long texts to rows in one more column."""
+        if not self._texts:
+            return rows
+        texts = pa.table({_LONG_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})
+        return rows.crossJoin(F.broadcast(local_frame(spark, texts)))
+
+
+# -- `ScanFilter`: a scan's filter with its projections to partitions and stats, and its conditions on entries
+
 
 _DATA_COLUMNS = (
     "location",
@@ -167,7 +317,7 @@ class ScanFilter:
         return isinstance(self.row_filter, AlwaysTrue)
 
 
-def is_live() -> Sql:
+def is_live_entry() -> Sql:
     """Return the SQL `version_info.status <> 2`, which excludes DELETED entries."""
     return sql.col("version_info.status") != int(Status.DELETED)
 
@@ -206,7 +356,7 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, joined_ids: Co
         scan_filter: the filter.
         joined_ids: the columns whose stats a join uses later.
     """
-    return entries.where((is_live() & may_match(scan_filter, joined_ids)).text)
+    return entries.where((is_live_entry() & may_match(scan_filter, joined_ids)).text)
 
 
 def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
@@ -216,7 +366,7 @@ def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
     reads rows that do not match it.
     """
     if scan_filter.reads_all_rows:
-        return entries.where((is_live() & tuple_matches(scan_filter)).text)
+        return entries.where((is_live_entry() & tuple_matches(scan_filter)).text)
     return matching_entries(entries, scan_filter)
 
 
@@ -292,3 +442,189 @@ def by_spec(scan_filter: ScanFilter, matches: Callable[[int, BooleanExpression],
 
 def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
     return row_predicate(partition_filter, partition_value)
+
+
+# -- Prune the manifests of a scan on the driver, by partition summaries and aggregated stats -------------------------
+
+
+_SUMMARY_COLUMNS = [MANIFEST, "partition_spec_id", SUMMARIES]
+
+
+@dataclass(frozen=True)
+class PrunedManifests:
+    """The manifests that a scan opens.
+
+    Attributes:
+        filter: the scan's filter.
+        data: the data manifests that may list files for the filter.
+        deletes: the delete manifests that may list deletes of these files.
+        seconds: how long pruning took.
+    """
+
+    filter: ScanFilter
+    data: pa.Table
+    deletes: pa.Table
+    seconds: float = 0.0
+
+
+def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
+    """Prune the manifests of a scan without opening any: the manifest list or V4 root has all that is needed."""
+    started, state = time.perf_counter(), scan_filter.state
+    live = live_manifests(state.manifests)
+    matching = matching_manifests(live, scan_filter)
+    data = _of_content(matching, ContentType.DATA_MANIFEST)
+    # The stats of a tree's delete leaves describe the rows that their entries delete.
+    may_delete = live if scan_filter.reads_all_rows and state.tree is not None else matching
+    deletes = _of_content(may_delete, ContentType.DELETE_MANIFEST)
+    deletes = deletes_by_affinity(state, data, deletes)
+    if not scan_filter.keeps_all:
+        deletes = deletes_by_partition(state, data, deletes)
+    return PrunedManifests(scan_filter, data, deletes, time.perf_counter() - started)
+
+
+def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:
+    return manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
+
+
+def live_manifests(manifests: pa.Table) -> pa.Table:
+    """Return the manifests that may have live files that manifest DVs don't mask."""
+    if MASKED in manifests.column_names:
+        return manifests.filter(pc.greater(live_files(manifests), 0))
+    return manifests.filter(may_be_live(manifests))
+
+
+def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return the number of live files in each manifest, without those masked by manifest DVs; null if unknown."""
+    counts = live_counts(manifests)
+    return pc.subtract(counts, manifests.column(MASKED)) if MASKED in manifests.column_names else counts
+
+
+def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
+    """Return the manifests whose partition summaries or stats don't rule out the filter.
+
+    A few comparisons are made in Arrow; more complex filters are evaluated by Spark over local rows.
+    """
+    if CONTENT_STATS in manifests.column_names:
+        return _matching_leaves(manifests, scan_filter)
+    if SUMMARIES not in manifests.column_names or all(
+        isinstance(partition_filter, AlwaysTrue) for partition_filter in scan_filter.partition_filters.values()
+    ):
+        return manifests if not isinstance(scan_filter.row_filter, AlwaysFalse) else manifests.slice(0, 0)
+    if (matches := _by_arrays(manifests, scan_filter)) is not None:
+        return manifests.filter(matches)
+    return _where(manifests, manifests.select(_SUMMARY_COLUMNS), by_spec(scan_filter, _summary_predicate), scan_filter)
+
+
+def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
+    """Return the manifests that meet a condition. Unlike `toArrow`, `collect` of local rows starts no job."""
+    rows = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
+    return manifests.filter(pc.is_in(manifests.column(MANIFEST), pa.array([row[0] for row in rows], pa.int32())))
+
+
+def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+    """Evaluate `_summary_predicate` without Spark. Returns None if it needs more than a few comparisons."""
+    summaries = manifests.column(SUMMARIES).combine_chunks()
+
+    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+        known = scan_filter.state.types.partition_fields.get(field_id) == type_name
+        return as_numbers(summaries.field(str(field_id)).field(source)) if known else None
+
+    passed = {}
+    for spec_id, partition_filter in scan_filter.partition_filters.items():
+        if isinstance(partition_filter, AlwaysFalse):
+            continue
+        tests = summary_tests(partition_filter)
+        if tests is None:
+            return None
+        passed[spec_id] = tests.passes(columns)
+        if passed[spec_id] is None and tests.tests:
+            return None
+    return _of_specs(manifests, passed)
+
+
+def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
+    """Return which manifests have a spec in `passed` and passed for it. None as a value means that all passed."""
+    specs, matches = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
+    for spec_id, passed_for_spec in passed.items():
+        of_spec = pc.equal(specs, spec_id)
+        matches = pc.or_(matches, of_spec if passed_for_spec is None else pc.and_(of_spec, passed_for_spec))
+    return matches
+
+
+def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
+    """Return the leaves of a V4 tree whose aggregated stats don't rule out the filter.
+
+    This is sound under manifest DVs: if no entry of a leaf can match, no subset can. The root's own files have no
+    aggregated stats and are kept.
+    """
+    if scan_filter.keeps_all or not len(manifests):
+        return manifests
+    if (matches := _leaves_by_arrays(manifests, scan_filter)) is not None:
+        return manifests.filter(matches)
+    looked_at = {*scan_filter.filter_ids, *scan_filter.partition_sources}
+    stats = manifests.column(CONTENT_STATS).combine_chunks()
+    known = [field.name for field in stats.type if int(field.name) in looked_at]
+    narrow = pa.StructArray.from_arrays([stats.field(name) for name in known], names=known) if known else None
+    shown = manifests.select([MANIFEST, "partition_spec_id", "file_format"])
+    shown = shown.append_column("rows", _row_total(manifests))
+    if narrow is not None:
+        shown = shown.append_column(CONTENT_STATS, narrow)
+    sources = scan_filter.state.types.tuple_sources
+
+    def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Sql:
+        places = dict(sources[spec_id])
+
+        def stats(field_id: int) -> FieldStats:
+            return (
+                entry_stats(places[field_id]) if field_id in places else FieldStats(*[None] * len(FieldStats._fields))
+            )
+
+        return might_match(partition_filter, stats, sql.col("rows"))
+
+    by_stats = might_match(scan_filter.stats_filter, entry_stats, sql.col("rows"))
+    condition = by_spec(scan_filter, by_partition) & by_stats
+    return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | condition, scan_filter)
+
+
+def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
+    """Return which leaves a few comparisons of bounds don't rule out, without Spark; None for other filters."""
+    filters = [scan_filter.stats_filter, *scan_filter.partition_filters.values()]
+    if any(summary_tests(tested) is None for tested in filters if not isinstance(tested, AlwaysFalse)):
+        return None
+    stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.types.stats_types
+
+    def columns_by(sources: Mapping[int, int] | None) -> Columns:
+        def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
+            place = field_id if sources is None else sources.get(field_id)
+            known = place is not None and types.get(place) == type_name and stats.type.get_field_index(str(place)) >= 0
+            return as_numbers(pc.struct_field(stats, [str(place), source])) if known else None
+
+        return columns
+
+    sources = scan_filter.state.types.tuple_sources
+    passed_by_spec = {
+        spec_id: stats_tests(partition_filter).passes(columns_by(dict(sources[spec_id])))
+        for spec_id, partition_filter in scan_filter.partition_filters.items()
+        if not isinstance(partition_filter, AlwaysFalse)
+    }
+    matches = _of_specs(manifests, passed_by_spec)
+    passed = stats_tests(scan_filter.stats_filter).passes(columns_by(None))
+    matches = matches if passed is None else pc.and_(matches, passed)
+    return pc.or_(matches, pc.equal(manifests.column("file_format").combine_chunks(), IN_ROOT))
+
+
+def _row_total(manifests: pa.Table) -> pa.Array:
+    """Return the number of rows in the live files of leaves; null for the root's own files, which have no stats."""
+    is_root = pc.equal(manifests.column("file_format"), IN_ROOT)
+    return pc.if_else(is_root, pa.scalar(None, pa.int64()), sums(manifests, LIVE_ROWS))
+
+
+def _summary_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
+    """Return a predicate on partition summaries. A manifest without summaries may hold anything."""
+    fields = [sql.col(f"{SUMMARIES}.`{field_id}`").isNull() for field_id in sorted(referenced_ids(partition_filter))]
+    return reduce(or_, fields, sql.lit(False)) | summary_might_match(partition_filter, _summary)
+
+
+def _summary(field_id: int) -> FieldSummary:
+    base = f"{SUMMARIES}.`{field_id}`"
+    return FieldSummary(*(sql.col(f"{base}.{name}") for name in FieldSummary._fields))

@@ -12,9 +12,15 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.plan.files import plan_files
-from sparkmeta.plan.filter import data_projection, is_live, stats_match, tuple_matches
-from sparkmeta.plan.prune import PrunedManifests, live_manifests
-from sparkmeta.plan.rows import DELETES
+from sparkmeta.plan.filter import (
+    DELETES,
+    PrunedManifests,
+    data_projection,
+    is_live_entry,
+    live_manifests,
+    stats_match,
+    tuple_matches,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -139,7 +145,7 @@ def _count_entries(pruned: PrunedManifests) -> EntryCounts:
     scan_filter = pruned.filter
     every_entry = replace(data_projection(scan_filter), entry_filter=None)
     entries = scan_filter.state.entries(pruned.data, every_entry)
-    conditions = (is_live(), tuple_matches(scan_filter), stats_match(scan_filter))
+    conditions = (is_live_entry(), tuple_matches(scan_filter), stats_match(scan_filter))
     live, tuples, stats = (condition.column() for condition in conditions)
     row = entries.agg(
         F.count("*").alias("scanned"),

@@ -27,15 +27,13 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, FixedType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.comparison import is_floating
+from sparkmeta.columns.conditions import fold, is_floating, junction_of
 from sparkmeta.columns.expression_json import TRUE_JSON
-from sparkmeta.columns.fields import SchemaFields
-from sparkmeta.columns.junctions import fold, junction_of
 from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
-from sparkmeta.plan.filter import residual_json
-from sparkmeta.plan.rows import DELETES, SharedTexts, partition_value
-from sparkmeta.plan.task_json import CONTENTS, single_value
+from sparkmeta.plan.filter import DELETES, SharedTexts, partition_value, residual_json
+from sparkmeta.plan.tasks import CONTENTS, single_value
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.spec.metadata import is_encrypted

@@ -21,11 +21,11 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from sparkmeta.changes.history import snapshots_between
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
+from sparkmeta.inspect.file_changes import snapshots_between
 from sparkmeta.rows.changed_files import DELETE, INSERT, changed_files
 from sparkmeta.rows.columns import field_values, shaped
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
-from sparkmeta.rows.handover import FILES, NUMBER, read_files
+from sparkmeta.rows.planned import FILES, NUMBER, read_files
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.columns import ReadColumns
-    from sparkmeta.rows.delete_sets import Indices
-    from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.rows.planned import Indices, PlannedFiles
     from sparkmeta.state import TableState
 
 # Maximum number of deleted keys (about 100 bytes each) to broadcast. For more, Spark chooses the join.

@@ -23,25 +23,22 @@ from pyspark.sql import functions as F
 
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CorruptFileError, translated_errors
-from sparkmeta.inspect.delete_rows import deleted_positions
+from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_ENTRIES
-from sparkmeta.rows.delete_sets import Flags, Indices
-from sparkmeta.rows.handover import NUMBER, POSITION
-from sparkmeta.rows.planned import PlannedFiles
+from sparkmeta.rows.planned import NUMBER, POSITION, Flags, Indices, PlannedFiles
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.content import FileRange, read_ranges, request_count, vector_of, vector_range
 from sparkmeta.storage.location import spark_path_key
-from sparkmeta.storage.ranges import FileRange, read_ranges, request_count
 from sparkmeta.storage.reading import binary_files
-from sparkmeta.storage.vectors import vector_of, vector_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.settings import Settings
     from sparkmeta.state import TableState
-    from sparkmeta.storage.ranges import RangeReader
+    from sparkmeta.storage.content import RangeReader
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 _MaskedWords = tuple[Words, Words]
@@ -77,7 +74,7 @@ _MASKED_WORDS: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class Limits:
+class MaskLimits:
     """Memory limits, in words of 8 bytes.
 
     Attributes:
@@ -91,7 +88,7 @@ class Limits:
     total: int = 64 << 20
 
 
-LIMITS = Limits()
+LIMITS = MaskLimits()
 
 
 def word_counts(files: PlannedFiles) -> Indices:

@@ -1,6 +1,6 @@
 """Resolve where each column of a scan comes from in a data file (table spec, Column Projection).
 
-The file's schema and the projection are both trees of `Column`. Columns are looked up by field id, never by name. A
+The file's schema and the projection are trees of `IcebergColumn`. Columns are looked up by field id, never by name. A
 missing column is taken from the first available of: the identity partition value, a column that the name mapping
 assigns the id to, the initial default, null.
 
@@ -23,7 +23,7 @@ TYPE_OF_COLUMN = "type of column "
 
 
 @dataclass(frozen=True)
-class Column:
+class IcebergColumn:
     """A column, or a field, element, key or value inside one.
 
     Attributes:
@@ -39,7 +39,7 @@ class Column:
     name: str
     id: int | None
     type: str
-    children: tuple[Column, ...] = ()
+    children: tuple[IcebergColumn, ...] = ()
     required: bool = False
     default: Any = None
 
@@ -63,8 +63,8 @@ class FromFile:
         children: The sources of the projected column's children, in order.
     """
 
-    column: Column
-    physical: Column
+    column: IcebergColumn
+    physical: IcebergColumn
     children: tuple[Source, ...] = ()
 
 
@@ -72,29 +72,29 @@ class FromFile:
 class FromPartition:
     """The value of the column's identity partition field, in all rows. It may be null."""
 
-    column: Column
+    column: IcebergColumn
 
 
 @dataclass(frozen=True)
 class FromDefault:
     """The column's initial default, in all rows."""
 
-    column: Column
+    column: IcebergColumn
 
 
 @dataclass(frozen=True)
 class Null:
     """Null, in all rows."""
 
-    column: Column
+    column: IcebergColumn
 
 
 Source = FromFile | FromPartition | FromDefault | Null
 
 
 def resolve(
-    file_columns: Sequence[Column],
-    projected: Iterable[Column],
+    file_columns: Sequence[IcebergColumn],
+    projected: Iterable[IcebergColumn],
     location: str,
     *,
     names: Sequence[MappedName] | None = None,
@@ -126,12 +126,12 @@ def resolve(
     return resolution.fields(file_columns, wanted, names or (), ())
 
 
-def has_ids(columns: Iterable[Column]) -> bool:
+def has_ids(columns: Iterable[IcebergColumn]) -> bool:
     """Return whether any column, including nested ones, has a field id."""
     return any(column.id is not None or has_ids(column.children) for column in columns)
 
 
-def own_names(columns: Iterable[Column]) -> tuple[MappedName, ...]:
+def own_names(columns: Iterable[IcebergColumn]) -> tuple[MappedName, ...]:
     """Return the name mapping in which each column has its own name."""
     return tuple(MappedName((column.name,), column.id, own_names(column.children)) for column in columns)
 
@@ -146,8 +146,8 @@ class _Candidates:
         names: The name mapping of children, by column name.
     """
 
-    own: dict[int, Column] = field(default_factory=dict)
-    mapped: dict[int, Column] = field(default_factory=dict)
+    own: dict[int, IcebergColumn] = field(default_factory=dict)
+    mapped: dict[int, IcebergColumn] = field(default_factory=dict)
     names: dict[str, Sequence[MappedName]] = field(default_factory=dict)
 
 
@@ -159,8 +159,8 @@ class _Resolution:
 
     def fields(
         self,
-        file_columns: Sequence[Column],
-        wanted: Sequence[Column],
+        file_columns: Sequence[IcebergColumn],
+        wanted: Sequence[IcebergColumn],
         names: Sequence[MappedName],
         path: tuple[str, ...],
     ) -> tuple[Source, ...]:
@@ -175,7 +175,7 @@ class _Resolution:
         candidates = self._candidates(file_columns, names)
         return tuple(self._field(column, candidates, path) for column in wanted)
 
-    def _candidates(self, file_columns: Sequence[Column], names: Sequence[MappedName]) -> _Candidates:
+    def _candidates(self, file_columns: Sequence[IcebergColumn], names: Sequence[MappedName]) -> _Candidates:
         by_name = {name: entry for entry in names for name in entry.names}
         candidates = _Candidates()
         for column in file_columns:
@@ -189,13 +189,13 @@ class _Resolution:
                 self._add(candidates.mapped, entry.id, column)
         return candidates
 
-    def _add(self, columns: dict[int, Column], field_id: int, column: Column) -> None:
+    def _add(self, columns: dict[int, IcebergColumn], field_id: int, column: IcebergColumn) -> None:
         if (other := columns.setdefault(field_id, column)) is not column:
             raise CorruptFileError(
                 self.location, f"field id of column {column.name}", field_id, f"column {other.name} has the same id"
             )
 
-    def _field(self, column: Column, candidates: _Candidates, path: tuple[str, ...]) -> Source:
+    def _field(self, column: IcebergColumn, candidates: _Candidates, path: tuple[str, ...]) -> Source:
         assert column.id is not None
         if (physical := candidates.own.get(column.id)) is not None:
             return self._from_file(column, physical, candidates.names[physical.name], path)
@@ -211,14 +211,14 @@ class _Resolution:
             raise CorruptFileError(self.location, f"column {name}", None, problem)
         return Null(column)
 
-    def _default(self, column: Column, path: tuple[str, ...]) -> FromDefault:
+    def _default(self, column: IcebergColumn, path: tuple[str, ...]) -> FromDefault:
         if column.type in NESTED:
             name = ".".join((*path, column.name))
             raise UnsupportedError(f"{self.location}: column {name} has an initial default of type {column.type}")
         return FromDefault(column)
 
     def _from_file(
-        self, column: Column, physical: Column, names: Sequence[MappedName], path: tuple[str, ...]
+        self, column: IcebergColumn, physical: IcebergColumn, names: Sequence[MappedName], path: tuple[str, ...]
     ) -> FromFile:
         inside = (*path, column.name)
         if not can_read(physical.type, column.type):

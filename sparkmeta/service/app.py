@@ -1,4 +1,4 @@
-"""The endpoints of the service, on ASGI."""
+"""The endpoints of the service, on ASGI, and its metrics."""
 
 from __future__ import annotations
 
@@ -17,24 +17,73 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparkmeta.errors import shown
-from sparkmeta.service.access import ANYBODY, Principal
-from sparkmeta.service.errors import BAD_REQUEST, CANCELLED, FORBIDDEN, NO_TABLE, UNSUPPORTED, ApiError, api_error, busy
-from sparkmeta.service.metrics import Metrics
-from sparkmeta.service.options import is_loopback
+from sparkmeta.service.access import ANYBODY, Principal, is_loopback
 from sparkmeta.service.pages import compressed
 from sparkmeta.service.planning import Planning
-from sparkmeta.service.requests import parse_json, parse_plan_request
-from sparkmeta.service.tables import MODE, SERVER, ServedTable, Tables
+from sparkmeta.service.plans import MODE, SERVER, ServedTable, Tables
+from sparkmeta.service.requests import (
+    BAD_REQUEST,
+    CANCELLED,
+    FORBIDDEN,
+    NO_TABLE,
+    UNSUPPORTED,
+    ApiError,
+    api_error,
+    busy,
+    parse_json,
+    parse_plan_request,
+)
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from sparkmeta.service.options import ServeOptions
+    from sparkmeta.service.access import ServeOptions
     from sparkmeta.service.plans import Pages
+
+
+# -- Metrics of the service, in Prometheus' text format ---------------------------------------------------------------
+
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class Metrics:
+    """The counters of one service."""
+
+    def __init__(self, planning: Planning) -> None:
+        self._registry = registry = CollectorRegistry()
+        names = ("sparkmeta_requests", "Requests by endpoint and HTTP status.")
+        self._requests = Counter(*names, ("endpoint", "status"), registry=registry)
+        names = ("sparkmeta_request_seconds", "How long requests took, by endpoint.")
+        self._seconds = Histogram(*names, ("endpoint",), buckets=_SECONDS, registry=registry)
+        self._tasks = Counter("sparkmeta_scan_tasks", "Scan tasks of plans that clients got.", registry=registry)
+        unfinished = Gauge("sparkmeta_plans_unfinished", "Plans that run or wait for a thread.", registry=registry)
+        unfinished.set_function(lambda: len(planning.runs.unfinished))
+        known = Gauge("sparkmeta_plans_known", "Plans in memory, finished ones included.", registry=registry)
+        known.set_function(lambda: planning.runs.known)
+
+    def request(self, endpoint: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(endpoint, str(status)).inc()
+        self._seconds.labels(endpoint).observe(seconds)
+
+    def planned(self, tasks: int) -> None:
+        """Count the scan tasks of a plan that a client got."""
+        self._tasks.inc(tasks)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        text: bytes = generate_latest(self._registry)
+        return text
+
+
+# -- The endpoints of the service, on ASGI ----------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 Names = tuple[str, ...]

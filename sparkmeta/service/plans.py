@@ -1,35 +1,58 @@
-"""From a request to a scan, and from the scan to pages that Spark makes."""
+"""The tables of a service, and the pages of their plans, from a request to a scan to what Spark makes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression, UnboundPredicate
 from pyiceberg.types import DateType, DoubleType, FloatType, TimestampNanoType, TimestampType
 
-from sparkmeta.changes.history import snapshots_between
-from sparkmeta.columns.fields import SchemaFields
-from sparkmeta.columns.junctions import fold
-from sparkmeta.errors import InvalidFilterError, UnsupportedError, ValidationError, shown
-from sparkmeta.plan.rest_tasks import refuse_dropped
+from sparkmeta.columns.conditions import fold
+from sparkmeta.columns.terms import SchemaFields
+from sparkmeta.errors import (
+    InvalidFilterError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    UnsupportedError,
+    ValidationError,
+    shown,
+)
+from sparkmeta.inspect.file_changes import snapshots_between
+from sparkmeta.operations.rest import RestOperations
+from sparkmeta.plan.rest_tasks import refuse_dropped, refuse_table
 from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
-from sparkmeta.service.errors import BAD_REQUEST, INTERNAL, ApiError
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
+from sparkmeta.service.requests import BAD_REQUEST, INTERNAL, NO_NAMESPACE, NO_TABLE, ApiError
 from sparkmeta.session import map_arrow
+from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
+from sparkmeta.spec.metadata import serialize_table_metadata
+from sparkmeta.spec.partitioning import partition_spec_to_json
+from sparkmeta.storage.content import VendedIO
+from sparkmeta.storage.location import file_name
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.service.options import ServeOptions
+    from sparkmeta.catalog import Catalog
+    from sparkmeta.service.access import Principal, ServeOptions
+    from sparkmeta.service.pages import Spool
     from sparkmeta.service.requests import PlanRequest
-    from sparkmeta.service.spool import Spool
     from sparkmeta.table import Table
+
+
+# -- From a request to a scan, and from the scan to pages that Spark makes --------------------------------------------
+
 
 _BY_TYPE = (FloatType, DoubleType, DateType, TimestampType, TimestampNanoType)
 # The most scan tasks that a Spark task returns instead of writing a page.
@@ -110,7 +133,7 @@ def _by_its_schema(table: Table, scan: Scan) -> Scan:
     Spark always asks for the snapshot's schema, even if it reads the head of a branch with the table's schema. It may
     have loaded the table before the branch moved on.
     """
-    names = _names(scan.row_filter)
+    names = _filter_names(scan.row_filter)
     fields = [_fields(names, schema, scan.case_sensitive) for schema in _schemas_at(table, scan)]
     of_snapshot = fields[0]
     known = [each for each in fields if each is not None]
@@ -144,7 +167,7 @@ def _meaning(field: NestedField) -> str:
     return f"field {field.field_id}" + (f" of type {kind}" if isinstance(kind, _BY_TYPE) else "")
 
 
-def _names(row_filter: BooleanExpression) -> list[str]:
+def _filter_names(row_filter: BooleanExpression) -> list[str]:
     names: list[str] = []
 
     def visit(leaf: BooleanExpression, _negated: bool) -> None:
@@ -260,3 +283,186 @@ def _enough(rows: pa.Table, min_rows: int) -> pa.Table | None:
     if totals[-1] < min_rows:
         return None
     return sure.slice(0, int(totals.searchsorted(min_rows, side="left")) + 1)
+
+
+# -- Table metadata as clients see them: metadata trees as format version 3, and every table read-only ----------------
+
+
+SHOWN_VERSION = 3
+"""The newest format version that clients know."""
+
+HIDDEN = "sparkmeta-tree://planned-by-the-catalog-only"
+"""The beginning of the locations of manifest lists that clients must not read: no FileIO has the scheme.
+
+An empty list would be read: orphan removal would then take all files of the table for orphans.
+"""
+
+READ_ONLY = "this-catalog-is-read-only--write-through-the-catalog-that-owns-the-table"
+"""The value of write properties: no file format, so that writers fail before they write."""
+
+_NO_FOLDER = f"sparkmeta-read-only://{READ_ONLY}"
+# Properties that make writers and maintenance of clients fail at once. They replace the table's own.
+_REFUSALS = {
+    "write.format.default": READ_ONLY,
+    "write.delete.format.default": READ_ONLY,
+    "write.data.path": _NO_FOLDER,
+    "write.metadata.path": _NO_FOLDER,
+    "gc.enabled": "false",
+}
+# A location provider would not look at the paths above.
+_WITHOUT = ("write.location-provider.impl",)
+
+
+def is_hidden(table: Table) -> bool:
+    """Return whether clients can't read the table's manifest lists, so that only this service plans its scans."""
+    return table.metadata.format_version > SHOWN_VERSION
+
+
+def shown_metadata(table: Table) -> dict[str, Any]:
+    """Return the JSON object of a table's metadata for clients.
+
+    Tables of format version 4, ours and Iceberg's own, are shown as version 3: partition specs without expressions,
+    snapshots with manifest lists that can't be read. Schemas, refs, row lineage and history are the table's.
+    """
+    document: dict[str, Any] = json.loads(serialize_table_metadata(table.metadata))
+    if is_hidden(table):
+        document["format-version"] = SHOWN_VERSION
+        for key in (LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY, "expressions"):
+            document.pop(key, None)
+        document["partition-specs"] = [partition_spec_to_json(spec) for spec in table.state.specs.values()]
+        for snapshot in document.get("snapshots", ()):
+            listed = snapshot.pop("root-manifest", None) or snapshot.get("manifest-list") or "none"
+            snapshot["manifest-list"] = f"{HIDDEN}/{snapshot['snapshot-id']}/{file_name(listed)}"
+    properties = document.get("properties") or {}
+    document["properties"] = {key: text for key, text in properties.items() if key not in _WITHOUT} | _REFUSALS
+    return document
+
+
+# -- The tables of a service, and their states, which are kept as long as they are current ----------------------------
+
+
+MODE = "scan-planning-mode"
+SERVER, CLIENT = "server", "client"
+CREDENTIALS = "storage-credentials"
+_MOST_TABLES = 256
+# Part of ETags, to be changed with the way in which tables are shown.
+_SHOWN_AS = "2"
+
+
+@dataclass(frozen=True)
+class ServedTable:
+    """A version of a table, as clients get it.
+
+    Attributes:
+        table: the table.
+        etag: the ETag of this version.
+        credentials: the credentials that the catalog has just vended for it, as JSON objects.
+    """
+
+    table: Table
+    etag: str
+    credentials: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    def document(self, only_refs: bool, *, with_credentials: bool) -> bytes:
+        """Return the JSON of a LoadTableResult.
+
+        Args:
+            only_refs: whether to name only the snapshots of branches and tags.
+            with_credentials: whether to hand out the table's credentials.
+        """
+        metadata = shown_metadata(self.table)
+        if only_refs:
+            # Without refs, the current snapshot is the head of main (table spec, Table Metadata).
+            heads = {metadata.get("current-snapshot-id")}
+            heads.update(ref["snapshot-id"] for ref in metadata.get("refs", {}).values())
+            metadata["snapshots"] = [each for each in metadata.get("snapshots", ()) if each["snapshot-id"] in heads]
+        mode = SERVER if is_planned(self.table) else CLIENT
+        document: dict[str, Any] = {
+            "metadata-location": self.table.metadata_location,
+            "metadata": metadata,
+            "config": {MODE: mode},
+        }
+        if with_credentials:
+            document[CREDENTIALS] = self.credentials
+        return json.dumps(document).encode()
+
+
+def is_planned(table: Table) -> bool:
+    """Return whether scans of a table are planned here. Clients plan others themselves, if they can."""
+    try:
+        refuse_table(table.state)
+    except UnsupportedError:
+        return is_hidden(table)
+    return True
+
+
+def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
+    operations = table.operations
+    vended = operations.credentials if isinstance(operations, RestOperations) else ()
+    return tuple({"prefix": each.prefix, "config": each.config} for each in vended)
+
+
+def version_key(table: Table) -> tuple[str, str, int]:
+    """Return what identifies a version of a table. Its location does not: a dropped table may have had the same."""
+    metadata = table.metadata
+    return table.metadata_location, str(metadata.table_uuid), metadata.last_updated_ms
+
+
+def _renews(table: Table) -> bool:
+    """Return whether the credentials by which a table's files are read renew themselves."""
+    return isinstance(getattr(table.state.files, "source", None), VendedIO)
+
+
+class Tables:
+    """The tables of a catalog."""
+
+    def __init__(self, catalog: Catalog, spark: SparkSession) -> None:
+        self.catalog, self.spark = catalog.with_session(spark), spark
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[tuple[str, ...], Table] = OrderedDict()
+
+    def load(self, names: tuple[str, ...], principal: Principal) -> ServedTable:
+        """Return the current version of a table.
+
+        Raises:
+            ApiError: the user may not read it.
+            NoSuchTableError: there is no such table.
+        """
+        principal.check(names)
+        try:
+            current = self.catalog.load_table(names, self.spark)
+        except NoSuchTableError as error:
+            raise ApiError(404, NO_TABLE, f"Table does not exist: {'.'.join(names)}") from error
+        credentials, version = _credentials(current), version_key(current)
+        with self._lock:
+            cached = self._recent.get(names)
+            # Credentials that do not renew themselves may have expired.
+            if cached is not None and version_key(cached) == version and (not credentials or _renews(cached)):
+                current = cached
+            self._recent[names] = current
+            self._recent.move_to_end(names)
+            while len(self._recent) > _MOST_TABLES:
+                self._recent.popitem(last=False)
+        digest = hashlib.sha256(f"{_SHOWN_AS} {version}".encode())
+        return ServedTable(current, f'"{digest.hexdigest()[:32]}"', credentials)
+
+    def exists(self, names: tuple[str, ...], principal: Principal) -> bool:
+        """Return whether there is such a table. Raises ApiError if the user may not read it."""
+        principal.check(names)
+        return self.catalog.table_exists(names)
+
+    def namespaces(self, parent: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the namespaces in a namespace. Raises NoSuchNamespaceError."""
+        return sorted(self.catalog.list_namespaces(parent))
+
+    def check_namespace(self, namespace: tuple[str, ...]) -> None:
+        """Raise ApiError if there is no such namespace."""
+        exists = False
+        with suppress(NoSuchNamespaceError):
+            exists = self.catalog.namespace_exists(namespace)
+        if not exists:
+            raise ApiError(404, NO_NAMESPACE, f"Namespace does not exist: {'.'.join(namespace)}")
+
+    def tables(self, namespace: tuple[str, ...], principal: Principal) -> list[tuple[str, ...]]:
+        """Return the tables in a namespace that the user may read. Raises NoSuchNamespaceError."""
+        return sorted(names for names in self.catalog.list_tables(namespace) if principal.may_read(names))

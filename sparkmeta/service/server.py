@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkmeta.catalog import Catalog, load_catalog
 from sparkmeta.errors import SessionError, UnsupportedError
-from sparkmeta.service.options import ServeOptions
+from sparkmeta.service.access import ServeOptions
 from sparkmeta.session import map_arrow, resolve_session
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Service:
 
             from sparkmeta.service.app import App
             from sparkmeta.service.planning import Planning
-            from sparkmeta.service.tables import Tables
+            from sparkmeta.service.plans import Tables
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"the service needs {error.name}: pip install 'sparkmeta[serve]'") from error
         self.options, self._spark = options, spark

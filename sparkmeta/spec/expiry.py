@@ -19,7 +19,7 @@ from sparkmeta.spec.updates import log_after_gap
 
 if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
-    from sparkmeta.spec.snapshot import SnapshotRef
+    from sparkmeta.spec.metadata_model import SnapshotRef
 
 GC_ENABLED = "gc.enabled"
 _MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"

@@ -1,16 +1,59 @@
-"""Resolve the locations of files in a table's metadata (table spec, Relative Locations of format version 4).
-
-In format version 4, a location without a scheme is relative to the table's location. In versions 1 to 3, every location
-is absolute. Readers resolve locations where they decode a file, so that all other code sees absolute ones.
-"""
+"""Resolve the locations of files in a table's metadata (table spec, Relative Locations of format version 4)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import ABSOLUTE_REVISION
+
+# -- The fields of table metadata that name files ---------------------------------------------------------------------
+
+
+# Array -> the fields of its elements.
+_FIELDS = {
+    "snapshots": ("manifest-list", "root-manifest", "manifests"),
+    "statistics": ("statistics-path",),
+    "partition-statistics": ("statistics-path",),
+    "metadata-log": ("metadata-file",),
+}
+
+
+def with_locations(document: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
+    """Return the JSON of table metadata with changed locations of files. Values of other types stay.
+
+    Args:
+        document: the JSON object.
+        change: takes a location and the path of its field, and returns another location.
+    """
+    changed = dict(document)
+    for array, fields in _FIELDS.items():
+        elements = document.get(array)
+        if isinstance(elements, list):
+            changed[array] = [_changed(each, fields, f"{array}[{i}]", change) for i, each in enumerate(elements)]
+    return changed
+
+
+def _changed(element: Any, fields: tuple[str, ...], path: str, change: Callable[[str, str], str]) -> Any:
+    if not isinstance(element, dict):
+        return element
+    known = {field: element[field] for field in fields if field in element}
+    return element | {field: _value(value, f"{path}.{field}", change) for field, value in known.items()}
+
+
+def _value(value: Any, path: str, change: Callable[[str, str], str]) -> Any:
+    if isinstance(value, list):
+        return [_value(each, f"{path}[{i}]", change) for i, each in enumerate(value)]
+    return change(value, path) if isinstance(value, str) else value
+
+
+# -- Resolve the locations of files in a table's metadata (table spec, Relative Locations of format version 4)
+# In format version 4, a location without a scheme is relative to the table's location. In versions 1 to 3, every
+# location is absolute. Readers resolve locations where they decode a file, so that all other code sees absolute ones.
+
 
 SCHEME = r"^[A-Za-z0-9+.\-]+:"
 """Matches the scheme of a location, for the regular expressions of Python, Java and Arrow."""

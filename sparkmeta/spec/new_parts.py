@@ -1,10 +1,10 @@
-"""Refuse schemas, partition specs and sort orders that could not be read once they were written."""
+"""Refuse schemas, partition specs, sort orders and properties that a table must not get."""
 
 from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.schema import index_by_id
 from pyiceberg.transforms import UnknownTransform, VoidTransform
@@ -12,6 +12,7 @@ from pyiceberg.types import DecimalType, GeographyType, GeometryType, UnknownTyp
 
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.spec.partitioning import (
+    partition_sources,
     partition_spec_from_json,
     partition_spec_to_json,
     sort_order_from_json,
@@ -20,12 +21,93 @@ from sparkmeta.spec.partitioning import (
 from sparkmeta.spec.schema import VariantType, schema_from_json, schema_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.sorting import SortField, SortOrder
     from pyiceberg.types import IcebergType
+
+
+# -- Say what a format version does not support -----------------------------------------------------------------------
+
+
+_TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns", "geometry", "geography")
+
+
+def refuse_unsupported(version: int, schemas: Iterable[Schema], specs: Iterable[PartitionSpec], location: str) -> None:
+    """Raise ValidationError if a schema or spec needs a later format version.
+
+    Args:
+        version: The format version of a table.
+        schemas: Its schemas.
+        specs: Its partition specs.
+        location: Its location, for error messages.
+    """
+    if version >= 3:
+        return
+    where = f"{location}: version {version} does not support"
+    for column in (column for schema in schemas for column in index_by_id(schema).values()):
+        if str(column.field_type).startswith(_TYPES_SINCE_VERSION_3):
+            raise ValidationError(f"{where} column {column.name} of type {column.field_type}")
+        if column.initial_default is not None or column.write_default is not None:
+            raise ValidationError(f"{where} the default of column {column.name}")
+    for spec in specs:
+        for field, sources in zip(spec.fields, partition_sources(spec), strict=True):
+            if len(sources) > 1:
+                raise ValidationError(f"{where} partition field {field.name}, which is computed of several columns")
+
+
+# -- Reserved table properties: names that Iceberg's Java library shows with a table's own properties (semantics 11.4)
+# They are never stored, since their values follow from the rest of the metadata.
+
+
+VERSION_PROPERTY: Final = "format-version"
+
+_RESERVED: Final = frozenset({
+    VERSION_PROPERTY,
+    "uuid",
+    "snapshot-count",
+    "current-snapshot-id",
+    "current-snapshot-summary",
+    "current-snapshot-timestamp-ms",
+    "current-schema",
+    "default-partition-spec",
+    "default-sort-order",
+})  # fmt: skip
+
+
+def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that a new table stores.
+
+    As in Java, reserved ones are dropped: engines show them, and users copy what they see.
+    """
+    return {name: value for name, value in properties.items() if name not in _RESERVED}
+
+
+def refuse_reserved(properties: Mapping[str, str], table: str) -> None:
+    """Refuse to set reserved properties of a table.
+
+    Args:
+        properties: The properties to set.
+        table: The table's name, for the error.
+
+    Raises:
+        ValidationError: A property is reserved.
+    """
+    for name, value in properties.items():
+        if name == VERSION_PROPERTY:
+            raise ValidationError(
+                f"{table}: {name} is {shown(value)}: it can't be set as a property: table.maintenance.upgrade "
+                "changes the format version"
+            )
+        if name in _RESERVED:
+            raise ValidationError(
+                f"{table}: the table property {name} is {shown(value)}: it is reserved, and follows from the metadata"
+            )
+
+
+# -- Refuse schemas, partition specs and sort orders that could not be read once they were written --------------------
 
 
 def refuse_unreadable(

@@ -12,16 +12,13 @@ from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 
 from sparkmeta.checks import instance_of, property_texts
 from sparkmeta.errors import UnsupportedError, ValidationError, shown
-from sparkmeta.spec.format_versions import refuse_unsupported
 from sparkmeta.spec.json_node import JsonNode
 from sparkmeta.spec.metadata import table_metadata_from_json
-from sparkmeta.spec.new_parts import refuse_unfit, refuse_unreadable
+from sparkmeta.spec.new_parts import VERSION_PROPERTY, refuse_unfit, refuse_unreadable, refuse_unsupported, unreserved
 from sparkmeta.spec.partitioning import partition_sources, partition_spec_to_json, sort_order_to_json
-from sparkmeta.spec.reserved_properties import VERSION_PROPERTY, unreserved
-from sparkmeta.spec.retries import refuse_invalid_retries
 from sparkmeta.spec.schema import schema_to_json
-from sparkmeta.spec.schema_visitors import with_fresh_ids
-from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property
+from sparkmeta.spec.table_properties import RELATIVE_LOCATIONS, flag_property, refuse_invalid_retries
+from sparkmeta.spec.update_schema import with_fresh_ids
 from sparkmeta.spec.upgrade import upgrade_metadata
 
 if TYPE_CHECKING:

@@ -1,18 +1,29 @@
-"""Change schemas, and with them the table properties that name columns."""
+"""Change schemas as pyiceberg does, and with them the table properties that name columns."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from pydantic import ValidationError as PydanticError
+from pyiceberg import exceptions as iceberg
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import validate_partition_name
-from pyiceberg.schema import Schema, index_by_id, index_name_by_id, visit, visit_with_partner
+from pyiceberg.schema import (
+    Schema,
+    _SetFreshIDs,
+    index_by_id,
+    index_name_by_id,
+    pre_order_visit,
+    visit,
+    visit_with_partner,
+)
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
     AddSchemaUpdate,
@@ -21,8 +32,9 @@ from pyiceberg.table.update import (
     SetCurrentSchemaUpdate,
     SetPropertiesUpdate,
 )
-from pyiceberg.table.update.schema import TABLE_ROOT_ID, PartnerIdByNameAccessor, _UnionByNameVisitor
+from pyiceberg.table.update.schema import TABLE_ROOT_ID, PartnerIdByNameAccessor, _ApplyChanges, _UnionByNameVisitor
 from pyiceberg.table.update.schema import UpdateSchema as IcebergUpdateSchema
+from pyiceberg.table.update.sorting import UpdateSortOrder as IcebergUpdateSortOrder
 from pyiceberg.types import (
     BinaryType,
     DecimalType,
@@ -31,19 +43,19 @@ from pyiceberg.types import (
     FloatType,
     IcebergType,
     IntegerType,
+    ListType,
     LongType,
+    MapType,
     StringType,
     StructType,
 )
 
-from sparkmeta.errors import CorruptFileError, ValidationError, first_line, shown
-from sparkmeta.spec.builders import names_table
+from sparkmeta.errors import CorruptFileError, InvalidChangeError, SparkmetaError, ValidationError, first_line, shown
 from sparkmeta.spec.json_node import JsonNode
-from sparkmeta.spec.schema import type_from_json
-from sparkmeta.spec.schema_visitors import ApplyChanges, type_with_fresh_ids, with_defaults
+from sparkmeta.spec.schema import list_of, type_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
     from pyiceberg.table import Transaction
@@ -52,6 +64,113 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableUpdate, UpdatesAndRequirements
     from pyiceberg.typedef import TableVersion
     from pyiceberg.types import NestedField
+
+    Defaults = tuple[Any, Any]
+
+
+# -- Name the table in the errors of pyiceberg's builders -------------------------------------------------------------
+
+
+_Builder = TypeVar("_Builder", bound=type)
+
+
+def names_table(builder: _Builder) -> _Builder:
+    """Let a subclass of a pyiceberg builder raise InvalidChangeError, which names the table, for pyiceberg's errors."""
+    for name, method in inspect.getmembers(builder, inspect.isfunction):
+        # Both `commit` and the end of a `with` block compute the changes by `_commit`.
+        if name == "_commit" or (not name.startswith("_") and name != "commit"):
+            setattr(builder, name, _naming_table(method))
+    return builder
+
+
+def _naming_table(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except SparkmetaError:
+            raise
+        except (TypeError, ValueError, iceberg.ValidationError) as error:
+            location = self._transaction.table_metadata.location
+            raise InvalidChangeError(f"{location}: {first_line(error)}") from error
+
+    return named
+
+
+@names_table
+class UpdateSortOrder(IcebergUpdateSortOrder):
+    """pyiceberg's builder of a sort order."""
+
+
+# -- Change the types of schemas as pyiceberg does, but keep defaults and lists of structs without fields -------------
+
+
+def with_fresh_ids(schema: Schema) -> Schema:
+    """Return a schema with field ids from 1 on, in pyiceberg's order."""
+    return cast("Schema", pre_order_visit(schema, _FreshIds()))
+
+
+def type_with_fresh_ids(kind: IcebergType, next_id: Callable[[], int]) -> IcebergType:
+    """Return a type with new field ids, in pyiceberg's order."""
+    return pre_order_visit(kind, _FreshIds(next_id))
+
+
+def with_defaults(schema: Schema, defaults: Mapping[int, Defaults]) -> Schema:
+    """Return a schema whose fields have other defaults.
+
+    Args:
+        schema: The schema.
+        defaults: The initial and the write default by field id. A field that is not among them keeps its own.
+    """
+    fields = cast("StructType", _type_with_defaults(schema.as_struct(), defaults)).fields
+    return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=schema.identifier_field_ids)
+
+
+def _type_with_defaults(kind: IcebergType, defaults: Mapping[int, Defaults]) -> IcebergType:
+    if isinstance(kind, StructType):
+        return StructType(*(_field_with_defaults(field, defaults) for field in kind.fields))
+    if isinstance(kind, ListType):
+        return list_of(kind.element_id, _type_with_defaults(kind.element_type, defaults), kind.element_required)
+    if isinstance(kind, MapType):
+        key, value = (_type_with_defaults(each, defaults) for each in (kind.key_type, kind.value_type))
+        return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
+    return kind
+
+
+def _field_with_defaults(field: NestedField, defaults: Mapping[int, Defaults]) -> NestedField:
+    initial, write = defaults.get(field.field_id, (field.initial_default, field.write_default))
+    changes = {"initial_default": initial, "write_default": write}
+    return field.model_copy(update={"field_type": _type_with_defaults(field.field_type, defaults), **changes})
+
+
+class _FreshIds(_SetFreshIDs):
+    def struct(self, struct: StructType, field_results: list[Callable[[], IcebergType]]) -> StructType:
+        ids = [self._get_and_increment(field.field_id) for field in struct.fields]
+        # Without pydantic's validation, which fails for defaults that pyiceberg can't decode.
+        return StructType(
+            *(
+                field.model_copy(update={"field_id": field_id, "field_type": result()})
+                for field, field_id, result in zip(struct.fields, ids, field_results, strict=True)
+            )
+        )
+
+    def list(self, list_type: ListType, element_result: Callable[[], IcebergType]) -> ListType:
+        return list_of(self._get_and_increment(list_type.element_id), element_result(), list_type.element_required)
+
+
+class ApplyChanges(_ApplyChanges):
+    """Visitor that applies the changes of an update to a schema."""
+
+    def list(self, list_type: ListType, element_result: IcebergType | None) -> IcebergType | None:
+        element = self.field(list_type.element_field, element_result)
+        if element is None:
+            raise ValueError(f"Cannot delete element type from list: {element_result}")
+        update = self._updates.get(list_type.element_id)
+        return list_of(list_type.element_id, element, list_type.element_required if update is None else update.required)
+
+
+# -- Change schemas, and with them the table properties that name columns ---------------------------------------------
+
 
 # Properties of a column, whose keys end with its full name.
 _OF_COLUMNS = (

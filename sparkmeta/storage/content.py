@@ -1,24 +1,273 @@
-"""Read local files, or files of a pyiceberg FileIO. Light: Spark tasks import this.
-
-Every function raises NotFoundError if the file is missing.
-"""
+"""Read files, whole or in ranges, and vectors in Puffin files. Light: Spark tasks import this."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from sparkmeta.errors import NotFoundError, UnsupportedError
+import pyarrow as pa
+
+from sparkmeta.errors import (
+    CorruptFileError,
+    FileAccessError,
+    FileAlreadyExistsError,
+    NotFoundError,
+    SparkmetaError,
+    UnsupportedError,
+    is_access_problem,
+)
+from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.storage.location import local_path, scheme
-from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
     from pyiceberg.io import FileIO, InputStream
+
+
+# -- Keep credentials out of messages. Light: Spark tasks import this -------------------------------------------------
+
+
+_SECRET_KEY = re.compile(
+    r"token$|token\.|secret|passw(?:or)?d|credential|access[-_]key|account-key|api[-_]?key|connection-string|sas-|"
+    r"signature|authorization|cookie",
+    re.IGNORECASE,
+)
+_SIGNED = re.compile(
+    r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|X-Goog-(?:Signature|Credential))=)[^&\s\"']+", re.IGNORECASE
+)
+# Shorter values are words such as "true".
+_LEAST_SECRET = 6
+_HIDDEN = "***"
+
+
+def secrets_in(properties: Mapping[str, Any]) -> list[str]:
+    """Return the credentials in the properties of a catalog or FileIO, the longest first."""
+    return sorted({value for value in _secrets(properties) if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
+
+
+def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in properties.items():
+        if isinstance(value, dict):
+            yield from _secrets(value)
+        elif _SECRET_KEY.search(key):
+            text = str(value)
+            # An id with its secret; a scheme, such as Bearer, with its token.
+            yield from (text, *text.split(":"), text.rpartition(" ")[2])
+        elif key.endswith("uri"):
+            yield from _secrets_of_uri(str(value))
+
+
+def _secrets_of_uri(uri: str) -> Iterator[str]:
+    parts = urlsplit(uri)
+    password = parts.password or ""
+    # Messages have it in either spelling.
+    yield from (password, unquote(password))
+    yield from _secrets(dict(parse_qsl(parts.query)))
+
+
+def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
+    """Replace credentials in a text: those in properties, and parts of signed URLs."""
+    for secret in secrets_in(properties):
+        text = text.replace(secret, _HIDDEN)
+    return _SIGNED.sub(rf"\1{_HIDDEN}", text)
+
+
+# -- Tell damaged files from files that could not be read, by the errors of readers -----------------------------------
+
+
+# Errors that Arrow and byte decoders raise for damaged content. Arrow's OSError may also be one of the store.
+_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
+
+
+class translated_read_errors:  # noqa: N801  used like a function
+    """Translate errors of readers in the block.
+
+    Errors of the operating system or the store become NotFoundError or FileAccessError, others CorruptFileError. Errors
+    of sparkmeta stay.
+
+    Args:
+        location: the file.
+        field: the `field` of a CorruptFileError, whose `value` is the name of the reader's error.
+        problem: what a CorruptFileError says before the reader's message.
+    """
+
+    def __init__(self, location: str, field: str = "content", problem: str = "not readable") -> None:
+        self._location, self._field, self._problem = location, field, problem
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, _ERRORS) or isinstance(error, SparkmetaError):
+            return
+        message = " ".join(str(error).split())[:300]
+        if isinstance(error, FileNotFoundError):
+            raise NotFoundError(f"{self._location}: there is no such file") from error
+        # Arrow sets `errno` for errors of the operating system, not for those of stores and of content.
+        if isinstance(error, OSError) and (error.errno is not None or is_access_problem(message)):
+            raise FileAccessError(f"{self._location}: {message}") from error
+        problem = f"{self._problem}: {message}"
+        raise CorruptFileError(self._location, self._field, type(error).__name__, problem) from error
+
+
+# -- Credentials that a catalog vends for a table, and which expire. Light: Spark tasks import this -------------------
+
+
+VENDED_FOR = "sparkmeta.vended-for"
+"""The property of a FileIO that names the catalog and the table of its credentials, for errors."""
+
+# Credentials are replaced this many seconds before they expire, so that a job that starts with them has time.
+# Short-lived ones are replaced after half of their remaining lifetime.
+_AHEAD = 300.0
+_EXPIRY = re.compile(
+    r"s3\.session-token-expires-at-ms|gcs\.oauth2\.token-expires-at|adls\.sas-token-expires-at-ms(?:\..*)?"
+)
+_EXPIRED = re.compile(r"expired.?token|token (?:is|has) expired|request.?expired", re.IGNORECASE)
+
+
+class VendedIO:
+    """A FileIO with credentials that expire, and that its catalog replaces.
+
+    Args:
+        io: the FileIO with the first credentials.
+        load: asks the catalog for the FileIO again, with new credentials.
+    """
+
+    def __init__(self, io: FileIO, load: Callable[[], FileIO]) -> None:
+        self._io, self._load = io, load
+        self._lock = Lock()
+        self._replaced_at = _replaced_at(io)
+
+    def current(self) -> FileIO:
+        """Return the FileIO with credentials that do not expire soon.
+
+        If the catalog can't vend new ones, those at hand are used until they expire.
+
+        Raises:
+            SparkmetaError: the catalog can't vend new ones, and the old ones have expired.
+        """
+        with self._lock:
+            if time.time() >= self._replaced_at:
+                with suppress(*(() if has_expired(self._io.properties) else (SparkmetaError,))):
+                    self._io = self._load()
+                    self._replaced_at = _replaced_at(self._io)
+            return self._io
+
+
+def expiry(properties: Mapping[str, str]) -> float | None:
+    """Return when the first credentials in the properties of a FileIO expire, in seconds since 1970; None if never."""
+    texts = [str(value) for name, value in properties.items() if _EXPIRY.fullmatch(name)]
+    times = [int(text) / 1000 for text in texts if text.isdecimal()]
+    return min(times, default=None)
+
+
+def has_expired(properties: Mapping[str, str]) -> bool:
+    """Return whether some credentials in the properties of a FileIO have expired."""
+    end = expiry(properties)
+    return end is not None and end <= time.time()
+
+
+def expired_reason(properties: Mapping[str, str], reason: str) -> str | None:
+    """Return why a request failed if its credentials, which a catalog has vended, have expired; None otherwise.
+
+    Args:
+        properties: of the FileIO.
+        reason: the message of the store's client. Some answers have no text that tells of expiry, so time does.
+    """
+    if (vended_for := properties.get(VENDED_FOR)) is None:
+        return None
+    if not has_expired(properties) and _EXPIRED.search(reason) is None:
+        return None
+    return f"the credentials that {vended_for} have expired: call plan_files() or to_df() again to get new ones"
+
+
+def _replaced_at(io: FileIO) -> float:
+    end, now = expiry(io.properties), time.time()
+    return float("inf") if end is None else end - min(_AHEAD, max(0.0, (end - now) / 2))
+
+
+# -- Make requests to a store through a pyiceberg FileIO: repeat them while it is busy, and raise one kind of error
+# Light: Spark tasks import this.
+
+
+T = TypeVar("T")
+
+# Seconds between attempts. Each is several requests already: clients repeat them for some seconds at most.
+_WAITS = (0.5, 2.0)
+# Words in errors of a store that is busy or hung up, in the spelling of pyarrow, botocore, aiohttp and others. A store
+# that can't be connected to is none: clients try for long enough.
+_TRANSIENT = re.compile(
+    r"slow.?down|throttl|request rate|unavailable|internal.?(?:error|failure)|\b50[0234]\b|time.?out|timed out|"
+    r"connection.?(?:closed|reset|aborted)|disconnected|reset by peer|broken pipe|incomplete|httpclient",
+    re.IGNORECASE,
+)
+
+_NO_CREDENTIALS = re.compile(r"NoCredentials|(?:no|locate) credentials", re.IGNORECASE)
+_WHOSE_CREDENTIALS = "; tasks have a catalog's properties, but not the credentials of the driver's environment"
+
+
+def requested(io: FileIO, location: str, request: Callable[[], T], *, repeat: bool = True) -> T:
+    """Make a request to a file's store, and return its result.
+
+    Args:
+        io: the FileIO that the request uses.
+        location: the file or folder, for errors.
+        request: a request that raises FileNotFoundError for a missing file. It may run several times.
+        repeat: whether to repeat it if the store is busy. False if its effect depends on earlier attempts.
+
+    Raises:
+        NotFoundError: the file is missing.
+        FileAccessError: the store refused the request, or did not respond. The error contains no credentials.
+    """
+    waits = iter(_WAITS if repeat else ())
+    while True:
+        try:
+            return request()
+        except FileNotFoundError:
+            raise NotFoundError(f"{location}: there is no such file") from None
+        except SparkmetaError:
+            raise
+        except FileExistsError as error:
+            raise FileAlreadyExistsError(f"{location}: the file already exists") from error
+        except Exception as error:  # noqa: BLE001 - each store's client has its own errors
+            wait = next(waits, None) if _is_transient(error) else None
+            if wait is None:
+                reason = expired_reason(io.properties, _text(error)) or _text(error)
+                hint = _WHOSE_CREDENTIALS if _NO_CREDENTIALS.search(reason) else ""
+                # Without the cause, whose text may contain credentials.
+                raise FileAccessError(f"{location}: {without_secrets(reason, io.properties)}{hint}") from None
+        time.sleep(wait * random.uniform(0.5, 1.5))
+
+
+def _is_transient(error: BaseException) -> bool:
+    return not isinstance(error, PermissionError) and _TRANSIENT.search(_text(error)) is not None
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# -- Read local files, or files of a pyiceberg FileIO. Light: Spark tasks import this ---------------------------------
+# Every function raises NotFoundError if the file is missing.
+
 
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What the operating system raises if a location is not that of a file."""
@@ -156,3 +405,189 @@ def within(offset: int, size: int, length: int) -> tuple[int, int]:
 def missing(location: str) -> NoReturn:
     """Raise NotFoundError for a location."""
     raise NotFoundError(f"{location}: there is no such file")
+
+
+# -- Read many ranges of files, with one request for neighbours and several requests at a time ------------------------
+# Light: Spark tasks import this.
+
+
+R = TypeVar("R")
+
+# Bytes that a store could send in the 30 ms or so that another request takes.
+_LARGEST_GAP = 1 << 18
+# Most bytes of a merged request, so that several run at a time and memory stays bounded.
+_LARGEST_REQUEST = 4 << 20
+_THREADS = 16
+
+
+class RangeReader(Protocol):
+    """Reads ranges of files: `Files` on the driver, `ExecutorReader` in tasks."""
+
+    def read_range(self, location: str, offset: int, size: int) -> bytes:
+        """Return a range of a file, up to its end."""
+
+
+class FileRange(NamedTuple):
+    """A range of a file."""
+
+    location: str
+    offset: int
+    size: int
+
+
+def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tuple[int, bytes]]:
+    """Read ranges of files, with few requests and several at a time.
+
+    At most `_THREADS` requests run or wait to be consumed, with `_LARGEST_REQUEST` bytes each on average, so that
+    memory does not grow with the ranges. A larger request runs alone.
+
+    Args:
+        reader: used by several threads.
+        ranges: in any order; they may overlap.
+
+    Yields:
+        The index of each range in `ranges` and its bytes, up to the end of the file, ordered by file and offset.
+
+    Raises:
+        NotFoundError: a file is missing.
+    """
+    requests = _requests(ranges)
+    if len(requests) == 1:
+        yield from requests[0].parts(requests[0].read(reader))
+        return
+    for request, data in read_ahead(requests, lambda request: request.read(reader), _request_size):
+        yield from request.parts(data)
+
+
+def read_ahead(items: Iterable[T], read: Callable[[T], R], size: Callable[[T], int]) -> Iterator[tuple[T, R]]:
+    """Read items, several at a time, and before they are asked for.
+
+    Args:
+        items: what to read.
+        read: reads an item; called by several threads.
+        size: returns the bytes that reading an item takes, which limit how many are read at a time.
+
+    Yields:
+        Each item, in order, with what was read.
+    """
+    running: deque[tuple[T, int, Future[R]]] = deque()
+    try:
+        for item in items:
+            bytes_of_item = size(item)
+            while running and not _fits(bytes_of_item, [bytes_of_running for _, bytes_of_running, _ in running]):
+                yield _finished(running)
+            running.append((item, bytes_of_item, _threads().submit(read, item)))
+        while running:
+            yield _finished(running)
+    finally:
+        for _, _, future in running:
+            future.cancel()
+
+
+def request_count(ranges: Sequence[FileRange]) -> int:
+    """Return how many requests `read_ranges` makes."""
+    return len(_requests(ranges))
+
+
+@dataclass
+class _Request:
+    """Ranges of a file, with their indices, that are read together."""
+
+    location: str
+    start: int
+    end: int
+    ranges: list[tuple[int, FileRange]]
+
+    def read(self, reader: RangeReader) -> bytes:
+        return reader.read_range(self.location, self.start, self.end - self.start)
+
+    def parts(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        if len(self.ranges) == 1:
+            yield self.ranges[0][0], data
+            return
+        for place, (_, offset, size) in self.ranges:
+            yield place, data[offset - self.start : offset - self.start + size]
+
+
+def _requests(ranges: Sequence[FileRange]) -> list[_Request]:
+    requests: list[_Request] = []
+    for place, part in sorted(enumerate(ranges), key=lambda numbered: numbered[1]):
+        end = part.offset + part.size
+        last = requests[-1] if requests else None
+        if last is not None and last.location == part.location and _joins(last, part):
+            last.end = max(last.end, end)
+            last.ranges.append((place, part))
+        else:
+            requests.append(_Request(part.location, part.offset, end, [(place, part)]))
+    return requests
+
+
+def _joins(request: _Request, part: FileRange) -> bool:
+    """Return whether a request should include a range. Invalid ranges, which metadata may name, are read alone."""
+    is_range = request.start >= 0 and request.end >= request.start and part.size >= 0
+    near = part.offset - request.end <= _LARGEST_GAP
+    return is_range and near and max(request.end, part.offset + part.size) - request.start <= _LARGEST_REQUEST
+
+
+def _request_size(request: _Request) -> int:
+    return request.end - request.start
+
+
+def _fits(size: int, running: Sequence[int]) -> bool:
+    return len(running) < _THREADS and sum(running) + size <= _THREADS * _LARGEST_REQUEST
+
+
+def _finished(running: deque[tuple[T, int, Future[R]]]) -> tuple[T, R]:
+    item, _, future = running.popleft()
+    return item, future.result()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Return shared threads, since some FileIOs keep connections by thread."""
+    return ThreadPoolExecutor(_THREADS, "sparkmeta-ranges")
+
+
+# -- Read deletion vectors from Puffin files, at the place that their entries name. Light: Spark tasks import this
+
+
+def stored_vector(
+    reader: RangeReader, location: str, offset: int | None, size: int | None, record_count: int
+) -> PositionBitmap:
+    """Read a deletion vector.
+
+    Args:
+        reader: Opens the Puffin file.
+        location: The Puffin file.
+        offset: The entry's content_offset.
+        size: The entry's content_size_in_bytes.
+        record_count: The entry's record_count.
+
+    Raises:
+        NotFoundError: The file is missing.
+        CorruptFileError: The entry does not say where the vector is, or the vector is not there.
+    """
+    place = vector_range(location, offset, size)
+    return vector_of(reader.read_range(*place), place, record_count)
+
+
+def vector_range(location: str, offset: int | None, size: int | None) -> FileRange:
+    """Return the place of a deletion vector. Raises CorruptFileError if its entry does not say where it is."""
+    for name, value in (("content_offset", offset), ("content_size_in_bytes", size)):
+        if value is None or value < 0:
+            raise CorruptFileError(location, name, value, "a deletion vector's entry must say where it is")
+    assert offset is not None
+    assert size is not None
+    return FileRange(location, offset, size)
+
+
+def vector_of(blob: bytes, place: FileRange, record_count: int) -> PositionBitmap:
+    """Return the positions in what was read at the place of a deletion vector.
+
+    Raises:
+        CorruptFileError: The file ends before, or the bytes are not this deletion vector.
+    """
+    if len(blob) != place.size:
+        problem = f"{place.size} bytes there are not all in the file"
+        raise CorruptFileError(place.location, "content_offset", place.offset, problem)
+    return read_deletion_vector(blob, place.location, record_count)

@@ -1,23 +1,28 @@
-"""Read and write files on the driver: local ones, with a pyiceberg FileIO, or read-only with Spark's credentials.
-
-`sparkmeta.storage.executors` opens the same files in Spark tasks.
-"""
+"""Read and write files on the driver, and choose how files are opened there and in tasks."""
 
 from __future__ import annotations
 
 import os
+import platform
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
+from weakref import WeakKeyDictionary
 
-from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.session import in_use, is_connect
+import pyarrow as pa
+from pyiceberg.io import FSSPEC_FILE_IO, load_file_io
+
+from sparkmeta.errors import NotFoundError, UnsupportedError, translated_errors
+from sparkmeta.session import in_use, is_connect, map_arrow
 from sparkmeta.storage import listing, writing
 from sparkmeta.storage.content import (
+    VendedIO,
     io_exists,
     io_length,
     local_length,
@@ -26,8 +31,11 @@ from sparkmeta.storage.content import (
     read_io_range,
     read_local,
     read_local_range,
+    requested,
+    secrets_in,
     within,
 )
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import (
     escape_glob,
@@ -36,18 +44,83 @@ from sparkmeta.storage.location import (
     join,
     local_path,
     path_of,
+    scheme,
     spark_name_key,
 )
-from sparkmeta.storage.reading import naming_errors, read_binary, refuse_hidden
-from sparkmeta.storage.requests import requested
-from sparkmeta.storage.vended import VendedIO
-from sparkmeta.storage.writing import REQUESTS, DeleteFailure
+from sparkmeta.storage.reading import naming_errors, read_binary, refuse_hidden, spark_opens
+from sparkmeta.storage.writing import CONDITIONAL_CLIENTS, REQUESTS, DeleteFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyiceberg.io import FileIO
     from pyspark.sql import Row, SparkSession
+
+    from sparkmeta.settings import Settings
+
+
+# -- Tell whether a Spark Connect server and its client see the same local files --------------------------------------
+
+
+# Linux's id of a running kernel, which containers share.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SCHEMA = pa.schema([pa.field("identity", pa.string())])
+# By default, a range has a partition for each core of the server's executors, up to this number.
+_ROWS = 10_000
+
+
+def shares_disk(spark: SparkSession, location: str) -> bool:
+    """Return whether this process and a session's tasks see the same file or folder at a local path.
+
+    Runs a task for each core, and remembers the answer for the session. If the path does not exist, the deepest
+    existing folder above it counts. Machines that share a folder by a network are taken to see different ones, since
+    its device and inode need not agree among them. What this process may not read counts as different too.
+    """
+    identity = _identity(location, readable=True)
+    if identity is None:
+        return False
+    known = _answers.setdefault(spark, {})
+    if identity not in known:
+        with translated_errors():
+            rows = map_arrow(spark.range(_ROWS), partial(_identities, location), _SCHEMA).collect()
+        known[identity] = {row.identity for row in rows} == {identity}
+    return known[identity]
+
+
+_answers: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
+
+
+def _identities(location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.RecordBatch.from_arrays([pa.array([_identity(location)], pa.string())], schema=_SCHEMA)
+
+
+def _identity(location: str, *, readable: bool = False) -> str | None:
+    """Return an identity of the file at a path, or of the deepest existing folder above it, among all machines.
+
+    It is None if this process may not look at the path, or, if asked, not read the file or folder.
+    """
+    path = Path(local_path(location)).absolute()
+    try:
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        status = path.stat()
+    except OSError:
+        return None
+    if readable and not os.access(path, os.R_OK):
+        return None
+    return f"{_machine()} {status.st_dev} {status.st_ino} {path}"
+
+
+def _machine() -> str:
+    if _BOOT_ID.exists():
+        return _BOOT_ID.read_text().strip()
+    return f"{platform.node()} {uuid.getnode()}"
+
+
+# -- Read and write files on the driver: local ones, with a pyiceberg FileIO, or read-only with Spark's credentials
+# `sparkmeta.storage.executors` opens the same files in Spark tasks.
+
 
 LOCAL_IS_READ_ONLY = "with Spark Connect, tables on disks that client and server don't share are read-only: use a store"
 """Why files of a Connect server's machine are not written."""
@@ -304,3 +377,113 @@ def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
     except FileNotFoundError:
         return None
     return FileStatus(join(folder, entry.name), stat.st_size, stat.st_mtime_ns // 1_000_000)
+
+
+# -- Choose how files are opened on the driver and in Spark tasks -----------------------------------------------------
+
+
+IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")
+"""The beginnings of the names of a FileIO's properties in pyiceberg's configuration."""
+
+
+def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None = None) -> Files:
+    """Return the driver's access to a location: Python for local files, else ``io`` if given, else Spark.
+
+    With Spark Connect, local files are the server's. Python opens those that the client sees too, Spark reads others.
+    """
+    if is_local(location) and (not is_connect(spark) or shares_disk(spark, location)):
+        return LocalFiles()
+    return SparkFiles(spark) if io is None or is_local(location) else IOFiles(io)
+
+
+def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:
+    """Return the FileIO for the tables in a folder of a store; None if the properties are none of a FileIO's.
+
+    Unless they name one (`py-io-impl`), it is fsspec's for a store with conditional writes, which commits need.
+    """
+    if is_local(location) or not any(name.startswith(IO_PROPERTIES) for name in properties):
+        return None
+    client = CONDITIONAL_CLIENTS.get(scheme(location))
+    preferred = {"py-io-impl": FSSPEC_FILE_IO} if client is not None and find_spec(client) is not None else {}
+    return load_file_io(preferred | dict(properties), location)
+
+
+def executor_reader(files: Files) -> ExecutorReader | None:
+    """Return the reader of the same files in Spark tasks; None if only Spark's own sources can read them."""
+    if isinstance(files, LocalFiles):
+        return ExecutorReader()
+    return ExecutorReader(_io_properties(files.io)) if isinstance(files, IOFiles) else None
+
+
+def executor_writer(files: Files) -> ExecutorWriter:
+    """Return the writer of files in Spark tasks.
+
+    Raises:
+        UnsupportedError: only Spark's own sources can access the files, and these can't write single files.
+    """
+    reader = executor_reader(files)
+    if reader is None:
+        raise UnsupportedError(f"this table's files can be read by Spark only: {how_tasks_can(files)}")
+    return ExecutorWriter(reader.io_properties)
+
+
+def how_tasks_can(files: Files) -> str:
+    """Return how tasks can open and write files that now only Spark's own sources can open."""
+    on_connect = isinstance(files, SparkFiles) and is_connect(files.spark)
+    advice = "open the table through a catalog, whose FileIO tasks can use"
+    return f"{advice}; {LOCAL_IS_READ_ONLY}" if on_connect else advice
+
+
+def _io_properties(io: FileIO) -> dict[str, str]:
+    """Return the properties that create the same FileIO in another process, without credentials of the catalog.
+
+    Requests that the catalog signs (`s3.signer`) need its token.
+    """
+    needed = ("uri", "token") if "s3.signer" in io.properties else ()
+    texts = {
+        key: value
+        for key, value in io.properties.items()
+        if isinstance(value, str) and (key.startswith(IO_PROPERTIES) or key in needed or not secrets_in({key: value}))
+    }
+    return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
+
+
+@dataclass(frozen=True)
+class FileAccess:
+    """The access to a table's files, by the session's settings.
+
+    Attributes:
+        files: opens any file on the driver, by a job if necessary.
+        executor_reads: the setting.
+        driver: opens files on the driver without a job; None if Spark should read them.
+        spark: the session whose sources may open the files too; None if only `tasks` and `driver` may.
+    """
+
+    files: Files
+    executor_reads: str
+    driver: Files | None
+    spark: SparkSession | None
+
+    @staticmethod
+    def of(spark: SparkSession, files: Files, settings: Settings) -> FileAccess:
+        """Return the access to the files that `files` opens."""
+        reads = settings.executor_reads
+        by_spark = reads == "spark" or isinstance(files, SparkFiles) or not settings.driver_manifest_bytes
+        is_direct = reads == "direct" and isinstance(files, IOFiles)
+        return FileAccess(files, reads, None if by_spark else files, None if is_direct else spark)
+
+    @property
+    def tasks(self) -> ExecutorReader | None:
+        """The opener of files in Spark tasks, with current credentials; None if only Spark's own sources may read."""
+        if self.executor_reads == "spark":
+            return None
+        return executor_reader(self.files) or (ExecutorReader({}) if self.executor_reads == "direct" else None)
+
+    def spark_opens(self, location: str) -> bool:
+        """Return whether Spark's own sources can open a file; if not, `tasks` can.
+
+        They may lack a file system for its scheme, or credentials that only a catalog's FileIO has.
+        """
+        if self.spark is None:
+            return False
+        return not isinstance(self.files, IOFiles) or self.tasks is None or spark_opens(self.spark, location)

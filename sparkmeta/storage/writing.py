@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import FileAlreadyExistsError, NotFoundError, SparkmetaError, UnsupportedError
-from sparkmeta.storage.content import client_location, fsspec_store
+from sparkmeta.storage.content import client_location, fsspec_store, requested
 from sparkmeta.storage.location import file_name, join, local_path, scheme
-from sparkmeta.storage.requests import requested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

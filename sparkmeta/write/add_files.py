@@ -15,27 +15,31 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.literals import bound_value
 from sparkmeta.columns.sql import quoted
-from sparkmeta.data_files.footer_facts import TableColumns, names_of
-from sparkmeta.data_files.metrics import metric_leaves, sized_leaves
-from sparkmeta.edit.range_sort import most_tasks
+from sparkmeta.columns.types import bound_value
+from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
-from sparkmeta.plan.filter import is_live
-from sparkmeta.plan.prune import live_manifests
-from sparkmeta.rows.arrow_reader import task_rows
-from sparkmeta.rows.projected import NAME_MAPPING, name_mapping, projected_column
+from sparkmeta.plan.filter import is_live_entry, live_manifests
+from sparkmeta.rows.columns import NAME_MAPPING, name_mapping, projected_column
+from sparkmeta.rows.layouts import task_rows
 from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.spec.updates import update_table_metadata
 from sparkmeta.storage.location import normalize
-from sparkmeta.storage.location_columns import location_key
-from sparkmeta.write.existing_tasks import FILE_PATH, IS_MISSING, NEEDS_MAPPING, ExistingFiles
-from sparkmeta.write.file_partitions import FileField, FilePartitions
+from sparkmeta.storage.reading import location_key
+from sparkmeta.write.existing_tasks import (
+    FILE_PATH,
+    IS_MISSING,
+    NEEDS_MAPPING,
+    ExistingFiles,
+    FileField,
+    FilePartitions,
+)
 from sparkmeta.write.files import checkpointed, refuse_transforms
 from sparkmeta.write.input import refuse_types, written_columns
+from sparkmeta.write.metrics import TableColumns, metric_leaves, names_of, sized_leaves
 from sparkmeta.write.tasks import PROBLEM
 
 if TYPE_CHECKING:
@@ -267,7 +271,7 @@ def _refuse_present(named: DataFrame, state: TableState) -> None:
     manifests = live_manifests(state.data_manifests)
     if not len(manifests):
         return
-    live = state.entries(manifests, state.projection(("location", "version_info"))).where(is_live().text)
+    live = state.entries(manifests, state.projection(("location", "version_info"))).where(is_live_entry().text)
     keys = named.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
     known = live.select(location_key(F.col("location")).alias(_KEY))
     _refuse(keys.join(known, _KEY, "left_semi"), state, "in the table already")

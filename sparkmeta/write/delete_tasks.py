@@ -1,23 +1,244 @@
-"""Tasks that write masks of data files to delete files. No Spark."""
+"""Tasks that find the rows to delete, and read and write masks of data files. No Spark."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any, Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from sparkmeta.data_files.position_file import PositionFile
-from sparkmeta.edit.range_sort import task_rows
-from sparkmeta.entries.metrics_maps import map_type
+from sparkmeta.columns.row_tests import Junction
+from sparkmeta.commit.sorted_manifests import task_rows
+from sparkmeta.entries.records import map_type
+from sparkmeta.inspect.tasks import deleted_positions
+from sparkmeta.rows.file_rows import RowReader
+from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_deletion_vector
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
-from sparkmeta.storage.executors import ExecutorWriter
+from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
+from sparkmeta.storage.content import read_ranges, vector_of, vector_range
+from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
-from sparkmeta.write.vector_tasks import VectorTasks, deleted_on_error, newest, union
+from sparkmeta.storage.writing import discard
+from sparkmeta.write.partition_file import PositionFile
+
+# -- Tasks that read deletes as masks of data files and write masks as deletion vectors. No Spark ---------------------
+
+
+MASK_SCHEMA = pa.schema(
+    [
+        pa.field("delete_path", pa.string()),
+        pa.field("data_path", pa.string()),
+        pa.field("vector", pa.binary()),
+        pa.field("positions", pa.int64()),
+    ]
+)
+"""The positions that a delete file deletes of a data file, as the blob of a deletion vector, and their number.
+
+`delete_path` is null for positions of no delete file.
+"""
+
+VECTOR_SCHEMA = pa.schema(
+    [
+        pa.field("referenced_data_file", pa.string()),
+        pa.field("file_path", pa.string()),
+        pa.field("content_offset", pa.int64()),
+        pa.field("content_size_in_bytes", pa.int64()),
+        pa.field("record_count", pa.int64()),
+        pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+    ]
+)
+"""The new deletion vectors, as in `inspect.files`, and the greatest sequence number of their masks."""
+
+# Rows per batch; each row has a bitmap.
+_BATCH_ROWS = 1024
+# Maximum number of positions that a task converts to bitmaps at a time.
+_MOST_POSITIONS = 4_000_000
+
+
+def read_masks(
+    reader: ExecutorReader | Files, locations: Locations, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Read delete files and yield rows of `MASK_SCHEMA`.
+
+    Args:
+        reader: opens files.
+        locations: resolves the paths in position delete files.
+        batches: rows of `location`, `file_format` and `vectors`, the deletion vectors of a Puffin file as a list of
+            struct<referenced_file, offset, size_in_bytes, record_count>.
+    """
+    for row in task_rows(batches):
+        location = row["location"]
+        masks = _vectors(reader, row) if row["file_format"] == "PUFFIN" else _positions(reader, locations, row)
+        columns: list[list[Any]] = [[], [], [], []]
+        for mask in masks:
+            for column, value in zip(columns, (location, *mask), strict=True):
+                column.append(value)
+            if len(columns[0]) == _BATCH_ROWS:
+                yield pa.RecordBatch.from_arrays(columns, schema=MASK_SCHEMA)
+                columns = [[], [], [], []]
+        if columns[0]:
+            yield pa.RecordBatch.from_arrays(columns, schema=MASK_SCHEMA)
+
+
+_Mask = tuple[str, bytes, int]
+
+
+def _vectors(reader: ExecutorReader | Files, row: dict[str, Any]) -> Iterator[_Mask]:
+    """Yield the deletion vectors of a Puffin file. Only their checksums are verified."""
+    vectors = row["vectors"]
+    ranges = [vector_range(row["location"], each["offset"], each["size_in_bytes"]) for each in vectors]
+    for place, blob in read_ranges(reader, ranges):
+        count = vectors[place]["record_count"]
+        vector_of(blob, ranges[place], count)
+        yield vectors[place]["referenced_file"], blob, count
+
+
+def _positions(reader: ExecutorReader | Files, locations: Locations, row: dict[str, Any]) -> Iterator[_Mask]:
+    """Yield the deleted positions of each data file in a position delete file."""
+    by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
+    location, data = row["location"], reader.read(row["location"])
+    for paths, positions in deleted_positions(data, row["file_format"], location, locations):
+        for path, part in _split_by_path(paths, positions):
+            by_path.setdefault(path, []).append(part)
+    for path, parts in by_path.items():
+        bitmap = PositionBitmap.of(np.concatenate(parts))
+        yield path, write_deletion_vector(bitmap), bitmap.cardinality
+
+
+def position_masks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Convert positions to a few rows of `MASK_SCHEMA` per data file.
+
+    Args:
+        batches: rows of a data file's path and a position in it, in any order.
+    """
+    by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
+    count = 0
+    for batch in batches:
+        for path, positions in _split_by_path(batch.column(0), batch.column(1)):
+            by_path.setdefault(path, []).append(positions)
+        count += len(batch)
+        if count >= _MOST_POSITIONS:
+            yield _masks_of(by_path)
+            by_path, count = {}, 0
+    if by_path:
+        yield _masks_of(by_path)
+
+
+def _split_by_path(paths: pa.Array, positions: pa.Array) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    coded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
+    codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    order = np.argsort(codes, kind="stable")
+    present, starts = np.unique(codes[order], return_index=True)
+    for code, part in zip(present, np.split(positions.to_numpy()[order], starts[1:]), strict=True):
+        yield names[code], part
+
+
+def _masks_of(by_path: Mapping[str, list[np.ndarray[Any, Any]]]) -> pa.RecordBatch:
+    bitmaps = [PositionBitmap.of(np.concatenate(parts)) for parts in by_path.values()]
+    vectors, counts = map(write_deletion_vector, bitmaps), [bitmap.cardinality for bitmap in bitmaps]
+    columns = [[None] * len(bitmaps), [*by_path], [*vectors], counts]
+    return pa.RecordBatch.from_arrays([*map(pa.array, columns, MASK_SCHEMA.types)], schema=MASK_SCHEMA)
+
+
+@contextmanager
+def deleted_on_error(writer: ExecutorWriter | Files) -> Iterator[Callable[[str, bytes], None]]:
+    """Yield a function that writes new files, which are deleted if the block fails or its task is killed."""
+    locations: list[str] = []
+
+    def write_new(location: str, data: bytes) -> None:
+        locations.append(location)
+        writer.write_new(location, data)
+
+    try:
+        yield write_new
+    except BaseException:
+        discard(writer, locations)
+        raise
+
+
+@dataclass(frozen=True)
+class VectorTasks:
+    """Writes deletion vectors to Puffin files. Picklable.
+
+    Attributes:
+        folder: the folder of the files.
+        target_bytes: the target size of a file.
+        name: the prefix of the files' names, unique to this write.
+    """
+
+    writer: ExecutorWriter | Files
+    folder: str
+    target_bytes: int
+    name: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Merge masks and yield rows of `VECTOR_SCHEMA`. On error, delete the files already written.
+
+        Args:
+            batches: rows of `MASK_SCHEMA`, ordered by `data_path`. They may have a `sequence_number`.
+        """
+        blobs: list[tuple[str, Blob, int, int | None]] = []
+        size = 0
+        with deleted_on_error(self.writer) as write_new:
+            for path, rows in groupby(task_rows(batches), key=lambda row: row["data_path"]):
+                masks = list(rows)
+                vector, count = _merged(masks)
+                if blobs and size + len(vector) > self.target_bytes:
+                    yield self._file(blobs, write_new)
+                    blobs, size = [], 0
+                blobs.append((path, deletion_vector_blob(vector, path, count), count, newest(masks)))
+                size += len(vector)
+            if blobs:
+                yield self._file(blobs, write_new)
+
+    def _file(
+        self, blobs: list[tuple[str, Blob, int, int | None]], write_new: Callable[[str, bytes], None]
+    ) -> pa.RecordBatch:
+        file = write_puffin([blob for _, blob, _, _ in blobs])
+        location = join(self.folder, f"{self.name}-{uuid.uuid4()}-deletes.puffin")
+        write_new(location, file.data)
+        paths, _, counts, sequence_numbers = zip(*blobs, strict=True)
+        columns = [
+            paths,
+            [location] * len(blobs),
+            [placed.offset for placed in file.blobs],
+            [placed.length for placed in file.blobs],
+            counts,
+            [len(file.data)] * len(blobs),
+            sequence_numbers,
+        ]
+        return pa.RecordBatch.from_arrays([*map(pa.array, columns, VECTOR_SCHEMA.types)], schema=VECTOR_SCHEMA)
+
+
+def newest(masks: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the highest sequence number of masks; None if they have none."""
+    return max((number for mask in masks if (number := mask.get("sequence_number")) is not None), default=None)
+
+
+def union(masks: Iterable[Mapping[str, Any]]) -> PositionBitmap:
+    """Return the union of one data file's masks, rows of `MASK_SCHEMA`."""
+    return reduce(PositionBitmap.union, (read_deletion_vector(mask["vector"], mask["delete_path"]) for mask in masks))
+
+
+def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
+    """Return the union of a data file's masks as a blob, and its number of positions."""
+    if len(masks) == 1:
+        return masks[0]["vector"], masks[0]["positions"]
+    bitmap = union(masks)
+    return write_deletion_vector(bitmap), bitmap.cardinality
+
+
+# -- Tasks that write masks of data files to delete files. No Spark ---------------------------------------------------
+
 
 ENDS: Final = ("first_path", "last_path", "first_position", "last_position")
 """The least and greatest values of the columns of a position delete file."""
@@ -157,3 +378,45 @@ def _bounds(path: str | None, position: int | None) -> list[tuple[int, bytes]]:
 def _written(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
     arrays = [pa.array(columns.get(field.name, [None] * rows), field.type) for field in WRITTEN_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=WRITTEN_SCHEMA)
+
+
+# -- Tasks that find the rows of data files to delete. Spark tasks import this module ---------------------------------
+
+
+@dataclass(frozen=True)
+class PositionTasks:
+    """Reads the columns of a filter and makes masks of the rows that match it. Picklable.
+
+    Rows stay in Arrow: Spark sees only the files to read and the masks.
+
+    Attributes:
+        rows: reads the file path, row positions and the columns of the filter, in this order.
+        tests: the filter.
+    """
+
+    rows: RowReader
+    tests: Junction
+
+    def masks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of `MASK_SCHEMA`.
+
+        Args:
+            batches: parts of data files; see `FileRows.read`.
+        """
+        return position_masks(self._matching(batches))
+
+    def _matching(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = len(self.rows.columns)
+        places = {leaf.id: first + place for place, leaf in enumerate(self.rows.leaves)}
+        for batch in self.rows.read(batches):
+            passed = self.tests.passes(partial(_value, batch, places))
+            if passed is False:
+                continue
+            positions = batch.select([*range(first)])
+            matching = positions if passed is True else positions.filter(passed)
+            if len(matching):
+                yield matching
+
+
+def _value(batch: pa.RecordBatch, places: Mapping[int, int], field_id: int) -> pa.Array:
+    return batch.column(places[field_id])

@@ -24,20 +24,27 @@ from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.partition_values import partition_value
+from sparkmeta.columns.transforms import partition_value
 from sparkmeta.columns.types import spark_type
-from sparkmeta.data_files.file_schema import FileColumns
-from sparkmeta.data_files.metrics import leaf_ids, metric_leaves, sized_leaves
-from sparkmeta.data_files.options import WriteOptions
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
 from sparkmeta.session import advised_shuffles, map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
-from sparkmeta.storage.access import executor_writer
-from sparkmeta.write.cleanup import delete_written, named_on_failure
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.input import check_columns, field_value, place_names, written_columns
-from sparkmeta.write.places import PartitionField, Places
-from sparkmeta.write.task_values import TaskValue, TaskValues
-from sparkmeta.write.tasks import PARTITION_COLUMN, PROBLEM, DataFileTasks
+from sparkmeta.write.metrics import leaf_ids, metric_leaves, sized_leaves
+from sparkmeta.write.options import WriteOptions
+from sparkmeta.write.tasks import (
+    PARTITION_COLUMN,
+    PROBLEM,
+    DataFileTasks,
+    PartitionField,
+    Places,
+    TaskValue,
+    TaskValues,
+    delete_written,
+    named_on_failure,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortField, SortOrder

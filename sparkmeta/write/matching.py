@@ -17,24 +17,28 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.arrow_filter import row_tests
 from sparkmeta.columns.predicate import row_predicate
+from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
 from sparkmeta.commit.search import FEW_FILES
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
-from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
-from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.plan.rows import manifest_path, public_partition
-from sparkmeta.rows.arrow_reader import filter_leaves, planned_parts, task_rows
+from sparkmeta.plan.filter import (
+    ScanFilter,
+    all_rows_match,
+    manifest_path,
+    matching_entries,
+    prune_manifests,
+    public_partition,
+)
+from sparkmeta.rows.layouts import filter_leaves, planned_parts, task_rows
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.write.delete_tasks import MASK_SCHEMA, PositionTasks, position_masks
 from sparkmeta.write.input import field_value, place_names
-from sparkmeta.write.position_tasks import PositionTasks
-from sparkmeta.write.vector_tasks import MASK_SCHEMA, position_masks
 
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql

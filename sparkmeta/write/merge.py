@@ -1,16 +1,99 @@
-"""`Merge`: a builder of merges, whose clauses update, delete and insert rows by how they match a source."""
+"""Merges and upserts: clauses that update, delete and insert rows by how they match a source."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import cached_property, reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from sparkmeta.errors import ValidationError
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
+from pyiceberg.expressions.literals import DateLiteral
+from pyiceberg.schema import Schema
+from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, MapType, PrimitiveType, StringType, UUIDType
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructType
+
+from sparkmeta.checks import NAMES
+from sparkmeta.columns.sql import quoted
+from sparkmeta.entries.arrays import whole
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.rows.columns import child_fields, type_name
+from sparkmeta.write.files import checkpointed
+from sparkmeta.write.input import (
+    assigned_values,
+    check_columns,
+    evaluated_type,
+    field_value,
+    nested_value,
+    require_frame,
+)
+from sparkmeta.write.matching import FILE, POSITION, Matching
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.state import TableState
+
+
+# -- Derive a filter that every row with one of the given keys satisfies. It prunes files and limits conflicts
+
+
+# Key types whose minimum and maximum prune files.
+_RANGED: Final = (IntegerType, LongType, StringType, DateType)
+
+
+def count_and_range(
+    rows: DataFrame, schema: Schema, keys: Sequence[str], *, null_is_a_key: bool = False
+) -> tuple[int, BooleanExpression]:
+    """Return the number of rows, and a filter that every table row with one of their keys satisfies. Runs a job.
+
+    Args:
+        rows: the rows, with the columns of the key.
+        schema: the table's.
+        keys: the key columns, all top-level.
+        null_is_a_key: whether a null in a key equals null.
+    """
+    ranged = [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]
+    kinds = {name: schema.find_field(name).field_type for name in ranged}
+    ends = [
+        end(_comparable(quoted(name), kinds[name])).alias(f"{end.__name__}{place}")
+        for place, name in enumerate(ranged)
+        for end in (F.min, F.max, F.count)
+    ]
+    values = rows.agg(F.count("*").alias("count"), *ends).toArrow().to_pylist()[0]
+    row_filter: BooleanExpression = AlwaysTrue()
+    for place, name in enumerate(ranged):
+        least, most = values[f"min{place}"], values[f"max{place}"]
+        is_null = IsNull(name)  # type: ignore[arg-type, call-arg]
+        if least is None:
+            if null_is_a_key:
+                row_filter = And(row_filter, is_null)
+            continue
+        if isinstance(kinds[name], DateType):
+            least, most = DateLiteral(least), DateLiteral(most)
+        at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
+        at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
+        in_range: BooleanExpression = And(at_least, at_most)
+        if null_is_a_key and values[f"count{place}"] < values["count"]:
+            in_range = Or(in_range, is_null)
+        row_filter = And(row_filter, in_range)
+    return values["count"], row_filter
+
+
+def _comparable(name: str, kind: IcebergType) -> Column:
+    """Return a key column with the order of the table's values, which a collation of the rows may lack."""
+    if isinstance(kind, DateType):
+        return F.unix_date(name)  # Python has no dates after the year 9999.
+    return F.col(name).cast("string") if isinstance(kind, StringType) else F.col(name)
+
+
+# -- `Merge`: a builder of merges, whose clauses update, delete and insert rows by how they match a source ------------
+
 
 ResultT = TypeVar("ResultT")
 
@@ -147,3 +230,470 @@ class WhenNotMatched(Generic[ResultT]):
     def insert_all(self) -> Merge[ResultT]:
         """Insert rows with the values of the source's columns of the same names, as `Table.append` does."""
         return self._merge._with(Clause(When.NOT_MATCHED, self._condition, Action.INSERT))
+
+
+# -- Check the source of a merge, compute it once, and derive a filter that every row matched by key satisfies
+
+
+SOURCE_ROW: Final = "_merge_source_row"
+"""A number for each row of the source."""
+
+_ROWS: Final = "_merge_rows"
+
+
+@dataclass(frozen=True)
+class MergeSource:
+    """The rows of the source.
+
+    Attributes:
+        rows: the rows with `SOURCE_ROW`, checkpointed.
+        keys: the key columns; None if rows match by a condition.
+        count: the number of rows.
+        range: a filter that every matching row of the table satisfies.
+        duplicate: a key that several rows have; None if keys are unique or there are none.
+    """
+
+    rows: DataFrame
+    keys: tuple[str, ...] | None
+    count: int
+    range: BooleanExpression
+    duplicate: dict[str, object] | None
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether no row of the table can match two rows of the source."""
+        return self.keys is not None and self.duplicate is None
+
+
+def merge_source(merge: Merge[Any], schema: Schema, table: str) -> MergeSource:
+    """Check the source of a merge against a table and compute its rows. Runs jobs.
+
+    Args:
+        merge: the merge.
+        schema: the table's.
+        table: the table, for errors.
+
+    Raises:
+        ValidationError: a column that the merge uses has a different type; or a key is not in both.
+        UnsupportedError: a column has a type that can't be written; or the session can't checkpoint rows.
+    """
+    source = merge.source
+    require_frame(source, table)
+    keys = _keys(merge, schema, table)
+    if any(clause.takes_all for clause in merge.clauses):
+        _check(merge, schema, table)
+        source = _as_in_table(source, schema)
+    elif keys is not None:
+        names = set(keys)
+        of_keys = Schema(*(field for field in schema.fields if field.name in names))
+        check_columns(source.select(*map(quoted, keys)), of_keys, table)
+        # UUIDs may have any notation, and strings a collation.
+        converted = (field for field in of_keys.fields if isinstance(field.field_type, UUIDType | StringType))
+        source = _as_in_table(source, Schema(*converted))
+    rows = checkpointed(source.withColumn(SOURCE_ROW, F.monotonically_increasing_id()))
+    count, row_filter = count_and_range(rows, schema, keys or ())
+    duplicate = None
+    if keys is not None:
+        columns = [F.col(quoted(name)) for name in keys]
+        counts = rows.dropna(subset=list(map(quoted, keys))).groupBy(*columns).agg(F.count("*").alias(_ROWS))
+        several = counts.where(F.col(_ROWS) > 1).limit(1)
+        duplicate = next(iter(several.select(*map(_shown, several.drop(_ROWS).dtypes)).toArrow().to_pylist()), None)
+    return MergeSource(rows, keys, count, row_filter, duplicate)
+
+
+def _shown(column: tuple[str, str]) -> Column:
+    """Return a key column, given as (name, type), for an error message. Python has no dates after the year 9999."""
+    name, kind = column
+    value = F.col(quoted(name))
+    return value.cast("string").alias(name) if kind.startswith(("date", "timestamp")) else value
+
+
+def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | None:
+    """Return the names of the key columns; None if rows match by a condition."""
+    on, tops = merge.on, {field.name: field for field in schema.fields}
+    if isinstance(on, str):
+        if on not in tops:
+            return None
+        on = (on,)
+    elif not isinstance(on, Sequence):
+        return None
+    if not on:
+        raise ValidationError(f"{table}: a merge takes at least one column to match by")
+    for name in on:
+        if name not in merge.source.columns or name not in tops:
+            raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table")
+        if not isinstance(tops[name].field_type, PrimitiveType):
+            kind = type_name(tops[name].field_type)
+            raise ValidationError(f"{table}: key column {name} is of type {kind}: keys must be primitive")
+    return tuple(on)
+
+
+def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
+    """Check the source's columns that are in the table. Clauses that insert rows need all required columns."""
+    source = merge.source
+    inserts = any(clause.takes_all and clause.when == When.NOT_MATCHED for clause in merge.clauses)
+    common = [field for field in schema.fields if field.name in source.columns]
+    if not common:
+        action = Action.INSERT if inserts else Action.UPDATE
+        raise ValidationError(f"{table}: the source has no column of the table: {action}_all has no value to take")
+    rows = source.select(*(quoted(field.name) for field in common))
+    check_columns(rows, schema if inserts else Schema(*common), table)
+
+
+def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
+    """Return the source, with columns that are in the schema converted to the table's types."""
+    row_type, values = source.schema, {}
+    for field in schema.fields:
+        if field.name in source.columns:
+            value = F.col(quoted(field.name))
+            values[field.name] = nested_value(value, row_type[field.name].dataType, field.field_type)
+    return source.select(*(values.get(name, F.col(quoted(name))).alias(name) for name in source.columns))
+
+
+# -- Match the rows of a table with those of a source and apply the clauses of a merge --------------------------------
+
+
+_TARGET, _SOURCE = "target", "source"
+# The index of the clause that applies to a row.
+_CLAUSE: Final = "_merge_clause"
+# A source of up to this many rows is broadcast, so that tasks join rows of the table as they read them.
+_BROADCAST_ROWS: Final = 200_000
+
+
+def merged_rows(state: TableState, merge: Merge[Any], lineage: tuple[str, ...]) -> MergedRows:
+    """Check a merge and return the rows that it changes and adds. Runs jobs.
+
+    Args:
+        state: the table at the branch's head.
+        merge: the merge.
+        lineage: the metadata columns that rows keep.
+
+    Raises:
+        ValidationError: see `Merge.merge`.
+        UnsupportedError: see `merge_source`.
+    """
+    metadata = state.metadata
+    source = merge_source(merge, metadata.schema(), metadata.location)
+    by_source = any(clause.when == When.NOT_MATCHED_BY_SOURCE for clause in merge.clauses)
+    matching = Matching(state, AlwaysTrue() if by_source else source.range, by_rows=True)
+    rows = MergedRows(matching, merge, source, lineage)
+    rows.check()
+    return rows
+
+
+@dataclass(frozen=True)
+class MergedRows:
+    """The rows that a merge changes, deletes and adds.
+
+    Attributes:
+        matching: the files of the table whose rows may change.
+        merge: the clauses.
+        source: the source.
+        lineage: the metadata columns that rows keep.
+    """
+
+    matching: Matching
+    merge: Merge[Any]
+    source: MergeSource
+    lineage: tuple[str, ...]
+
+    # -- what the commit needs --------------------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> DataFrame:
+        """The `FILE` and `POSITION` of the rows that are updated or deleted."""
+        return self._changes.where(F.col(_CLAUSE).isNotNull()).select(FILE, POSITION).distinct()
+
+    @cached_property
+    def changed_files(self) -> pa.Array:
+        """The paths of the files with rows that are updated or deleted."""
+        return whole(self.positions.select(FILE).distinct().toArrow().column(0))
+
+    @cached_property
+    def has_new_rows(self) -> bool:
+        """Whether there are rows to write besides unchanged ones."""
+        changed = self._changes.where(self._is_update) if self._target_clauses else None
+        frames = [frame for frame in (changed, self._inserted) if frame is not None]
+        return any(len(frame.limit(1).toArrow()) for frame in frames)
+
+    @property
+    def new_rows(self) -> DataFrame:
+        """The updated rows with their new values and the inserted rows, with the columns of `lineage`."""
+        names = [*self._names, *self.lineage]
+        inserted = self._inserted
+        if not self._target_clauses:
+            assert inserted is not None
+            return inserted.select(*map(quoted, names))
+        changed = self._changes.where(self._is_update).select(*map(quoted, names))
+        return changed if inserted is None else changed.union(inserted.select(*map(quoted, names)))
+
+    def rewritten(self, files: PlannedFiles) -> DataFrame:
+        """Return the unchanged rows of files, and the new rows."""
+        rows = self.matching.rows(files, (*self.lineage, FILE, POSITION))
+        stay = rows.join(self.positions, [FILE, POSITION], "left_anti")
+        return stay.select(*map(quoted, [*self._names, *self.lineage])).union(self.new_rows)
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Evaluate all conditions and values on no rows. Raises ValidationError for the first that fails."""
+        self._check_condition(When.MATCHED, "the merge's `on` condition", self._on)
+        for place, clause in enumerate(self.merge.clauses):
+            what = f"clause {place + 1} ({clause.when})"
+            if clause.condition is not None:
+                self._check_condition(clause.when, what, clause.condition)
+            if clause.action == Action.INSERT and clause.values is not None:
+                self._check_required(clause, what)
+        _ = self._values
+
+    def _check_condition(self, when: When, what: str, condition: Column | str) -> None:
+        kind = evaluated_type(self._without_rows[when], condition, f"{self._table}: {what}")
+        if when == When.NOT_MATCHED_BY_SOURCE:
+            # Evaluated on joined rows, in which a name of both needs its qualifier.
+            evaluated_type(self._without_rows[When.MATCHED], condition, f"{self._table}: {what}")
+        if not isinstance(kind, BooleanType):
+            raise ValidationError(f"{self._table}: {what}: the condition is {kind.simpleString()}, not boolean")
+
+    def _check_required(self, clause: Clause, what: str) -> None:
+        assert clause.values is not None
+        for field in self.matching.state.metadata.schema().fields:
+            if field.required and field.write_default is None and field.name not in clause.values:
+                problem = f"column {field.name} is required and has no write default, and gets no value"
+                raise ValidationError(f"{self._table}: {what}: {problem}")
+
+    @cached_property
+    def _without_rows(self) -> dict[When, DataFrame]:
+        """For each kind of clause, an empty DataFrame with the columns that its conditions and values may refer to."""
+        matching = self.matching
+        target = matching.state.spark.createDataFrame([], matching.row_type).alias(_TARGET)
+        source = self.source.rows.limit(0).alias(_SOURCE)
+        return {When.MATCHED: target.crossJoin(source), When.NOT_MATCHED: source, When.NOT_MATCHED_BY_SOURCE: target}
+
+    @cached_property
+    def _values(self) -> list[dict[str, Column]]:
+        """The values that each clause assigns."""
+        return [self._values_of(place, clause) for place, clause in enumerate(self.merge.clauses)]
+
+    def _values_of(self, place: int, clause: Clause) -> dict[str, Column]:
+        if clause.values is not None:
+            what = f"{self._table}: clause {place + 1} ({clause.when})"
+            schema = self.matching.state.metadata.schema()
+            before = None if clause.action == Action.INSERT else f"{_TARGET}."
+            values = assigned_values(clause.values, self._without_rows[clause.when], schema, what, before)
+            if clause.when == When.NOT_MATCHED_BY_SOURCE:
+                assigned_values(clause.values, self._without_rows[When.MATCHED], schema, what, before)
+            return values
+        given = set(self.source.rows.columns)
+        return {name: _of(_SOURCE, name) for name in self._names if name in given}
+
+    @property
+    def _table(self) -> str:
+        return self.matching.state.metadata.location
+
+    # -- rows of the table ------------------------------------------------------------------------------------------
+
+    @property
+    def _names(self) -> list[str]:
+        return self.matching.row_type.names
+
+    @property
+    def _target_clauses(self) -> list[tuple[int, Clause]]:
+        return [pair for pair in enumerate(self.merge.clauses) if pair[1].when != When.NOT_MATCHED]
+
+    @property
+    def _insert_clauses(self) -> list[tuple[int, Clause]]:
+        return [pair for pair in enumerate(self.merge.clauses) if pair[1].when == When.NOT_MATCHED]
+
+    @property
+    def _on(self) -> Column:
+        keys = self.source.keys
+        if keys is None:
+            assert not isinstance(self.merge.on, list | tuple)
+            return _column(self.merge.on)  # type: ignore[arg-type]
+        return reduce(and_, (_of(_TARGET, name) == _of(_SOURCE, name) for name in keys))
+
+    @property
+    def _is_update(self) -> Column:
+        return F.col(_CLAUSE).isin([place for place, clause in self._target_clauses if clause.action == Action.UPDATE])
+
+    @property
+    def _source_rows(self) -> DataFrame:
+        rows = self.source.rows.alias(_SOURCE)
+        return F.broadcast(rows) if self.source.count <= _BROADCAST_ROWS else rows
+
+    @cached_property
+    def _changes(self) -> DataFrame:
+        """The rows of the table to which a clause applies: `_CLAUSE`, new values, lineage, `FILE` and `POSITION`.
+
+        If it matters which rows match, also includes matching rows to which no clause applies. Each has the
+        `SOURCE_ROW` that it matches. The rows are checkpointed.
+
+        Raises:
+            ValidationError: a row of the table matches several rows of the source.
+        """
+        clauses, matching = self._target_clauses, self.matching
+        by_source = [pair for pair in clauses if pair[1].when == When.NOT_MATCHED_BY_SOURCE]
+        matched = [pair for pair in clauses if pair[1].when == When.MATCHED]
+        columns = (*self.lineage, FILE, POSITION)
+        if not self.source.count and not by_source:
+            rows = matching.state.spark.createDataFrame([], matching.rows(matching.partial_files, columns).schema)
+        else:
+            rows = matching.rows(matching.partial_files, columns)
+        joined = rows.alias(_TARGET).join(self._source_rows, self._on, "left" if by_source else "inner")
+        is_matched = _of(_SOURCE, SOURCE_ROW).isNotNull()
+        tests = [(place, is_matched & _condition(clause)) for place, clause in matched]
+        tests += [(place, ~is_matched & _condition(clause)) for place, clause in by_source]
+        applied = joined.withColumn(_CLAUSE, _first(tests))
+        only = len(matched) == 1 and matched[0][1].action == Action.DELETE and matched[0][1].condition is None
+        must_be_unique = bool(matched) and not only and not self.source.is_unique
+        applies = F.col(_CLAUSE).isNotNull()
+        pairs_matter = must_be_unique or bool(self._insert_clauses)
+        chosen = applied.where(applies | is_matched if pairs_matter else applies)
+        changes = checkpointed(
+            chosen.select(_CLAUSE, *self._new_values(clauses), *self._place, _of(_SOURCE, SOURCE_ROW).alias(SOURCE_ROW))
+        )
+        if must_be_unique:
+            self._refuse_several(changes)
+        return changes
+
+    def _refuse_several(self, changes: DataFrame) -> None:
+        pairs = changes.where(F.col(SOURCE_ROW).isNotNull()).groupBy(FILE, POSITION).count()
+        for row in pairs.where("count > 1").limit(1).toArrow().to_pylist():
+            key = f", such as those with the key {shown(self.source.duplicate)}" if self.source.duplicate else ""
+            problem = f"row {row[POSITION]} of {row[FILE]} matches {row['count']} rows of the source"
+            limit = "a target row may match at most one source row"
+            raise ValidationError(f"{self._table}: {problem}{key}: {limit}")
+
+    def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
+        """Return the value of each column of the table: the new one where a clause updates it, else the old one.
+
+        If all updates assign a column, Spark need not read it: rows that no clause updates get null, since they are not
+        written.
+        """
+        updates = [(place, self._values[place]) for place, clause in clauses if clause.action == Action.UPDATE]
+        columns = []
+        for name, field in zip(self._names, self.matching.row_type.fields, strict=True):
+            assigned = [(place, values[name]) for place, values in updates if name in values]
+            value = _of(_TARGET, name) if len(assigned) < len(updates) else F.lit(None).cast(field.dataType)
+            for place, new in reversed(assigned):
+                value = F.when(F.col(_CLAUSE) == place, new).otherwise(value)
+            columns.append(value.alias(name))
+        return columns
+
+    @property
+    def _place(self) -> list[Column]:
+        """The lineage of updated rows, whose last updated sequence number is null, and their file and position."""
+        lineage = []
+        if self.lineage:
+            lineage = [
+                _of(_TARGET, self.lineage[0]).alias(self.lineage[0]),
+                F.lit(None).cast("bigint").alias(self.lineage[1]),
+            ]
+        return [*lineage, *(_of(_TARGET, name).alias(name) for name in (FILE, POSITION))]
+
+    # -- rows of the source -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _inserted(self) -> DataFrame | None:
+        """The rows to insert with `_CLAUSE` and null lineage, checkpointed. None if no clause inserts rows."""
+        clauses = self._insert_clauses
+        if not clauses:
+            return None
+        unmatched = self._unmatched.alias(_SOURCE)
+        rows = unmatched.withColumn(_CLAUSE, _first([(place, _condition(clause)) for place, clause in clauses]))
+        values = [(place, self._values[place]) for place, clause in clauses]
+        columns = []
+        for field in self.matching.state.metadata.schema().fields:
+            value = self._default(field.name)
+            for place, assigned in reversed(values):
+                if field.name in assigned:
+                    value = F.when(F.col(_CLAUSE) == place, assigned[field.name]).otherwise(value)
+            columns.append(value.alias(field.name))
+        lineage = [F.lit(None).cast("bigint").alias(name) for name in self.lineage]
+        # A union fails if checkpointed rows have constraints on columns that they lack, such as constants in the
+        # source. Dropping a column from the rows drops these constraints as well.
+        return checkpointed(rows.where(F.col(_CLAUSE).isNotNull()).select(_CLAUSE, *columns, *lineage))
+
+    @property
+    def _unmatched(self) -> DataFrame:
+        """The rows of the source that match no row of the table."""
+        rows = self.source.rows
+        if self._target_clauses:
+            matched = self._changes.where(F.col(SOURCE_ROW).isNotNull()).select(SOURCE_ROW).distinct()
+            return rows.join(matched, SOURCE_ROW, "left_anti")
+        target = self.matching.rows(self.matching.partial_files, ())
+        if self.source.keys is not None:
+            target = target.select(*map(quoted, self.source.keys))
+        return rows.alias(_SOURCE).join(target.alias(_TARGET), self._on, "left_anti")
+
+    def _default(self, name: str) -> Column:
+        """Return the value of a column that is not assigned."""
+        schema = self.matching.state.metadata.schema()
+        field = next(field for field in schema.fields if field.name == name)
+        if isinstance(field.field_type, PrimitiveType):
+            return field_value(StructType(), schema, field.field_id).column()
+        return F.lit(None).cast(self.matching.row_type[name].dataType)
+
+
+def _first(tests: list[tuple[int, Column]]) -> Column:
+    """Return the index of the first clause that applies; null if there is none."""
+    value: Column = F.lit(None).cast("int")
+    for place, test in reversed(tests):
+        value = F.when(test, F.lit(place)).otherwise(value)
+    return value
+
+
+def _condition(clause: Clause) -> Column:
+    return F.lit(True) if clause.condition is None else _column(clause.condition)
+
+
+def _column(condition: Column | str) -> Column:
+    return F.expr(condition) if isinstance(condition, str) else condition
+
+
+def _of(side: str, name: str) -> Column:
+    return F.col(f"{side}.{quoted(name)}")
+
+
+# -- Express an upsert as a merge: update rows by key where a value differs, and insert the others --------------------
+
+
+def upsert_of(
+    rows: DataFrame, keys: Sequence[str] | None, schema: Schema, table: str, *, updates: bool, inserts: bool
+) -> Merge[None]:
+    """Check the given rows and return the merge that carries out the upsert.
+
+    Args:
+        rows: the given rows.
+        keys: the key columns; None for the schema's identifier fields.
+        schema: the table's.
+        table: the table, for errors.
+        updates: whether to update existing rows.
+        inserts: whether to insert new rows.
+
+    Raises:
+        ValidationError: a column does not fit, or there is no key.
+    """
+    if keys is not None:
+        NAMES.check(f"{table}: join_cols", keys)
+    names = tuple(keys) if keys is not None else tuple(sorted(schema.identifier_field_names()))
+    if not names:
+        raise ValidationError(f"{table}: an upsert needs join_cols: the table's schema names no identifier fields")
+    check_columns(rows, schema, table)
+    kinds = {field.name: field.field_type for field in schema.fields}
+    others = [name for name in rows.columns if name not in names]
+    merge = Merge(rows, names, lambda _: None)
+    if updates and others:
+        # Spark can't compare maps or types that contain them.
+        differs = [F.lit(True) if _has_map(kinds[name]) else _differs(name) for name in others]
+        merge = merge.when_matched(reduce(or_, differs)).update_all()
+    return merge.when_not_matched().insert_all() if inserts else merge
+
+
+def _has_map(kind: IcebergType) -> bool:
+    return isinstance(kind, MapType) or any(_has_map(child.field_type) for child in child_fields(kind))
+
+
+def _differs(name: str) -> Column:
+    target, source = (F.col(f"{side}.{quoted(name)}") for side in ("target", "source"))
+    return ~target.eqNullSafe(source)

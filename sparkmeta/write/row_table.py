@@ -9,8 +9,8 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.checks import NAME
 from sparkmeta.commit.write_target import write_target
-from sparkmeta.operations.base_table import BaseTable
-from sparkmeta.spec.idempotency import last_version
+from sparkmeta.operations.table_operations import BaseTable
+from sparkmeta.spec.summary import last_version
 from sparkmeta.write.merge import Merge
 from sparkmeta.write.transaction import RowTransaction
 

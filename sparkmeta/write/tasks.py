@@ -1,37 +1,223 @@
-"""Tasks that write data files and equality delete files: they take rows and return one row per file.
-
-Spark tasks import this module.
+"""Tasks that write data files and equality delete files, and choose their locations. Spark tasks import this
+module.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote_plus
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.transforms import BucketTransform
 
-from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.data_files.avro_file import AvroOutput
-from sparkmeta.data_files.file_schema import FileColumns, file_schema
-from sparkmeta.data_files.metrics import Leaf
-from sparkmeta.data_files.orc_file import OrcOutput
-from sparkmeta.data_files.parquet_file import ParquetOutput
-from sparkmeta.data_files.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
+from sparkmeta.columns.bounds import bound_arrow_type, encode_bounds
 from sparkmeta.entries.arrays import uuid_bytes
-from sparkmeta.entries.metrics_maps import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
-from sparkmeta.errors import ValidationError
+from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
+from sparkmeta.errors import UnsupportedError, ValidationError, first_line, proves_failure
+from sparkmeta.inspect.human import NULL, human_strings
+from sparkmeta.session import map_arrow
 from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.table_properties import flag_property
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
+from sparkmeta.write.file_schema import FileColumns, file_schema
+from sparkmeta.write.formats import AvroOutput, OrcOutput, ParquetOutput
+from sparkmeta.write.metrics import MeasuredColumn
+from sparkmeta.write.partition_file import MOST_BUFFERED, ClosedFile, Output, PartitionFile
 
 if TYPE_CHECKING:
-    from sparkmeta.data_files.options import WriteOptions
+    from pyiceberg.transforms import Transform
+    from pyiceberg.types import IcebergType
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
-    from sparkmeta.write.places import Places
+    from sparkmeta.write.options import WriteOptions
+
+
+# -- Choose the locations of data files as Iceberg's location providers do. Spark tasks import this module ------------
+
+
+_DATA, _OBJECTS, _OLD_DATA = "write.data.path", "write.object-storage.path", "write.folder-storage.path"
+_ENABLED, _PARTITIONED = "write.object-storage.enabled", "write.object-storage.partitioned-paths"
+# Folders of hash bits in a location, so that object stores spread requests.
+_BITS, _FOLDER_BITS, _FOLDERS = 20, 4, 3
+
+
+@dataclass(frozen=True)
+class PartitionField:
+    """A field of the partition spec of new files.
+
+    Attributes:
+        name: its name in the spec.
+        transform: the name of its transform.
+        type: the Iceberg type name of its values.
+    """
+
+    name: str
+    transform: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """Names the locations of data files. Picklable.
+
+    Attributes:
+        folder: the folder of all data files.
+        fields: the partition fields.
+        hashed: whether folders of hash bits come first.
+        with_partitions: whether there are partition folders.
+        context: the table's last two folders, which follow the hash bits in a folder shared by several tables.
+    """
+
+    folder: str
+    fields: tuple[PartitionField, ...] = ()
+    hashed: bool = False
+    with_partitions: bool = True
+    context: str = ""
+
+    @staticmethod
+    def of(metadata: TableMetadata, fields: Sequence[PartitionField]) -> Places:
+        """Return the layout of a table's data files.
+
+        Raises:
+            ValidationError: a table property has an invalid value.
+        """
+        properties = metadata.properties
+        hashed = _flag(metadata, _ENABLED, default=False)
+        keys = (_DATA, _OBJECTS, _OLD_DATA) if hashed else (_DATA, _OLD_DATA)
+        chosen = next((properties[key] for key in keys if key in properties), join(metadata.location, "data"))
+        folder = chosen.rstrip("/")
+        inside = folder.startswith(metadata.location.rstrip("/"))
+        context = "" if inside or not hashed else "/".join(metadata.location.rstrip("/").split("/")[-2:])
+        with_partitions = not hashed or _flag(metadata, _PARTITIONED, default=True)
+        return Places(folder, tuple(fields), hashed, with_partitions, context)
+
+    def location(self, values: Sequence[pa.Scalar], name: str) -> str:
+        """Return the location of a file.
+
+        Args:
+            values: its partition values, in `bound_arrow_type`.
+            name: the name of the file.
+        """
+        path = self._partition_folder(values)
+        inside = f"{path}/{name}" if path else name
+        if not self.hashed:
+            return f"{self.folder}/{inside}"
+        bits = _hash_folders(inside)
+        if self.context:
+            return f"{self.folder}/{bits}/{self.context}/{inside}"
+        separator = "/" if self.with_partitions else "-"
+        return f"{self.folder}/{bits}{separator}{inside}"
+
+    def _partition_folder(self, values: Sequence[pa.Scalar]) -> str:
+        if not self.with_partitions:
+            return ""
+        folders = (
+            f"{_escaped(field.name)}={_escaped(_text(value, field))}"
+            for field, value in zip(self.fields, values, strict=True)
+        )
+        return "/".join(folders)
+
+    @cached_property
+    def is_partitioned(self) -> bool:
+        return bool(self.fields)
+
+
+def _text(value: pa.Scalar, field: PartitionField) -> str:
+    if not value.is_valid:
+        return NULL
+    text: str = human_strings(encode_bounds(pa.repeat(value, 1)), field.transform, field.type)[0].as_py()
+    return text
+
+
+def _escaped(text: str) -> str:
+    """Escape text as java.net.URLEncoder does, which escapes ~ but not *."""
+    return quote_plus(text, safe="*").replace("~", "%7E")
+
+
+def _hash_folders(name: str) -> str:
+    import mmh3
+
+    text = f"{mmh3.hash(name) & ((1 << _BITS) - 1):0{_BITS}b}"
+    folders = [text[start : start + _FOLDER_BITS] for start in range(0, _FOLDERS * _FOLDER_BITS, _FOLDER_BITS)]
+    return "/".join([*folders, text[_FOLDERS * _FOLDER_BITS :]])
+
+
+def _flag(metadata: TableMetadata, name: str, *, default: bool) -> bool:
+    return flag_property(metadata.properties, name, default=default, location=metadata.location)
+
+
+# -- Compute transforms that have no exact form in Spark SQL. Spark tasks import this module --------------------------
+
+
+@dataclass(frozen=True)
+class TaskValue:
+    """A column of source values to replace with transformed values.
+
+    Attributes:
+        name: the column.
+        transform: the transform.
+        source: the Iceberg type of the source values.
+    """
+
+    name: str
+    transform: Transform[Any, Any]
+    source: IcebergType
+
+
+@dataclass(frozen=True)
+class TaskValues:
+    """Replaces source values with transformed ones, transforming each distinct value of a batch once. Picklable.
+
+    Truncated decimals with more digits than their type has become null.
+    """
+
+    values: tuple[TaskValue, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        functions = {value.name: value.transform.transform(value.source) for value in self.values}
+        buckets = {value.name for value in self.values if isinstance(value.transform, BucketTransform)}
+        for batch in batches:
+            arrays, fields = [], []
+            for column, array in zip(batch.schema, batch.columns, strict=True):
+                if column.name not in functions:
+                    arrays.append(array)
+                    fields.append(column)
+                    continue
+                coded = array.dictionary_encode("encode")
+                distinct = [functions[column.name](_plain(value)) for value in coded.dictionary.to_pylist()]
+                kind = pa.int32() if column.name in buckets else array.type
+                arrays.append(pa.array([_fitting(value, kind) for value in distinct], kind).take(coded.indices))
+                fields.append(pa.field(column.name, kind))
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, Decimal | str | bytes | None) else bytes(value)
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    """Return a value; None for a decimal with too many digits."""
+    fits = not isinstance(value, Decimal) or value.copy_abs() < Decimal(10) ** (kind.precision - kind.scale)
+    return value if fits else None
+
+
+# -- Tasks that write data files and equality delete files: they take rows and return one row per file ----------------
+# Spark tasks import this module.
+
 
 PARTITION_COLUMN: Final = "_partition_value_{}"
 """The name of a column with a partition value, by the place of its field in the spec."""
@@ -102,7 +288,7 @@ class DataFileTasks:
     options: WriteOptions
     places: Places
     name: str
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[MeasuredColumn, ...]
     sized: tuple[int | None, ...]
     spec_id: int
     partition: pa.StructType | None
@@ -372,3 +558,90 @@ def _tuples(tasks: DataFileTasks, closed: Sequence[ClosedFile], kind: pa.StructT
         else:
             children.append(pa.concat_arrays([pa.repeat(file.key[place], 1).cast(child.type) for file in closed]))
     return pa.StructArray.from_arrays(children, fields=list(kind))
+
+
+# -- Delete the files of uncommitted writes in tasks ------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+
+_FAILURES = pa.schema([pa.field("path", pa.string()), pa.field("reason", pa.string())])
+# Maximum number of files that a log message names.
+_NAMED = 1000
+
+
+def delete_written(state: TableState, files: DataFrame) -> None:
+    """Delete files that no snapshot references. Failures are logged; such files become orphans.
+
+    Args:
+        state: the table.
+        files: what `write_files` returned.
+    """
+    try:
+        deleter = _Deleter(executor_writer(state.files))
+        failures = map_arrow(files.select("file_path").distinct(), deleter, _FAILURES)
+        for failure in failures.limit(_NAMED).toArrow().to_pylist():
+            _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
+    except Exception as error:  # noqa: BLE001  deleting is best effort
+        location, named = state.metadata.location, _named(files)
+        _log.warning("%s: the files of a write that failed are not deleted: %s: %s", location, error, named)
+
+
+@contextmanager
+def named_on_failure(table: str, pattern: str) -> Iterator[None]:
+    """If the block fails to write files, log the name pattern of those that may be left: its tasks may still run.
+
+    Args:
+        table: the table's location.
+        pattern: the pattern of the files' names.
+    """
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except Exception:
+        _log.warning("%s: files named %s may be left of a write that failed", table, pattern)
+        raise
+
+
+@contextmanager
+def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Iterator[None]:
+    """Delete files if the commit in the block is known to have failed. After any other error, keep them.
+
+    Args:
+        state: the table.
+        written: what `write_files` returned.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if proves_failure(error):
+            for files in written:
+                delete_written(state, files)
+        elif written:
+            location, reason, named = state.metadata.location, first_line(error), ", ".join(map(_named, written))
+            problem = "the files of the write stay, since this does not rule out a commit"
+            _log.warning("%s: %s: %s: %s", location, problem, reason, named)
+        raise
+
+
+def _named(files: DataFrame) -> str:
+    """Return the locations of files, up to a limit."""
+    try:
+        paths = files.select("file_path").distinct().limit(_NAMED + 1).toArrow().column(0).to_pylist()
+    except Exception as error:  # noqa: BLE001  the log is best effort
+        return f"their names are not known: {first_line(error)}"
+    return ", ".join([*paths[:_NAMED], *(["..."] if len(paths) > _NAMED else [])])
+
+
+@dataclass(frozen=True)
+class _Deleter:
+    """Deletes files in tasks. Picklable."""
+
+    writer: ExecutorWriter
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            failures = self.writer.delete_many(batch.column(0).to_pylist())
+            columns = [[failure.location for failure in failures], [failure.reason for failure in failures]]
+            yield pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], schema=_FAILURES)

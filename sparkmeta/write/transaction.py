@@ -12,21 +12,18 @@ import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
 from sparkmeta.commit.conflicts import ISOLATION
+from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.transaction import Transaction
-from sparkmeta.edit.options import check_snapshot_options
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
-from sparkmeta.operations.base_table import TableT
+from sparkmeta.operations.table_operations import TableT
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
-from sparkmeta.write.assignments import assigned_values, with_values
-from sparkmeta.write.cleanup import delete_written, deleted_on_failure
-from sparkmeta.write.deletes import write_deletes
-from sparkmeta.write.equality_deletes import EqualityDeletes
+from sparkmeta.write.deletes import KeyDeletes, write_deletes
 from sparkmeta.write.files import lineage_columns, write_files
+from sparkmeta.write.input import assigned_values, with_values
 from sparkmeta.write.matching import FILE, Matching, masks_of
-from sparkmeta.write.merge import Merge
-from sparkmeta.write.merged_rows import merged_rows
-from sparkmeta.write.upsert import upsert_of
+from sparkmeta.write.merge import Merge, merged_rows, upsert_of
+from sparkmeta.write.tasks import delete_written, deleted_on_failure
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.state import TableState
     from sparkmeta.write.matching import Masks
-    from sparkmeta.write.merged_rows import MergedRows
+    from sparkmeta.write.merge import MergedRows
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +157,7 @@ class RowTransaction(Transaction[TableT]):
         if self._repeats(branch, snapshot_properties, idempotency_key):
             return self
         with self._change(branch, snapshot_properties, idempotency_key, isolation) as change:
-            deletes = EqualityDeletes.of(change.head, df, equality_cols)
+            deletes = KeyDeletes.of(change.head, df, equality_cols)
             for files in deletes.write():
                 self._written.append(files)
                 change.update.row_delta(deletes=files)

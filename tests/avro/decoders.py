@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.avro import decode
-from sparkmeta.entries.inherit import ManifestContext
-from sparkmeta.entries.parts import ManifestPart
-from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.arrays import EntryProjection
+from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import SparkmetaError
 
 LOCATION = "file:///m.avro"
@@ -26,9 +25,9 @@ class Always(decode.Compiler):
 
     def pays_for(self, size: int) -> bool:
         if self.compiles:
-            from sparkmeta.avro import execute
+            from sparkmeta.avro import machine
 
-            execute.prepare()
+            machine.prepare()
         return self.compiles
 
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkmeta import avro
-from sparkmeta.avro import columnar, decode
+from sparkmeta.avro import decode
 from sparkmeta.avro.program import NotCompilable, compile_program
 from sparkmeta.avro.schema import manifest_schema
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import METRICS_MAPS
 from tests.avro.avro_files import avro_file, data_file, entry, entry_schema, field, pairs, plain_map
@@ -84,8 +84,8 @@ def test_batches_of_any_size_hold_all_records(
     codec: str, batch_records: int, batch_bytes: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "BATCH_RECORDS", batch_records)
-    monkeypatch.setattr(columnar, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(columnar, "_LEAST_RECORDS", 1)
+    monkeypatch.setattr(decode, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(decode, "_LEAST_RECORDS", 1)
     file = data_file(field("split_offsets", 132, ["null", {"type": "array", "items": "long"}]))
     records = [entry(number, split_offsets=[number, 2**40] if number % 3 else None) for number in range(1000)]
     data = avro_file(entry_schema(file), records, codec, block_bytes)
@@ -219,7 +219,7 @@ class TestCompiler:
 
         fake = SimpleNamespace(is_cached=lambda: state["kept"], prepare=prepare)
         monkeypatch.setattr(avro, "execute", fake, raising=False)
-        monkeypatch.setitem(sys.modules, "sparkmeta.avro.execute", fake)
+        monkeypatch.setitem(sys.modules, "sparkmeta.avro.machine", fake)
         return state
 
     def test_small_manifests_never_load_it(self, prepared: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ class TestCompiler:
 
     def test_without_numba_fastavro_decodes_everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(avro, "execute", raising=False)
-        monkeypatch.setitem(sys.modules, "sparkmeta.avro.execute", None)
+        monkeypatch.setitem(sys.modules, "sparkmeta.avro.machine", None)
         monkeypatch.setattr(decode, "compiler", compiler := decode.Compiler())
         assert not compiler.pays_for(1 << 40)
         assert pa.Table.from_batches(
@@ -259,11 +259,11 @@ class TestCompiler:
 
 
 def test_a_compiled_machine_is_known_to_be_cached() -> None:
-    from sparkmeta.avro import execute, machine
+    from sparkmeta.avro import machine
 
-    execute.prepare()
-    assert execute.is_cached()
-    for compiled in (execute.run, machine.take_bytes, machine.take_pairs, machine.take_numbers):
+    machine.prepare()
+    assert machine.is_cached()
+    for compiled in (machine.run, machine.take_bytes, machine.take_pairs, machine.take_numbers):
         assert len(compiled.signatures) == 1
 
 

@@ -10,14 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.avro import columnar, decode
+from sparkmeta.avro import decode
 from sparkmeta.avro.container import Data, Windows
 from sparkmeta.avro.decode import decode_manifest
-from sparkmeta.columns.bound_tests import AllOf, BoundTest
-from sparkmeta.columns.bounds import ANY
-from sparkmeta.entries.inherit import ManifestContext
-from sparkmeta.entries.parts import ManifestPart
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
+from sparkmeta.columns.bounds import ANY, AllOf, BoundTest
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryFilter, EntryProjection
+from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError
 from tests.avro.avro_files import (
     SEQUENCES,
@@ -256,7 +254,7 @@ def test_large_records_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) ->
     part, projection = ManifestPart(0, "m", 0, CONTEXT), EntryProjection.of(["location"])
     (whole,) = decode_manifest(data, part, projection)
     monkeypatch.setattr(decode, "BATCH_BYTES", 2000)
-    monkeypatch.setattr(columnar, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(decode, "BATCH_BYTES", 2000)
     batches = list(decode_manifest(data, part, projection))
     assert pa.Table.from_batches(batches).combine_chunks().equals(pa.Table.from_batches([whole]))
     assert max(map(len, batches)) < 100

@@ -30,10 +30,9 @@ from pyiceberg.types import (
     UUIDType,
 )  # fmt: skip
 
-from sparkmeta.avro.encode import encode_entries
-from sparkmeta.avro.write import ManifestFormat, entry_schema
+from sparkmeta.avro.write import ManifestFormat, encode_entries, entry_schema
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
 from sparkmeta.storage.executors import ExecutorWriter
 
 INTS, LONGS = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)

@@ -27,14 +27,12 @@ from rich.table import Table as RichTable
 
 import sparkmeta as sm
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.commit.converters import file_rows
-from sparkmeta.edit.attempts import commit_steps
-from sparkmeta.edit.base_root import base_root
-from sparkmeta.edit.leaves import leaf_format
-from sparkmeta.edit.new_snapshot import NewSnapshot, SnapshotNames
-from sparkmeta.edit.next_root import TreeChange
-from sparkmeta.edit.summary import ManifestCounts, snapshot_summary
-from sparkmeta.edit.tally import Tally
+from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.leaves import leaf_format
+from sparkmeta.commit.new_files import file_rows
+from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, snapshot_summary
+from sparkmeta.commit.next_root import Tally, TreeChange
 from sparkmeta.manifests.v4.write import write_leaves
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.growth import Growth, questions
@@ -178,7 +176,7 @@ class _Leaves:
         names = SnapshotNames()
         names.next_attempt(state.metadata)
         leaves = self._written(state, names.file("leaf"))
-        counts = ManifestCounts(created=len(leaves))
+        counts = LeafCounts(created=len(leaves))
 
         def summary() -> Any:
             return snapshot_summary("append", Tally(), Tally(), state.snapshot, {}, counts)

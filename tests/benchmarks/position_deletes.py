@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import sparkmeta as sm
-from sparkmeta.data_files.position_file import PositionFile
 from sparkmeta.spec.bitmap import PositionBitmap
+from sparkmeta.write.partition_file import PositionFile
 from tests.benchmarks.expiry import restored
 from tests.benchmarks.memory import MIB, Workers, heap_use, peak_resident_set
 from tests.benchmarks.report import write_runs

@@ -251,7 +251,7 @@ def test_a_lost_race(folders: FileSystemCatalog, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ViewAlreadyExistsError):
         folders.create_view("db.v", SCHEMA, SQL)
     view.set_properties(a="b")
-    monkeypatch.setattr("sparkmeta.spec.retries.Retries.wait", lambda *_: 0.0)
+    monkeypatch.setattr("sparkmeta.spec.table_properties.Retries.wait", lambda *_: 0.0)
     assert view.set_properties(c="d").properties == {"a": "b", "c": "d"}
     limited = folders.create_view("db.w", SCHEMA, SQL, properties={"commit.retry.num-retries": "0"})
     limited.set_properties(a="b")

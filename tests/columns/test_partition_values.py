@@ -37,7 +37,7 @@ from pyiceberg.types import (
 )
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.partition_values import partition_value
+from sparkmeta.columns.transforms import partition_value
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,7 +31,7 @@ from pyiceberg.schema import Schema
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.junctions import depth
+from sparkmeta.columns.conditions import depth
 from sparkmeta.columns.predicate import (
     MAX_DEPTH,
     bind_filter,

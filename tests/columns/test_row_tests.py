@@ -21,8 +21,8 @@ from pyiceberg.types import (
 )
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.arrow_filter import row_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter, row_predicate
+from sparkmeta.columns.row_tests import row_tests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,9 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.field_stats import FieldStats
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.skipping import might_match, must_match
+from sparkmeta.columns.skipping import FieldStats, might_match, must_match
 from sparkmeta.columns.types import bound_type
 from tests.plans import physical_plan
 

@@ -12,9 +12,8 @@ from pyiceberg.schema import Schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.field_stats import FieldSummary
 from sparkmeta.columns.predicate import bind_filter, parse_filter
-from sparkmeta.columns.skipping import summary_might_match
+from sparkmeta.columns.skipping import FieldSummary, summary_might_match
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.columns.types import bound_type
 

@@ -15,9 +15,9 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import serialize_table_metadata

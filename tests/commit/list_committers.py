@@ -21,13 +21,13 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.edit.attempts import commit_steps
-from sparkmeta.edit.lists import NewList
-from sparkmeta.edit.new_snapshot import SnapshotNames
+from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.commit.lists import NewList
+from sparkmeta.commit.new_snapshot import SnapshotNames
 from sparkmeta.errors import CatalogError, CommitFailedError, CommitStateUnknownError, FileAccessError
 from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
+from sparkmeta.spec.metadata_model import Summary
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.spec.snapshot import Summary
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import IOFiles
 from sparkmeta.table import Table

@@ -20,12 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from sparkmeta.commit.converters import file_rows
-from sparkmeta.commit.new_files import NewFiles
-from sparkmeta.entries.metrics_maps import map_type
+from sparkmeta.commit.new_files import NewFiles, file_rows
+from sparkmeta.entries.records import map_type
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, write_manifest
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkmeta.changes.check import ENTRY_RULES, ROOT_RULES, TREE_RULES
+from sparkmeta.inspect.check import ENTRY_RULES, ROOT_RULES, TREE_RULES
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import Status
 from sparkmeta.table import Table

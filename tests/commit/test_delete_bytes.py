@@ -18,8 +18,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, NestedField, StringType
 
 from sparkmeta.commit.new_files import NewFiles
-from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.places import open_operations

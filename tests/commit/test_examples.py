@@ -406,7 +406,7 @@ def check(tree: HandmadeTree, spark: SparkSession, *expected: tuple[set[str], se
 
 def test_9_compaction_during_an_append(spark: SparkSession, tree: HandmadeTree) -> None:
     """M3 has what M1 and M2 had, each entry with its own numbers; the change is D7 alone."""
-    from sparkmeta.edit.next_root import Stamp, TreeChange, next_root
+    from sparkmeta.commit.next_root import Stamp, TreeChange, next_root
     from sparkmeta.manifests.v4.root import Root
     from tests.commit.handmade_trees import SCHEMA, pa
 

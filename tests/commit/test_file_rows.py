@@ -13,7 +13,7 @@ import pytest
 
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import FileRows, TupleField
-from sparkmeta.entries.metrics_maps import map_type
+from sparkmeta.entries.records import map_type
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 

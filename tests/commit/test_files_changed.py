@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkmeta.edit.base_root import base_root
-from sparkmeta.edit.next_root import Stamp, TreeChange, next_root
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.next_root import Stamp, TreeChange, next_root
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.operations.table_operations import TableVersion
 from sparkmeta.spec.bitmap import PositionBitmap
-from sparkmeta.spec.snapshot import Snapshot
+from sparkmeta.spec.metadata_model import Snapshot
 from sparkmeta.spec.upgrade import upgrade_metadata
-from sparkmeta.storage.access import FileAccess
+from sparkmeta.storage.files import FileAccess
 from sparkmeta.table import Table
 from tests.logging_reader import LoggingReader
 from tests.small_table import write_small_table

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.commit import listed_writer
-from sparkmeta.commit.converters import listed_rows
-from sparkmeta.commit.file_tasks import FILES_PER_KEY, KEYS, PLACE, FileTasks
-from sparkmeta.edit.manifest_format import manifest_format
+from sparkmeta.commit import file_writer
+from sparkmeta.commit.file_rows import FILES_PER_KEY, KEYS, PLACE, FileTasks
+from sparkmeta.commit.lists import manifest_format
+from sparkmeta.commit.new_files import listed_rows
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
 from sparkmeta.manifests.v4.write import read_rows_stream
 from sparkmeta.operations.filesystem import FileSystemOperations
@@ -89,7 +89,7 @@ def test_many_files_are_written_by_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """Several manifests of the target size, sorted by partition; then a file of each is removed."""
-    monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", 2_000)
+    monkeypatch.setattr(file_writer, "MOST_ON_DRIVER", 2_000)
     table = new_table(spark, tmp_path, version, commit__manifest__target_size_bytes="20000")
     table = change(table, data_files(spark, 0, 3000))
     assert live(table) == {*range(3000)}
@@ -358,7 +358,7 @@ def test_bad_rows_are_refused_however_many_there_are(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """The same errors by tasks and on the driver, and nothing stays."""
-    monkeypatch.setattr(listed_writer, "MOST_ON_DRIVER", most)
+    monkeypatch.setattr(file_writer, "MOST_ON_DRIVER", most)
     table = new_table(spark, tmp_path)
     new = data_files(spark, 0, 5)
     metadata = tmp_path / "db" / "t" / "metadata"

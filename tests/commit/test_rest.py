@@ -20,8 +20,7 @@ from sparkmeta.errors import (
     UnsupportedError,
     ValidationError,
 )
-from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
-from sparkmeta.operations.rest_client import TimedRestCatalog
+from sparkmeta.operations.rest import RestOperations, TimedRestCatalog, create_rest_table, load_rest_table
 from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.spec.new_table import new_metadata
 from tests.commit.tables import QUICK, appended, with_properties

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.changes.root_changes import LeafKind, RootChanges, root_changes
-from sparkmeta.edit.next_root import FileKey, Stamp, TreeChange, next_root
-from sparkmeta.manifests.v4.aggregate import leaf_row
+from sparkmeta.commit.next_root import FileKey, Stamp, TreeChange, next_root
+from sparkmeta.inspect.file_changes import LeafKind, RootChanges, root_changes
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
 from tests.trees import STATS, Entry, data

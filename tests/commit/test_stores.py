@@ -12,7 +12,7 @@ from s3fs import S3FileSystem
 
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, TableAlreadyExistsError, UnsupportedError
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.storage import requests, writing
+from sparkmeta.storage import content, writing
 from sparkmeta.storage.files import IOFiles
 from tests.commit.tables import appended, new_table
 from tests.gcs import GCS_BUCKET, gcs_properties
@@ -36,7 +36,7 @@ def table(s3: S3Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> FileSys
     # The environment counts for new clients only, and fsspec keeps those of earlier tests.
     S3FileSystem.clear_instance_cache()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    monkeypatch.setattr(requests, "_WAITS", ())
+    monkeypatch.setattr(content, "_WAITS", ())
     operations = FileSystemOperations(IOFiles(s3.io("fsspec")), folder)
     operations.commit(None, new_table(folder, HURRIED))
     return operations

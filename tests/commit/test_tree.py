@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sparkmeta.edit.next_root import FileKey, NextRoot, Stamp, TreeChange, next_root
+from sparkmeta.commit.next_root import FileKey, NextRoot, Stamp, TreeChange, next_root
 from sparkmeta.errors import CommitConflictError, CorruptFileError
-from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root, check_root, read_root, write_root
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations

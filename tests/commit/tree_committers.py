@@ -24,8 +24,8 @@ from pyiceberg.types import LongType, NestedField
 
 from sparkmeta.commit.new_files import NewFiles
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError
-from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
+from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.state import TableState

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.edit.next_root import FileKey, file_keys
+from sparkmeta.commit.next_root import FileKey, file_keys
 from sparkmeta.errors import CommitConflictError, CommitFailedError, CommitStateUnknownError
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.spec.bitmap import PositionBitmap
@@ -26,9 +26,8 @@ from tests.commit import tree_committers as trees
 from tests.commit.compact.local_job import LocalJob
 
 if TYPE_CHECKING:
-    from sparkmeta.compact.choose import Scope
-    from sparkmeta.compact.groups import Choice
-    from sparkmeta.compact.job import Rewritten
+    from sparkmeta.commit.compaction_groups import CompactionGroups, Scope
+    from sparkmeta.commit.compaction_job import Rewritten
     from sparkmeta.operations.table_operations import TableOperations
     from sparkmeta.state import TableState
 
@@ -48,13 +47,13 @@ class Folder(LocalFiles):
 def without_spark() -> Iterator[None]:
     """The jobs of compactions run in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkmeta.edit.leaves.executor_writer", lambda _: None)
-        patch.setattr("sparkmeta.compact.plan.rewrite", _rewrite)
-        patch.setattr("sparkmeta.compact.rebase._masks", _masks)
+        patch.setattr("sparkmeta.commit.leaves.executor_writer", lambda _: None)
+        patch.setattr("sparkmeta.commit.compaction.rewrite", _rewrite)
+        patch.setattr("sparkmeta.commit.compaction_job._masks", _masks)
         yield
 
 
-def _rewrite(state: TableState, scope: Scope, choice: Choice, name: str) -> list[Rewritten]:
+def _rewrite(state: TableState, scope: Scope, choice: CompactionGroups, name: str) -> list[Rewritten]:
     assert choice.deletes is None
     stand_in: Any = SimpleNamespace(
         metadata=state.metadata,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparkmeta.edit.next_root import FileKey
+from sparkmeta.commit.next_root import FileKey
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 

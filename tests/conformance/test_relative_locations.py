@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.spec.metadata_locations import with_locations
+from sparkmeta.spec.locations import with_locations
 from tests.maintain.test_expire import files_below, planned_paths, random_history, soon
 from tests.maintain.test_orphans import age, plant
 from tests.peers.file_maker import local_path

@@ -18,9 +18,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import FixedType, NestedField, StringType, UUIDType
 
 import sparkmeta as sm
-from sparkmeta.data_files.metrics import FileMetrics, metric_leaves
-from sparkmeta.rows.resolve import Column
+from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
+from sparkmeta.write.metrics import FileMetrics, metric_leaves
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,8 +87,8 @@ def columns(draw: st.DrawFn) -> tuple[str, int, list[list[Any]], bool]:
 def test_metrics_of_a_column(case: tuple[str, int, list[list[Any]], bool]) -> None:
     name, length, batches, nested = case
     kind, _ = TYPES[name]
-    leaf = Column("v", 1, name)
-    tops = (Column("s", 9, "struct", (leaf,)),) if nested else (leaf,)
+    leaf = IcebergColumn("v", 1, name)
+    tops = (IcebergColumn("s", 9, "struct", (leaf,)),) if nested else (leaf,)
     metrics = FileMetrics(metric_leaves(tops, {1: length, 9: 16}))
     for batch in batches:
         array = pa.array(batch, kind)
@@ -123,9 +123,11 @@ def test_metrics_of_a_column(case: tuple[str, int, list[list[Any]], bool]) -> No
 @pytest.mark.parametrize("kind", ["list", "map"])
 def test_nothing_inside_of_lists_and_maps_has_metrics(kind: str) -> None:
     children = (
-        (Column("element", 2, "int"),) if kind == "list" else (Column("key", 2, "string"), Column("value", 3, "int"))
+        (IcebergColumn("element", 2, "int"),)
+        if kind == "list"
+        else (IcebergColumn("key", 2, "string"), IcebergColumn("value", 3, "int"))
     )
-    assert not metric_leaves((Column("c", 1, kind, children),), dict.fromkeys((1, 2, 3), 16))
+    assert not metric_leaves((IcebergColumn("c", 1, kind, children),), dict.fromkeys((1, 2, 3), 16))
 
 
 def test_average_sizes_of_values_are_those_in_memory(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from sparkmeta.data_files.orc_file import OrcOutput
 from sparkmeta.errors import ValidationError
-from sparkmeta.rows.orc_format import SECONDARY, OrcParts, decoded_runs, number_in, parsed
-from sparkmeta.rows.orc_timestamps import OrcSeconds
+from sparkmeta.rows.orc import SECONDARY, OrcParts, OrcSeconds, decoded_runs, number_in, parsed
+from sparkmeta.write.formats import OrcOutput
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,18 +21,16 @@ from pyiceberg.types import BooleanType, ListType, LongType, MapType, NestedFiel
 
 import sparkmeta as sm
 from sparkmeta.avro.container import read_header
-from sparkmeta.data_files.avro_file import AvroOutput
-from sparkmeta.data_files.file_schema import file_schema
-from sparkmeta.data_files.options import WriteOptions
-from sparkmeta.data_files.orc_file import OrcOutput
-from sparkmeta.data_files.parquet_file import ParquetOutput
-from sparkmeta.data_files.position_file import PositionFile
 from sparkmeta.operations.table_operations import TableVersion, is_compressed, metadata_folder, next_version
-from sparkmeta.rows.projected import projected_column
+from sparkmeta.rows.columns import projected_column
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.metrics_modes import COUNTS_ONLY, NO_METRICS, metrics_modes
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.write.delete_options import delete_codec, of_deletes
+from sparkmeta.write.deletes import delete_codec, of_deletes
+from sparkmeta.write.file_schema import file_schema
+from sparkmeta.write.formats import AvroOutput, OrcOutput, ParquetOutput
+from sparkmeta.write.options import WriteOptions
+from sparkmeta.write.partition_file import PositionFile
 from tests.maintain.test_expire import opened
 from tests.peers.expressions import filter_json
 from tests.peers.java import Java

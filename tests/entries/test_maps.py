@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.metrics_maps import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
-from sparkmeta.entries.projection import EntryProjection, stats_struct
+from sparkmeta.entries.arrays import EntryProjection, stats_struct
+from sparkmeta.entries.records import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
 from sparkmeta.errors import CorruptFileError
 
 ROUNDS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

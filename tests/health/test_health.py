@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import ValidationError
-from sparkmeta.storage import access
+from sparkmeta.storage import files
 from tests.handmade import (
     HandmadeTable,
     data,
@@ -344,7 +344,7 @@ def test_each_manifest_is_opened_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_driver: bool
 ) -> None:
     reader = LoggingReader(log=str(tmp_path / "requests"))
-    monkeypatch.setattr(access, "executor_reader", lambda _: reader)
+    monkeypatch.setattr(files, "executor_reader", lambda _: reader)
     spark.conf.set("spark.sparkmeta.driver-manifest-bytes", "1g" if on_driver else "0")
     try:
         table = healthy(tmp_path / "table").add(1, 1, *APPLYING.values(), deletion_vector("x:gone", **X))

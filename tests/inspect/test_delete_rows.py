@@ -20,11 +20,10 @@ import pytest
 from pyarrow import orc
 from pyroaring import BitMap
 
-from sparkmeta.avro.rows_file import records_with_ids
+from sparkmeta.avro.container import records_with_ids
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.inspect import delete_rows
-from sparkmeta.inspect.delete_rows import DeleteRows
-from sparkmeta.inspect.deleted_row import RowField
+from sparkmeta.inspect import tasks
+from sparkmeta.inspect.tasks import DeleteRows, RowField
 from sparkmeta.spec.locations import Locations
 
 LOCATIONS = Locations("file:///t", 2)
@@ -371,7 +370,7 @@ def test_positions_of_avro_are_read_without_the_rows() -> None:
     }
     target = io.BytesIO()
     fastavro.writer(target, delete_schema(row), [{"file_path": "x:a", "pos": 3, "row": {"m": {"k": 1}}}])
-    [(paths, positions)] = delete_rows.deleted_positions(target.getvalue(), "AVRO", "f", LOCATIONS)
+    [(paths, positions)] = tasks.deleted_positions(target.getvalue(), "AVRO", "f", LOCATIONS)
     assert (paths.to_pylist(), positions.to_pylist()) == (["x:a"], [3])
     [batch] = records_with_ids(target.getvalue(), "f", [2147483545])
     assert batch.schema.names == ["pos"]
@@ -401,7 +400,7 @@ def puffin(*vectors: list[int]) -> tuple[bytes, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("batch_rows", [1, 3, 1000])
 def test_vectors_of_one_puffin_file(batch_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delete_rows, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(tasks, "BATCH_ROWS", batch_rows)
     vectors = [[1, 2], [7], [], list(range(100, 110))]
     data, entries = puffin(*vectors)
     rows = read(data, "PUFFIN", entries)

@@ -12,9 +12,9 @@ from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, MapType
 
 import sparkmeta as sm
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.inspect.files import leaf_columns
 from sparkmeta.inspect.manifest_rows import all_manifests_rows, manifest_rows
 from sparkmeta.inspect.position_deletes import row_field
-from sparkmeta.inspect.readable_metrics import leaf_columns
 from sparkmeta.spec.schema import schema_from_json
 from tests.inspect.comparison import assert_same_rows, collected
 from tests.peers.java import METADATA_TABLES

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkmeta as sm
-from sparkmeta.edit.attempts import commit_steps
+from sparkmeta.commit.attempts import commit_steps
 from sparkmeta.errors import CommitFailedError, SparkmetaError
 from sparkmeta.session import local_session
 from tests.commit.list_committers import AppendManifest

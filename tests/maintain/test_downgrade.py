@@ -15,7 +15,7 @@ from pyiceberg.table import StaticTable
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.edit import manifest_format, range_sort
+from sparkmeta.commit import lists, sorted_manifests
 from sparkmeta.errors import CommitStateUnknownError, UnsupportedError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import local_frame
@@ -383,8 +383,8 @@ def test_each_fault_of_a_commit(
     interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, soak: bool
 ) -> None:
     """The table is a tree or one of version 3, with the same files; a failed attempt leaves no file behind."""
-    monkeypatch.setattr(manifest_format, "executor_writer", lambda _: ExecutorWriter({}))
-    monkeypatch.setattr(range_sort, "executor_reader", lambda _: ExecutorReader())
+    monkeypatch.setattr(lists, "executor_writer", lambda _: ExecutorWriter({}))
+    monkeypatch.setattr(sorted_manifests, "executor_reader", lambda _: ExecutorReader())
     before = delete(append(new_table(interpreted, tmp_path), 1, 2, 3), 2)
     folder = Path(local_path(before.location())) / "metadata"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -21,11 +21,11 @@ import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import CommitStateUnknownError, NoSuchSnapshotError, NotFoundError, ValidationError
 from sparkmeta.maintain import expire_snapshots
-from sparkmeta.maintain.reachable.files import reachable_paths, unreachable_files
+from sparkmeta.maintain.reachable import reachable_paths, unreachable_files
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.spec.expiry import ExpiryRules, choose_expired, without_expired
 from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metadata
-from sparkmeta.spec.snapshot import StatisticsFile
+from sparkmeta.spec.metadata_model import StatisticsFile
 from tests.commit.tables import new_table as new_metadata_of
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults

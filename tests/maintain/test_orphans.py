@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import CommitStateUnknownError, NotFoundError, ValidationError
-from sparkmeta.maintain.orphans.prefixes import Folder
+from sparkmeta.maintain.orphan_tasks import Folder
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.session import is_connect
 from sparkmeta.storage.executors import ExecutorReader

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg.transforms import BucketTransform
 
 import sparkmeta as sm
-from sparkmeta.maintain.reachable.shared import SharedFiles
-from sparkmeta.maintain.reachable.tasks import LISTED, MANIFEST
+from sparkmeta.maintain.reachable_tasks import LISTED, MANIFEST, SharedFiles
 from tests.commit.test_lists import change, new_table
 from tests.maintain.test_expire import files_below, opened, planned_paths, soon
 from tests.peers.file_maker import local_path

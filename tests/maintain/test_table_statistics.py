@@ -17,9 +17,8 @@ from click.testing import CliRunner
 import sparkmeta as sm
 from sparkmeta.cli import main
 from sparkmeta.errors import NoSuchSnapshotError, UnsupportedError, ValidationError
-from sparkmeta.maintain.table_statistics.sketches import value_hashes
-from sparkmeta.spec.puffin import read_blob, read_footer
-from sparkmeta.spec.theta_sketch import hash_bytes
+from sparkmeta.maintain.sketches import value_hashes
+from sparkmeta.spec.puffin import hash_bytes, read_blob, read_footer
 from tests.maintain.clones import clone
 from tests.maintain.test_compact import new_table
 from tests.maintain.test_expire import opened

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.edit.next_root import manifest_dv_bitmap
+from sparkmeta.commit.next_root import manifest_dv_bitmap
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from tests.inspect.comparison import collected

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkmeta.manifests.v4.aggregate import leaf_row
 from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.write import leaf_row
 from tests.manifests.entry_rows import DATA, DM, EQ, PD, XM, Row, bounds, file_row, version
 
 ROUNDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -19,15 +19,12 @@ from click.testing import CliRunner
 import sparkmeta as sm
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.cli import main
-from sparkmeta.columns.bound_tests import AllOf, BoundTest
-from sparkmeta.entries.inherit import ManifestContext
-from sparkmeta.entries.parts import PART_SCHEMA, ManifestPart
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
+from sparkmeta.columns.bounds import AllOf, BoundTest
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryFilter, EntryProjection
+from sparkmeta.entries.records import PART_SCHEMA, ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError, SettingError
-from sparkmeta.manifests.cache.decode import decode_leaf
-from sparkmeta.manifests.cache.folder import ManifestCache
-from sparkmeta.manifests.cache.layout import CacheTypes, leaf_key
-from sparkmeta.manifests.cache.write import CacheWriter, encode_leaf
+from sparkmeta.manifests.cache import ManifestCache
+from sparkmeta.manifests.cache_leaves import CacheTypes, CacheWriter, decode_leaf, encode_leaf, leaf_key
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import LocalFiles

@@ -9,10 +9,10 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from sparkmeta.columns.bound_tests import AllOf, BoundTest
-from sparkmeta.entries.projection import EntryFilter, EntryProjection
+from sparkmeta.columns.bounds import AllOf, BoundTest
+from sparkmeta.entries.arrays import EntryFilter, EntryProjection
 from sparkmeta.entries.records import EntryBuilder
-from sparkmeta.manifests.v3_parquet.spark import ArrowRecords
+from sparkmeta.manifests.decoder import ArrowRecords
 from tests.avro.decoders import PART, decoded, plain
 from tests.avro.random_manifests import random_manifest
 from tests.handmade import HandmadeTable, data, long_bounds

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
 
 from sparkmeta.columns.bounds import _ARROW_TYPES, decode_bounds
-from sparkmeta.edit.options import TreeOptions, property_name
+from sparkmeta.commit.options import TreeOptions, property_name
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import DATA, DELETE, ROOT, read_manifest, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root

@@ -8,8 +8,8 @@ import pytest
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.deletion_vectors import masked_by_tasks, masked_ordinals, without_masked
-from sparkmeta.storage.access import FileAccess
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.files import FileAccess
 from tests.faults import FaultyFiles
 from tests.logging_reader import LoggingReader
 from tests.trees import BY_PART, TreeTable, data

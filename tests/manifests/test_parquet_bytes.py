@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkmeta.entries.inherit import ManifestContext
-from sparkmeta.entries.parts import ManifestPart
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.v3_parquet import decode as parquet_decode
-from sparkmeta.manifests.v3_parquet.decode import decode_parquet_manifest
+from sparkmeta.manifests import decoder as parquet_decode
+from sparkmeta.manifests.decoder import decode_parquet_manifest
 
 DAY = dt.datetime(2020, 1, 1)  # noqa: DTZ001
 PART = ManifestPart(4, "s3://b/m.parquet", 2, ManifestContext(77, 9, 1000))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkmeta.entries.field_ids import with_field_id
+from sparkmeta.entries.arrays import with_field_id
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.v4.layout import DATA as DATA_LEAF
 from sparkmeta.manifests.v4.layout import is_tree_manifest, write_manifest

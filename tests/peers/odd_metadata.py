@@ -22,8 +22,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, DecimalType, LongType, NestedField, StringType
 
-from sparkmeta.avro.canonical import expanded_schema
 from sparkmeta.avro.container import inflate, read_blocks, read_header
+from sparkmeta.avro.schema import expanded_schema
 from tests.avro.avro_files import mislabelled_file
 from tests.avro.odd_schemas import Oddity
 

@@ -10,7 +10,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
-from sparkmeta.plan.deletes import keys
+from sparkmeta.plan.deletes import groups
 from tests.conftest import configured
 from tests.costs import limit
 from tests.handmade import (
@@ -68,7 +68,7 @@ def test_position_deletes_of_a_partition_are_shared_by_the_files_that_they_apply
 ) -> None:
     """Nothing but these in the partition. collide: as if every key had the same hash."""
     if collide:
-        monkeypatch.setattr(keys, "_hash", lambda _: sql.lit(1).cast("bigint"))
+        monkeypatch.setattr(groups, "_hash", lambda _: sql.lit(1).cast("bigint"))
     x, y, none = ({"partition": {"part": part}} for part in ("x", "y", None))
     old, new = f"{A}.old", f"{A}.new"
     table.add(0, 1, data(old, 1, **x), data(A, 3, **x), data(new, 5, **x), data(B, 1, **y), data(C, 1, **none))

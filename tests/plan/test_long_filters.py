@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkmeta.plan.rows import SharedTexts
+from sparkmeta.plan.filter import SharedTexts
 from tests.plans import explained
 from tests.trees import BY_PART, TreeTable, data
 

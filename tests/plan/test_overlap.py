@@ -19,7 +19,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.plan.overlap import overlaps
+from sparkmeta.plan.pairs import overlaps
 
 Tuple = dict[int, Any]
 Summary = dict[str, Any] | None

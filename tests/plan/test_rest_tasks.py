@@ -20,7 +20,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import NestedField, UUIDType
 
 import sparkmeta as sm
-from sparkmeta.columns.transform_terms import TransformedColumn
+from sparkmeta.columns.terms import TransformedColumn
 from sparkmeta.errors import from_spark
 from tests.handmade import (
     BY_DAY_AND_BUCKET,

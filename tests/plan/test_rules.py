@@ -13,13 +13,16 @@ import pytest
 from sparkmeta.columns import sql
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.deletes import rules
-from sparkmeta.plan.deletes.rules import ArrowValues, Rule, repeated_paths, second_dv
-from sparkmeta.plan.deletes.views import (
+from sparkmeta.plan.deletes.rules import (
+    ArrowValues,
+    DeleteRule,
     arrow_data_view,
     arrow_entry_view,
     data_view,
     entry_view,
     partition_key,
+    repeated_paths,
+    second_dv,
 )
 from sparkmeta.session import local_frame
 
@@ -138,7 +141,7 @@ def test_every_rule_about_files_is_tested() -> None:
 
 
 @pytest.mark.parametrize("rule", [*rules.RULES, rules.TWO_DVS, rules.UNKNOWN_FILE], ids=lambda rule: rule.text)
-def test_both_forms_give_one_message(rule: Rule, spark: SparkSession) -> None:
+def test_both_forms_give_one_message(rule: DeleteRule, spark: SparkSession) -> None:
     names = pa.array(["a", "b'"])
     with pytest.raises(ValidationError) as by_arrow:
         rule.refuse(pa.array([None, True]), lambda row: (names[row], "d"))

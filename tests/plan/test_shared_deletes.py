@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from sparkmeta.columns import sql
-from sparkmeta.plan.deletes import attach, keys
+from sparkmeta.plan.deletes import attach, groups
 from tests.costs import limit
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes
 from tests.plan.test_deletes import deletes
@@ -209,7 +209,7 @@ def test_groups_of_one_hash(
         limit(monkeypatch, driver_pairs=-1)
     if size == MANY:
         limit(monkeypatch, broadcast_deletes=0)
-    monkeypatch.setattr(keys, "_hash", lambda _: sql.lit(1).cast("bigint"))
+    monkeypatch.setattr(groups, "_hash", lambda _: sql.lit(1).cast("bigint"))
     x, y = ({"partition": {"part": part}} for part in "xy")
     table = HandmadeTable(tmp_path).add(0, 1, data("x:x", 1, **x), data("x:y", 1, **y)).add(0, 0, data("x:none", 1))
     if everywhere:

@@ -11,9 +11,9 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.plan.choose import choose
-from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.plan.filter import prune_manifests
 from sparkmeta.scan import Scan, table_scan
-from sparkmeta.storage import access
+from sparkmeta.storage import files
 from sparkmeta.storage.files import LocalFiles
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
 from tests.logging_reader import LoggingReader
@@ -79,7 +79,7 @@ def watch(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         spark.conf.set(PLANNING, planning)
         spark.conf.set(BYTES, "1g" if on_driver else "0")
         reader = LoggingReader(log=str(tmp_path / f"requests{next(_groups)}"))
-        monkeypatch.setattr(access, "executor_reader", lambda _: reader)
+        monkeypatch.setattr(files, "executor_reader", lambda _: reader)
         state = replace(sm.load_table(table.write(), spark=spark).state, files=LoggingFiles(reader=reader))
         return Watched(table_scan(state, row_filter, ("*",), True, None, {}), reader, spark)
 

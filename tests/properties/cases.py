@@ -50,7 +50,7 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.expressions.literals import literal
 
-from sparkmeta.columns.junctions import fold
+from sparkmeta.columns.conditions import fold
 
 DAY_MICROS = 86_400_000_000
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-100, 100) | st.sampled_from([-(2**63), 2**63 - 1, 0])

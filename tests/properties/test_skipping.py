@@ -21,9 +21,8 @@ from pyiceberg.schema import Schema
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import decode_bounds
-from sparkmeta.columns.field_stats import FieldStats
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, row_predicate
-from sparkmeta.columns.skipping import might_match, must_match
+from sparkmeta.columns.skipping import FieldStats, might_match, must_match
 from sparkmeta.columns.sql import Sql
 from tests.properties.cases import (
     VALUES,

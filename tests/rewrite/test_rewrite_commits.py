@@ -17,15 +17,15 @@ from click.testing import CliRunner
 import sparkmeta as sm
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.cli import main
-from sparkmeta.edit import manifest_format, range_sort
-from sparkmeta.edit.lists import with_row_ids
+from sparkmeta.commit import lists, sorted_manifests
+from sparkmeta.commit.lists import with_row_ids
 from sparkmeta.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     UnsupportedError,
     ValidationError,
 )
-from sparkmeta.rewrite.manifests.groups import REWRITTEN
+from sparkmeta.maintain.rewrite_manifests import REWRITTEN
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from tests.commit.test_tree_faults import attempt
 from tests.faults import FaultyFiles, Kind, faults, through
@@ -347,8 +347,8 @@ def test_each_fault_of_a_commit(
     interpreted: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, soak: bool
 ) -> None:
     """The table has the old manifests or the new ones, and all of the files that it names."""
-    monkeypatch.setattr(manifest_format, "executor_writer", lambda _: ExecutorWriter({}))
-    monkeypatch.setattr(range_sort, "executor_reader", lambda _: ExecutorReader())
+    monkeypatch.setattr(lists, "executor_writer", lambda _: ExecutorWriter({}))
+    monkeypatch.setattr(sorted_manifests, "executor_reader", lambda _: ExecutorReader())
     before = table_by_letter(interpreted, tmp_path, manifests=2, files=5, properties={"commit.retry.min-wait-ms": "1"})
     contents = {path.name: path.read_bytes() for path in (tmp_path / "metadata").iterdir()}
     expected = paths_of(before)

@@ -15,11 +15,9 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringType, StructType
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.rewrite.data_files.curve import Curve
-from sparkmeta.rewrite.data_files.options import DataRewriteOptions
-from sparkmeta.rewrite.data_files.order import row_order
-from sparkmeta.rewrite.data_files.packing import Packing
-from sparkmeta.rewrite.file_sizes import FileSizes
+from sparkmeta.maintain.file_groups import DataRewriteOptions, FileSizes
+from sparkmeta.maintain.file_tasks import Curve, Packing
+from sparkmeta.maintain.rewrite_data_files import row_order
 from sparkmeta.spec.new_table import new_metadata
 
 SCHEMA = Schema(

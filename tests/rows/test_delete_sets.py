@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkmeta.errors import SparkmetaError
-from sparkmeta.rows.delete_sets import ENTRY, ENTRY_ID, DeleteSets, delete_sets
+from sparkmeta.rows.planned import ENTRY, ENTRY_ID, DeleteSets, delete_sets
 
 SCHEMA = pa.schema([("file_path", pa.string())])
 NAMES = "abcdef"

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError, UnsupportedError
-from sparkmeta.rows import data_file, orc_timestamps
-from sparkmeta.rows.arrays import Leaf
-from sparkmeta.rows.file_deletes import KeySet
-from sparkmeta.rows.file_rows import METADATA_COLUMNS, FileRows
-from sparkmeta.rows.resolve import Column
+from sparkmeta.rows import data_file
+from sparkmeta.rows import orc as orc_parts
+from sparkmeta.rows.data_file import ComparedField
+from sparkmeta.rows.file_rows import METADATA_COLUMNS, KeySet, RowReader
+from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
-from sparkmeta.write.vector_tasks import read_masks
+from sparkmeta.write.delete_tasks import read_masks
 from tests.rows.files import with_ids, write, write_position_deletes, write_vector
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ PLANNED = pa.schema(
         pa.field("stop", pa.int64()),
     ]
 )
-ID = Column("id", 1, "long")
+ID = IcebergColumn("id", 1, "long")
 LOCATIONS = Locations("/t", 4)
-ROWS = FileRows(ExecutorReader(), LOCATIONS, (ID,), (), (), pa.schema([("id", pa.int64())]), None, {0: {}, 1: {9: 0}})
+ROWS = RowReader(ExecutorReader(), LOCATIONS, (ID,), (), (), pa.schema([("id", pa.int64())]), None, {0: {}, 1: {9: 0}})
 
 
 def part(path: Path | str, rows: int = -1, **more: Any) -> dict[str, Any]:
@@ -71,14 +71,14 @@ def part(path: Path | str, rows: int = -1, **more: Any) -> dict[str, Any]:
     return {"file_path": str(path), "file_format": kind, "spec_id": 0, "record_count": rows, "start": 0} | more
 
 
-def read(reader: FileRows, *parts: dict[str, Any]) -> list[dict[str, Any]]:
+def read(reader: RowReader, *parts: dict[str, Any]) -> list[dict[str, Any]]:
     planned = pa.RecordBatch.from_pylist([{"deletes": [], **each} for each in parts], PLANNED)
     batches = list(reader.read([planned]))
     assert all(batch.schema == reader.schema for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def reading(*columns: tuple[Column, pa.DataType], **more: Any) -> FileRows:
+def reading(*columns: tuple[IcebergColumn, pa.DataType], **more: Any) -> RowReader:
     schema = pa.schema([pa.field(column.name, kind) for column, kind in columns])
     return replace(ROWS, columns=tuple(column for column, _ in columns), schema=schema, **more)
 
@@ -106,12 +106,12 @@ def test_evolved_columns(kind: str, tmp_path: Path) -> None:
     table = pa.table({"a": pa.array([1, None], pa.int32()), "b": ["x", "y"], "f": pa.array([0.5, 1.5], pa.float32())})
     path = write(tmp_path / f"f.{kind}", table)
     reader = reading(
-        (Column("B", 2, "string"), pa.string()),
-        (Column("p", 9, "string"), pa.string()),
-        (Column("A", 1, "long"), pa.int64()),
-        (Column("d", 7, "decimal(9, 2)", default=Decimal("1.5")), pa.decimal128(9, 2)),
-        (Column("n", 8, "date"), pa.date32()),
-        (Column("f", 3, "double"), pa.float64()),
+        (IcebergColumn("B", 2, "string"), pa.string()),
+        (IcebergColumn("p", 9, "string"), pa.string()),
+        (IcebergColumn("A", 1, "long"), pa.int64()),
+        (IcebergColumn("d", 7, "decimal(9, 2)", default=Decimal("1.5")), pa.decimal128(9, 2)),
+        (IcebergColumn("n", 8, "date"), pa.date32()),
+        (IcebergColumn("f", 3, "double"), pa.float64()),
     )
     rows = read(reader, part(path, 2, spec_id=1, partition={"p": "tuple"}))
     common = {"p": "tuple", "d": Decimal("1.50"), "n": None}
@@ -150,13 +150,16 @@ def write_nested(path: Path, table: pa.Table) -> Path:
 def test_nested_columns_in_small_batches(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are slices of what was read: offsets must not be taken for those of whole arrays."""
     path = write_nested(tmp_path / f"f.{kind}", nested_table())
-    inner = (Column("Y", 12, "string"), Column("z", 16, "int"), Column("x", 11, "long"))
+    inner = (IcebergColumn("Y", 12, "string"), IcebergColumn("z", 16, "int"), IcebergColumn("x", 11, "long"))
     struct = pa.struct([("Y", pa.string()), ("z", pa.int32()), ("x", pa.int64())])
-    element, key = Column("element", 13, "struct", inner), Column("key", 14, "string", required=True)
+    element, key = IcebergColumn("element", 13, "struct", inner), IcebergColumn("key", 14, "string", required=True)
     columns = (
-        (Column("s", 1, "struct", inner), struct),
-        (Column("l", 2, "list", (element,)), pa.list_(struct)),
-        (Column("m", 3, "map", (key, Column("value", 15, "struct", inner))), pa.map_(pa.string(), struct)),
+        (IcebergColumn("s", 1, "struct", inner), struct),
+        (IcebergColumn("l", 2, "list", (element,)), pa.list_(struct)),
+        (
+            IcebergColumn("m", 3, "map", (key, IcebergColumn("value", 15, "struct", inner))),
+            pa.map_(pa.string(), struct),
+        ),
     )
     x, nulls = {"Y": "y", "z": None, "x": 1}, {"Y": None, "z": None, "x": None}
     expected = [
@@ -173,7 +176,7 @@ def test_nested_columns_in_small_batches(kind: str, tmp_path: Path, monkeypatch:
 def test_a_struct_of_new_fields_only(tmp_path: Path) -> None:
     """Whether the struct is null is read from a field that is not projected."""
     pq.write_table(nested_table(), path := tmp_path / "f.parquet")
-    column = Column("s", 1, "struct", (Column("z", 16, "int", default=5),))
+    column = IcebergColumn("s", 1, "struct", (IcebergColumn("z", 16, "int", default=5),))
     rows = read(reading((column, pa.struct([("z", pa.int32())]))), part(path))
     assert rows == [{"s": {"z": 5}}, {"s": None}, {"s": {"z": 5}}, {"s": {"z": 5}}]
 
@@ -185,7 +188,7 @@ def test_hostile_names(tmp_path: Path) -> None:
     table = pa.table([struct, *(pa.array([place]) for place in range(2, 6))], names=names)
     for kind in ("parquet", "orc"):
         path = write(tmp_path / f"f.{kind}", table)
-        columns = [(Column(name, place, "long"), pa.int64()) for place, name in enumerate(names[1:], 2)]
+        columns = [(IcebergColumn(name, place, "long"), pa.int64()) for place, name in enumerate(names[1:], 2)]
         assert read(reading(*columns), part(path)) == [{"a.b": 2, "`": 3, "B": 4, "b": 5}]
 
 
@@ -221,8 +224,8 @@ VALUES: list[tuple[str, pa.Array, pa.DataType, list[Any]]] = [
 )
 def test_values(type_name: str, array: pa.Array, kind: pa.DataType, expected: list[Any], tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", pa.table({"v": array}))
-    children = (Column("element", 2, "long"),) if type_name == "list" else ()
-    assert read(reading((Column("v", 1, type_name, children), kind)), part(path)) == [
+    children = (IcebergColumn("element", 2, "long"),) if type_name == "list" else ()
+    assert read(reading((IcebergColumn("v", 1, type_name, children), kind)), part(path)) == [
         {"v": value} for value in expected
     ]
 
@@ -238,7 +241,7 @@ def test_values(type_name: str, array: pa.Array, kind: pa.DataType, expected: li
     ],
 )
 def test_defaults(default: Any, type_name: str, kind: pa.DataType, expected: Any, tmp_path: Path) -> None:
-    reader = reading((Column("d", 5, type_name, default=default), kind))
+    reader = reading((IcebergColumn("d", 5, type_name, default=default), kind))
     assert read(reader, part(numbers(tmp_path / "f.parquet", 1))) == [{"d": expected}]
 
 
@@ -264,10 +267,10 @@ _PAIR = {
     ],
 }
 _RECORD = {"type": "record", "name": "r", "fields": [{"name": "x", "type": "string", "field-id": 30}]}
-_LIST = Column("value", 22, "list", (Column("element", 23, "long"),))
-_STRUCT = Column("element", 29, "struct", (Column("X", 30, "string"),))
+_LIST = IcebergColumn("value", 22, "list", (IcebergColumn("element", 23, "long"),))
+_STRUCT = IcebergColumn("element", 29, "struct", (IcebergColumn("X", 30, "string"),))
 # How Iceberg's Java library declares a type, the column's type and children, Arrow's type, values and what they become.
-AVRO_TYPES: list[tuple[Any, str, tuple[Column, ...], pa.DataType, list[Any], list[Any]]] = [
+AVRO_TYPES: list[tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[Any], list[Any]]] = [
     (logical("date"), "date", (), pa.date32(), [10**7, -1], [10**7, -1]),
     (logical("time-micros"), "time", (), pa.int64(), [5], [5]),
     (logical("timestamp-micros", **{"adjust-to-utc": False}), "timestamp", (), pa.timestamp("us"), [10**18], [10**18]),
@@ -278,9 +281,10 @@ AVRO_TYPES: list[tuple[Any, str, tuple[Column, ...], pa.DataType, list[Any], lis
     (_UUID, "uuid", (), pa.string(), [UUID(int=5).bytes], [str(UUID(int=5))]),
     ({"type": "fixed", "name": "x", "size": 2}, "fixed[2]", (), pa.binary(), [b"ab"], [b"ab"]),
     ({"type": "enum", "name": "e", "symbols": ["A", "B"]}, "string", (), pa.string(), ["B"], ["B"]),
-    ({"type": "map", "values": ["null", "int"]}, "map", (Column("key", 11, "string"), Column("value", 12, "int")),
+    ({"type": "map", "values": ["null", "int"]}, "map",
+     (IcebergColumn("key", 11, "string"), IcebergColumn("value", 12, "int")),
      pa.map_(pa.string(), pa.int32()), [{"a": 1, "b": None}], [[("a", 1), ("b", None)]]),
-    (["null", {"type": "array", "items": _PAIR, "logicalType": "map"}], "map", (Column("key", 21, "int"), _LIST),
+    (["null", {"type": "array", "items": _PAIR, "logicalType": "map"}], "map", (IcebergColumn("key", 21, "int"), _LIST),
      pa.map_(pa.int32(), pa.list_(pa.int64())), [[{"key": 1, "value": [2]}, {"key": 2, "value": None}], None],
      [[(1, [2]), (2, None)], None]),
     ({"type": "array", "items": ["null", _RECORD]}, "list", (_STRUCT,), pa.list_(pa.struct([("X", pa.string())])),
@@ -291,14 +295,14 @@ AVRO_TYPES: list[tuple[Any, str, tuple[Column, ...], pa.DataType, list[Any], lis
 
 @pytest.mark.parametrize("case", AVRO_TYPES, ids=lambda case: f"{case[1]} {case[0]}"[:60])
 def test_avro_types(
-    case: tuple[Any, str, tuple[Column, ...], pa.DataType, list[Any], list[Any]], tmp_path: Path
+    case: tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[Any], list[Any]], tmp_path: Path
 ) -> None:
     """Dates and timestamps are beyond those of Python, so that they are compared as numbers."""
     declared, type_name, children, kind, values, expected = case
     fields = [{"name": "v", "type": declared, "field-id": 1}, {"name": "n", "type": "int", "field-id": 2}]
     path = avro_file(tmp_path / "f.avro", fields, [{"v": value, "n": 0} for value in values])
     planned = pa.RecordBatch.from_pylist([part(path, len(values)) | {"deletes": []}], PLANNED)
-    (batch,) = reading((Column("v", 1, type_name, children), kind)).read([planned])
+    (batch,) = reading((IcebergColumn("v", 1, type_name, children), kind)).read([planned])
     read_values = batch.column(0)
     if pa.types.is_temporal(kind):
         read_values = read_values.view(pa.int32() if pa.types.is_date(kind) else pa.int64())
@@ -308,7 +312,7 @@ def test_avro_types(
 def test_avro_types_by_name(tmp_path: Path) -> None:
     fields = [{"name": name, "type": kind, "field-id": n} for n, (name, kind) in enumerate([("a", _UUID), ("b", "u")])]
     path = avro_file(tmp_path / "f.avro", fields, [{"a": UUID(int=5).bytes, "b": UUID(int=6).bytes}])
-    rows = read(reading((Column("b", 1, "uuid"), pa.string())), part(path))
+    rows = read(reading((IcebergColumn("b", 1, "uuid"), pa.string())), part(path))
     assert rows == [{"b": str(UUID(int=6))}]
 
 
@@ -387,8 +391,8 @@ def equality_delete(path: Path, table: pa.Table, ids: dict[str, int]) -> dict[st
     return delete_of(path) | {"content": 2, "equality_ids": list(ids.values())}
 
 
-A, B = Column("a", 1, "long"), Column("b", 2, "string")
-KEYS = (Leaf(1, A, pa.int64()), Leaf(2, B, pa.string()))
+A, B = IcebergColumn("a", 1, "long"), IcebergColumn("b", 2, "string")
+KEYS = (ComparedField(1, A, pa.int64()), ComparedField(2, B, pa.string()))
 
 
 def test_equality_deletes(tmp_path: Path) -> None:
@@ -398,7 +402,7 @@ def test_equality_deletes(tmp_path: Path) -> None:
     by_a = equality_delete(tmp_path / "1.parquet", pa.table({"a": pa.array([3, 9], pa.int64())}), {"a": 1})
     both = pa.table({"b": ["x", None, "q"], "a": pa.array([None, 2, 1], pa.int64())})
     by_both = equality_delete(tmp_path / "2.parquet", both, {"b": 2, "a": 1})
-    reader = reading((Column("c", 3, "int"), pa.int32()), (A, pa.int64()), keys=KEYS)
+    reader = reading((IcebergColumn("c", 3, "int"), pa.int32()), (A, pa.int64()), keys=KEYS)
     rows = read(reader, part(path, 5, deletes=[by_a, by_both]))
     assert rows == [{"c": None, "a": 1}, {"c": None, "a": 1}]
     without_a = write(tmp_path / "g.parquet", pa.table({"a": [1]}).select([]).append_column("b", [["x"]]))
@@ -413,7 +417,9 @@ def test_nested_equality_deletes(kind: str, tmp_path: Path, monkeypatch: pytest.
     schema = pa.schema([ided("s", struct, 1)])
     table = pa.table([pa.array([{"x": 1}, {"x": 2}, None], struct)], schema=schema)
     path = write_nested(tmp_path / f"f.{kind}", table)
-    key = Leaf(2, Column("s", 1, "struct", (Column("x", 2, "long"),)), pa.struct([("x", pa.int64())]))
+    key = ComparedField(
+        2, IcebergColumn("s", 1, "struct", (IcebergColumn("x", 2, "long"),)), pa.struct([("x", pa.int64())])
+    )
     reader = reading((METADATA_COLUMNS["_pos"], pa.int64()), keys=(key,))
     nested = pa.table([pa.array([{"x": 2}], struct)], schema=schema)
     pq.write_table(nested, tmp_path / "n.parquet")
@@ -427,7 +433,9 @@ def test_a_field_of_a_null_struct_has_no_default(tmp_path: Path) -> None:
     struct = pa.struct([ided("y", pa.int64(), 3)])
     table = pa.table([pa.array([{"y": 1}, None], struct)], schema=pa.schema([ided("s", struct, 1)]))
     path = write_nested(tmp_path / "f.parquet", table)
-    key = Leaf(2, Column("s", 1, "struct", (Column("x", 2, "long", default=5),)), pa.struct([("x", pa.int64())]))
+    key = ComparedField(
+        2, IcebergColumn("s", 1, "struct", (IcebergColumn("x", 2, "long", default=5),)), pa.struct([("x", pa.int64())])
+    )
     reader = reading((METADATA_COLUMNS["_pos"], pa.int64()), keys=(key,))
     fives = equality_delete(tmp_path / "d.parquet", pa.table({"x": [5]}), {"x": 2})
     assert [row["_pos"] for row in read(reader, part(path, deletes=[fives]))] == [1]
@@ -436,7 +444,7 @@ def test_a_field_of_a_null_struct_has_no_default(tmp_path: Path) -> None:
 def test_uuids_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "BATCH_ROWS", 2)
     path = write(tmp_path / "f.orc", pa.table({"u": pa.array([UUID(int=n).bytes for n in range(5)], pa.binary())}))
-    assert [row["u"] for row in read(reading((Column("u", 1, "uuid"), pa.string())), part(path))] == [
+    assert [row["u"] for row in read(reading((IcebergColumn("u", 1, "uuid"), pa.string())), part(path))] == [
         str(UUID(int=n)) for n in range(5)
     ]
 
@@ -493,7 +501,7 @@ def test_delete_files_are_opened_once_for_many_data_files(tmp_path: Path) -> Non
     reader = Counting()
     object.__setattr__(reader, "opened", [])
     rows = read(
-        replace(ROWS, reader=reader, keys=(Leaf(1, ID, pa.int64()),)),
+        replace(ROWS, reader=reader, keys=(ComparedField(1, ID, pa.int64()),)),
         *(part(path, 5, deletes=[positions, keys]) for path in paths),
     )
     assert [row["id"] for row in rows] == [0, 3, 4] * 3
@@ -517,7 +525,7 @@ def test_wide_rows_come_in_small_batches(tmp_path: Path, monkeypatch: pytest.Mon
     table = pa.table({"id": range(1000), "s": [f"{n:05}" * 200 for n in range(1000)]})
     path = write(tmp_path / "f.parquet", table, compression="none", use_dictionary=False)
     monkeypatch.setattr(data_file, "BATCH_BYTES", 100_000)
-    wide = reading((Column("s", 2, "string"), pa.string()))
+    wide = reading((IcebergColumn("s", 2, "string"), pa.string()))
     planned = pa.RecordBatch.from_pylist([part(path, 1000) | {"deletes": []}], PLANNED)
     assert max(len(batch) for batch in wide.read([planned])) <= 100
     assert len(list(ROWS.read([planned]))) == 1
@@ -657,22 +665,22 @@ def test_values_that_do_not_fit(
 ) -> None:
     path = write(tmp_path / "f.parquet", pa.table({"v": array}))
     with pytest.raises(CorruptFileError, match=message):
-        read(reading((Column("v", 1, type_name), kind)), part(path))
+        read(reading((IcebergColumn("v", 1, type_name), kind)), part(path))
 
 
 def test_nulls_in_required_columns(tmp_path: Path) -> None:
     inner = pa.struct([ided("x", pa.int32(), 2)])
     schema = pa.schema([ided("s", inner, 1)])
-    x = Column("x", 2, "int", required=True)
+    x = IcebergColumn("x", 2, "int", required=True)
     kind = pa.struct([pa.field("x", pa.int32(), nullable=False)])
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table([pa.array([None, {"x": 1}], inner)], schema=schema), path)
-    assert read(reading((Column("s", 1, "struct", (x,)), kind)), part(path)) == [{"s": None}, {"s": {"x": 1}}]
+    assert read(reading((IcebergColumn("s", 1, "struct", (x,)), kind)), part(path)) == [{"s": None}, {"s": {"x": 1}}]
     with pytest.raises(CorruptFileError, match=r"column s \(field id 1\) is required, and has nulls"):
-        read(reading((Column("s", 1, "struct", (x,), required=True), kind)), part(path))
+        read(reading((IcebergColumn("s", 1, "struct", (x,), required=True), kind)), part(path))
     pq.write_table(pa.table([pa.array([None, {"x": None}], inner)], schema=schema), path)
     with pytest.raises(CorruptFileError, match=r"column x \(field id 2\) is required, and has nulls"):
-        read(reading((Column("s", 1, "struct", (x,)), kind)), part(path))
+        read(reading((IcebergColumn("s", 1, "struct", (x,)), kind)), part(path))
 
 
 def test_avro_unions_are_refused(tmp_path: Path) -> None:
@@ -688,11 +696,14 @@ def test_avro_unions_are_refused(tmp_path: Path) -> None:
 MICROS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
 STAMP, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 NESTED_STAMPS = (
-    (Column("n", 1, "long"), pa.int64()),
-    (Column("a", 2, "timestamp"), STAMP),
-    (Column("s", 3, "struct", (Column("t", 4, "timestamptz"),)), pa.struct([("t", ZONED)])),
-    (Column("l", 5, "list", (Column("element", 7, "timestamp"),)), pa.list_(STAMP)),
-    (Column("m", 6, "map", (Column("key", 8, "int"), Column("value", 9, "timestamptz"))), pa.map_(pa.int32(), ZONED)),
+    (IcebergColumn("n", 1, "long"), pa.int64()),
+    (IcebergColumn("a", 2, "timestamp"), STAMP),
+    (IcebergColumn("s", 3, "struct", (IcebergColumn("t", 4, "timestamptz"),)), pa.struct([("t", ZONED)])),
+    (IcebergColumn("l", 5, "list", (IcebergColumn("element", 7, "timestamp"),)), pa.list_(STAMP)),
+    (
+        IcebergColumn("m", 6, "map", (IcebergColumn("key", 8, "int"), IcebergColumn("value", 9, "timestamptz"))),
+        pa.map_(pa.int32(), ZONED),
+    ),
 )
 
 
@@ -735,13 +746,13 @@ def test_orc_timestamps_of_every_encoding(codec: str, tmp_path: Path, monkeypatc
         [0] * 100,
     ]
     used: list[int] = []
-    runs = orc_timestamps.decoded_runs
+    runs = orc_parts.decoded_runs
 
     def noted(data: bytes) -> Iterator[Any]:
         used.append(data[0] >> 6)
         return runs(data)
 
-    monkeypatch.setattr(orc_timestamps, "decoded_runs", noted)
+    monkeypatch.setattr(orc_parts, "decoded_runs", noted)
     for places in fractions:
         assert_orc_stamps([year_9999 + place for place in places], tmp_path / "f.orc", codec)
     assert set(used) == {0, 1, 2, 3}

@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import sparkmeta as sm
 from sparkmeta.errors import from_spark
-from sparkmeta.rows.handover import FILES, NUMBER, POSITION, read_files, understands_logs
+from sparkmeta.rows.planned import FILES, NUMBER, POSITION, read_files, understands_logs
 from sparkmeta.session import is_connect
 from sparkmeta.settings import Settings
 from tests.conftest import configured

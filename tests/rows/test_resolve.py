@@ -14,18 +14,27 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
-from sparkmeta.rows.file_schema import file_columns
-from sparkmeta.rows.projected import identity_sources, projected_column
-from sparkmeta.rows.resolve import Column, FromDefault, FromFile, FromPartition, MappedName, Null, can_read, resolve
+from sparkmeta.rows.columns import identity_sources, projected_column
+from sparkmeta.rows.data_file import file_columns
+from sparkmeta.rows.resolve import (
+    FromDefault,
+    FromFile,
+    FromPartition,
+    IcebergColumn,
+    MappedName,
+    Null,
+    can_read,
+    resolve,
+)
 
 FILE = "file:///table/data/a.parquet"
 
 
-def col(name: str, field_id: int | None, kind: str = "int", *children: Column, **more: Any) -> Column:
-    return Column(name, field_id, kind, children, **more)
+def col(name: str, field_id: int | None, kind: str = "int", *children: IcebergColumn, **more: Any) -> IcebergColumn:
+    return IcebergColumn(name, field_id, kind, children, **more)
 
 
-def struct(name: str, field_id: int | None, *children: Column) -> Column:
+def struct(name: str, field_id: int | None, *children: IcebergColumn) -> IcebergColumn:
     return col(name, field_id, "struct", *children)
 
 
@@ -112,7 +121,7 @@ MAP = col("m", 8, "map", col("key", 9, "string"), struct("value", 10, col("x", 1
         pytest.param([col("s", 3, "unknown")], [struct("s", 3, A)], {}, "s<-s", id="a struct that was always null"),
     ],
 )
-def test_source(file: list[Column], projected: list[Column], more: dict[str, Any], expected: str) -> None:
+def test_source(file: list[IcebergColumn], projected: list[IcebergColumn], more: dict[str, Any], expected: str) -> None:
     assert text_of(resolve(file, projected, FILE, **more)) == expected
 
 
@@ -129,7 +138,7 @@ def test_source(file: list[Column], projected: list[Column], more: dict[str, Any
         ([struct("s", 3, A)], [struct("s", 3, col("b", 2, required=True))], "column s.b is None"),
     ],
 )
-def test_contradiction(file: list[Column], projected: list[Column], message: str) -> None:
+def test_contradiction(file: list[IcebergColumn], projected: list[IcebergColumn], message: str) -> None:
     with pytest.raises(CorruptFileError) as error:
         resolve(file, projected, FILE)
     assert message in str(error.value)
@@ -209,12 +218,12 @@ def test_identity_sources() -> None:
 
 
 # A schema of structs, by ids: None for a primitive, else the ids of the struct's fields.
-def trees(ids: list[int]) -> st.SearchStrategy[tuple[Column, ...]]:
+def trees(ids: list[int]) -> st.SearchStrategy[tuple[IcebergColumn, ...]]:
     """Schemas whose field ids are drawn from a list, each at most once and always at the same place."""
     outer = [place for place in ids if place < 10]
 
     @st.composite
-    def make(draw: st.DrawFn) -> tuple[Column, ...]:
+    def make(draw: st.DrawFn) -> tuple[IcebergColumn, ...]:
         columns = []
         for number in draw(st.lists(st.sampled_from(outer), unique=True)):
             inner = draw(st.lists(st.sampled_from([number * 10 + place for place in range(4)]), unique=True))
@@ -226,17 +235,17 @@ def trees(ids: list[int]) -> st.SearchStrategy[tuple[Column, ...]]:
     return make()
 
 
-def by_id(columns: tuple[Column, ...]) -> dict[int | None, Column]:
+def by_id(columns: tuple[IcebergColumn, ...]) -> dict[int | None, IcebergColumn]:
     return {column.id: column for column in columns}
 
 
 @given(trees(list(range(1, 8))), trees(list(range(1, 8))), st.sets(st.integers(1, 80)))
 def test_every_column_has_its_source(
-    file: tuple[Column, ...], projected: tuple[Column, ...], partition_ids: set[int]
+    file: tuple[IcebergColumn, ...], projected: tuple[IcebergColumn, ...], partition_ids: set[int]
 ) -> None:
     """Whatever both schemas are: a column of the file where ids agree, else the partition's, else null."""
 
-    def check(sources: tuple[Any, ...], wanted: tuple[Column, ...], there: tuple[Column, ...]) -> None:
+    def check(sources: tuple[Any, ...], wanted: tuple[IcebergColumn, ...], there: tuple[IcebergColumn, ...]) -> None:
         assert [source.column for source in sources] == list(wanted)
         for source in sources:
             physical = by_id(there).get(source.column.id)

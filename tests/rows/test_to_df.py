@@ -487,7 +487,7 @@ def test_deleted_positions_are_counted_without_reading_rows(
     def read(*_: object) -> None:
         pytest.fail("rows are read")
 
-    monkeypatch.setattr("sparkmeta.rows.count.rows_of", read)
+    monkeypatch.setattr("sparkmeta.rows.read.rows_of", read)
     assert [table.scan().count(), table.scan("p = 'a'").count()] == expected
 
 
@@ -496,7 +496,7 @@ def test_few_vectors_are_counted_without_a_job(
 ) -> None:
     table = load(spark, corpus, "deletes_by_file_v3")
     expected = table.scan().to_df().count()
-    monkeypatch.setattr("sparkmeta.rows.count.plan_rows", lambda _: pytest.fail("a job runs"))
+    monkeypatch.setattr("sparkmeta.rows.read.plan_rows", lambda _: pytest.fail("a job runs"))
     with configured(spark, {"spark.sparkmeta.planning": "auto"}):
         assert table.scan().count() == expected
 

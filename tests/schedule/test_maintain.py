@@ -15,12 +15,9 @@ from click.testing import CliRunner
 
 import sparkmeta as sm
 from sparkmeta.cli import main
+from sparkmeta.cli.schedule import JOBS, choose_tables, read_config, run_maintenance
 from sparkmeta.errors import CatalogError, ValidationError
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.schedule.config import read_config
-from sparkmeta.schedule.jobs import JOBS
-from sparkmeta.schedule.run import run_maintenance
-from sparkmeta.schedule.tables import choose_tables
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.test_transaction import SCHEMA, SPEC
 from tests.maintain.test_compact import EAGER, append, delete, seen
@@ -137,7 +134,7 @@ def test_catalogs_and_namespaces_that_fail(tmp_path: Path, monkeypatch: pytest.M
         (lambda *_, **__: Listed(), {"a.*": "PermissionError: a is not yours", "b.t": "OSError: t is gone"}),
         (lambda *_, **__: 1 / 0, {"*": "ZeroDivisionError: division by zero"}),
     ):
-        monkeypatch.setattr("sparkmeta.schedule.tables.load_catalog", catalog)
+        monkeypatch.setattr("sparkmeta.cli.schedule.load_catalog", catalog)
         logged = list[str]()
         results = list(run_maintenance(config, session, commit=False, log=logged.append))
         assert {result.table: result.error for result in results} == expected
@@ -164,7 +161,7 @@ def test_a_namespace_that_cannot_be_listed_fails_groups_with_a_pattern_for_it(
     names: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group before it has a pattern, so that the catalog is listed."""
-    monkeypatch.setattr("sparkmeta.schedule.tables.load_catalog", lambda *_, **__: Listed())
+    monkeypatch.setattr("sparkmeta.cli.schedule.load_catalog", lambda *_, **__: Listed())
     groups = [f"[[tables]]\ncatalog = 'c'\nnames = {texts!r}\n" for texts in (["*.none"], names)]
     tables = choose_tables(read_config(written(tmp_path / "c.toml", "".join(groups))))
     assert [table.name for table in tables if table.place == 0] == ["a.*"]

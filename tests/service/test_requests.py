@@ -28,13 +28,10 @@ import sparkmeta as sm
 from sparkmeta.errors import FileAccessError
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.service import app, plans
-from sparkmeta.service.access import ANYBODY, Principal, Principals, one_token, principals_from_json
-from sparkmeta.service.errors import ApiError
-from sparkmeta.service.options import ServeOptions
-from sparkmeta.service.pages import PageWriter, cut_pages
-from sparkmeta.service.requests import parse_plan_request
-from sparkmeta.service.spool import Spool
-from sparkmeta.service.tables import Tables
+from sparkmeta.service.access import ANYBODY, Principal, Principals, ServeOptions, one_token, principals_from_json
+from sparkmeta.service.pages import PageWriter, Spool, cut_pages
+from sparkmeta.service.plans import Tables
+from sparkmeta.service.requests import ApiError, parse_plan_request
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
 from tests.service.serving import Client, Gate, LocatedTables, eventually, served

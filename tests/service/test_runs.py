@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sparkmeta.service import runs as module
-from sparkmeta.service.errors import ApiError, busy
-from sparkmeta.service.options import ServeOptions
+from sparkmeta.service import planning as module
+from sparkmeta.service.access import ServeOptions
+from sparkmeta.service.planning import Run, Runs
 from sparkmeta.service.plans import Pages
-from sparkmeta.service.runs import Run, Runs
+from sparkmeta.service.requests import ApiError, busy
 
 KEEP = 100.0
 

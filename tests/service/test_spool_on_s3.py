@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkmeta.service.spool import Spool
+from sparkmeta.service.pages import Spool
 from sparkmeta.storage.files import IOFiles
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY
 from tests.service.serving import Client, eventually, served

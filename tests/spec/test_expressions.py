@@ -13,16 +13,21 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform, VoidTransform
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError, ValidationError
-from sparkmeta.spec.expressions import Expression, expression_from_json, expression_to_json
 from sparkmeta.spec.metadata import (
     LAYOUT_REVISION,
     LAYOUT_REVISION_KEY,
     TableMetadataV4,
+    add_expressions,
     parse_table_metadata,
     serialize_table_metadata,
 )
-from sparkmeta.spec.partitioning import UnknownTransform, partition_spec_to_json
-from sparkmeta.spec.table_expressions import add_expressions
+from sparkmeta.spec.partitioning import (
+    Expression,
+    UnknownTransform,
+    expression_from_json,
+    expression_to_json,
+    partition_spec_to_json,
+)
 from tests.spec.table_metadata import LOCATION, changed, encoded, v4, without
 
 FIELDS = [

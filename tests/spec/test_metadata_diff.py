@@ -20,8 +20,7 @@ from pyiceberg.table.update import (
 
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.spec.metadata import TableMetadata, parse_table_metadata, serialize_table_metadata
-from sparkmeta.spec.metadata_diff import changed_parts, has_changes, requirements_of, updates_of
-from sparkmeta.spec.updates import update_table_metadata
+from sparkmeta.spec.updates import changed_parts, has_changes, requirements_of, update_table_metadata, updates_of
 from sparkmeta.spec.upgrade import upgrade_metadata
 from tests.spec.table_metadata import LOCATION, VERSIONS, encoded
 from tests.spec.test_updates import FIRST, NEW_FIELD, UPDATES, added, branch, snapshot

@@ -22,7 +22,7 @@ from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.puffin import (
     MAGIC,
     Blob,
-    BlobMetadata,
+    FooterBlob,
     PuffinFile,
     deletion_vector_blob,
     read_blob,
@@ -48,7 +48,7 @@ def test_footer(lz4: bool) -> None:
     data = puffin_file([FIRST, SECOND | {"properties": {"a": "b"}}], lz4=lz4, properties={"created-by": "me"})
     footer = read_footer(data, "p")
     assert footer.properties == {"created-by": "me"}
-    assert footer.blobs[0] == BlobMetadata("some-blob", (1,), 2, 1, 4, 9, None, {})
+    assert footer.blobs[0] == FooterBlob("some-blob", (1,), 2, 1, 4, 9, None, {})
     assert [read_blob(data, blob, "p") for blob in footer.blobs] == [b"abcdefghi", b"01234"]
     assert footer.blobs[1].properties == {"a": "b"}
 

@@ -13,7 +13,7 @@ from pyiceberg.table.snapshots import Summary as IcebergSummary
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.spec.entry import FileKind
-from sparkmeta.spec.snapshot import Snapshot, Summary
+from sparkmeta.spec.metadata_model import Snapshot, Summary
 from sparkmeta.spec.summary import SnapshotSummaryBuilder, UpdateMetrics, totals
 
 NO_MANIFESTS = {"manifests-created": "0", "manifests-kept": "0", "manifests-replaced": "0"}

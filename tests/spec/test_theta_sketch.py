@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkmeta.spec.theta_sketch import MOST_HASHES, ThetaSketch, hash_bytes, hash_numbers
+from sparkmeta.spec.puffin import MOST_HASHES, ThetaSketch, hash_bytes, hash_numbers
 
 
 def of_numbers(*values: int) -> ThetaSketch:

@@ -365,7 +365,7 @@ def test_models_of_pyiceberg_become_ours() -> None:
     statistics = UPDATES["statistics"][0]
     after = update_table_metadata(tree(), [added(theirs), branch("main", 99), statistics], "s3://v2.json")  # type: ignore[arg-type]
     for models in (after.snapshots, after.snapshot_log, after.metadata_log, after.statistics, [*after.refs.values()]):
-        assert {type(model).__module__ for model in models} == {"sparkmeta.spec.snapshot"}
+        assert {type(model).__module__ for model in models} == {"sparkmeta.spec.metadata_model"}
     assert after.snapshots[-1].operation == "append"
     assert written(after)["snapshots"][-1]["manifest-list"] == "s3://l"
 

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from sparkmeta.errors import CorruptFileError, NoSuchTableError, NoSuchViewError, UnsupportedError
 from sparkmeta.spec.metadata import parse_table_metadata
-from sparkmeta.spec.view_metadata import OtherRepresentation, ViewMetadata, parse_view_metadata, serialize_view_metadata
-from sparkmeta.spec.view_updates import set_view_properties
+from sparkmeta.spec.view_metadata import (
+    OtherRepresentation,
+    ViewMetadata,
+    parse_view_metadata,
+    serialize_view_metadata,
+    set_view_properties,
+)
 from tests.spec.table_metadata import v2
 from tests.spec.view_metadata import LOCATION, draft_example, example
 

@@ -18,10 +18,13 @@ from sparkmeta.spec.view_metadata import (
     SQLViewRepresentation,
     ViewMetadata,
     ViewVersion,
+    new_view,
     parse_view_metadata,
+    replace_view,
+    roll_back_view,
     serialize_view_metadata,
+    set_view_properties,
 )
-from sparkmeta.spec.view_updates import new_view, replace_view, roll_back_view, set_view_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,13 +13,12 @@ from pyspark.errors import PySparkException
 
 from sparkmeta.catalog.iceberg import _Locating
 from sparkmeta.errors import NotFoundError, UnsupportedError
-from sparkmeta.storage.access import executor_reader, files_for
 from sparkmeta.storage.content import open_io
 from sparkmeta.storage.executors import ExecutorReader
-from sparkmeta.storage.files import Files, FileStatus, IOFiles, LocalFiles, SparkFiles
+from sparkmeta.storage.files import Files, FileStatus, IOFiles, LocalFiles, SparkFiles, executor_reader, files_for
+from sparkmeta.storage.listing import walk_io
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.reading import binary_files, passed_over
-from sparkmeta.storage.walking import walk_io
 from tests.conftest import SEPARATE
 
 if TYPE_CHECKING:

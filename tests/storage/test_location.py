@@ -19,7 +19,7 @@ from sparkmeta.storage.location import (
     spark_name_key,
     spark_path_key,
 )
-from sparkmeta.storage.location_columns import location_key, path_key
+from sparkmeta.storage.reading import location_key, path_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkmeta.errors import NotFoundError
-from sparkmeta.storage import ranges
+from sparkmeta.storage import content
+from sparkmeta.storage.content import FileRange, read_ranges, request_count
 from sparkmeta.storage.files import LocalFiles
-from sparkmeta.storage.ranges import FileRange, read_ranges, request_count
 
 GAP, LARGEST = 10, 50
 CONTENT = bytes(range(200))
@@ -33,17 +33,17 @@ class Memory:
 
 
 def read(reader: Memory, ranges: list[FileRange]) -> list[bytes]:
-    contents = dict(read_ranges(reader, ranges))
-    assert len(reader.requests) == request_count(ranges)
-    assert [*range(len(ranges))] == sorted(contents)
-    return [contents[place] for place in range(len(ranges))]
+    contents = dict(read_ranges(reader, content))
+    assert len(reader.requests) == request_count(content)
+    assert [*range(len(content))] == sorted(contents)
+    return [contents[place] for place in range(len(content))]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_limits() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "_LARGEST_GAP", GAP)
-        patch.setattr(ranges, "_LARGEST_REQUEST", LARGEST)
+        patch.setattr(content, "_LARGEST_GAP", GAP)
+        patch.setattr(content, "_LARGEST_REQUEST", LARGEST)
         yield
 
 
@@ -52,9 +52,9 @@ def _small_limits() -> object:
 def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
     """For ranges in any order, overlapping or beyond the file's end."""
     reader = Memory()
-    assert read(reader, ranges) == [Memory().read_range(*part) for part in ranges]
-    joined = [part.size for part in reader.requests if part not in ranges]
-    assert len(reader.requests) <= len(ranges)
+    assert read(reader, content) == [Memory().read_range(*part) for part in content]
+    joined = [part.size for part in reader.requests if part not in content]
+    assert len(reader.requests) <= len(content)
     assert max(joined, default=0) <= LARGEST
 
 
@@ -73,21 +73,21 @@ def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
 )
 def test_neighbours_are_one_request(ranges: list[tuple[str, int, int]], requests: list[tuple[str, int, int]]) -> None:
     reader = Memory()
-    read(reader, [FileRange(*part) for part in ranges])
+    read(reader, [FileRange(*part) for part in content])
     assert sorted(reader.requests) == requests
 
 
 def test_requests_run_side_by_side() -> None:
     """Each request waits until all of them run."""
-    ranges = [FileRange(str(number), 0, 3) for number in range(16)]
-    assert read(Memory(Barrier(16)), ranges) == [CONTENT[:3]] * 16
+    content = [FileRange(str(number), 0, 3) for number in range(16)]
+    assert read(Memory(Barrier(16)), content) == [CONTENT[:3]] * 16
 
 
 @pytest.mark.parametrize(("size", "running"), [(3, 16), (300, 2), (900, 1)])
 def test_requests_wait_for_their_bytes_to_be_taken(size: int, running: int) -> None:
     reader = Memory()
-    ranges = [FileRange(str(number), 0, size) for number in range(100)]
-    taken = read_ranges(reader, ranges)
+    content = [FileRange(str(number), 0, size) for number in range(100)]
+    taken = read_ranges(reader, content)
     next(taken)
     assert len(reader.requests) <= running
     taken.close()
@@ -103,13 +103,13 @@ def test_items_are_read_ahead_in_order() -> None:
             meeting.wait(timeout=60)
         return -item
 
-    ahead = ranges.read_ahead(range(40), read_item, lambda _: 1)
+    ahead = content.read_ahead(range(40), read_item, lambda _: 1)
     assert next(ahead) == (0, 0)
     assert max(begun) < 17
     assert list(ahead) == [(item, -item) for item in range(1, 40)]
 
 
 def test_a_missing_file_is_named() -> None:
-    ranges = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
+    content = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
     with pytest.raises(NotFoundError, match="file:///no/0"):
-        list(read_ranges(LocalFiles(), ranges))
+        list(read_ranges(LocalFiles(), content))

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkmeta.errors import CorruptFileError, FileAccessError, NotFoundError
+from sparkmeta.manifests.v4.decode import RangedFile
 from sparkmeta.manifests.v4.layout import open_manifest
-from sparkmeta.manifests.v4.search import RangedFile
+from sparkmeta.storage.content import translated_read_errors
 from sparkmeta.storage.files import LocalFiles
-from sparkmeta.storage.read_errors import translated_read_errors
 from tests.faults import Fault, FaultyFiles, Kind
 
 

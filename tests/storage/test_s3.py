@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkmeta.errors import FileAccessError, FileAlreadyExistsError, NotFoundError, UnsupportedError
-from sparkmeta.storage import requests, writing
-from sparkmeta.storage.access import executor_reader, executor_writer
-from sparkmeta.storage.files import IOFiles
-from sparkmeta.storage.secrets import without_secrets
-from sparkmeta.storage.walking import walk_io
+from sparkmeta.storage import content, writing
+from sparkmeta.storage.content import without_secrets
+from sparkmeta.storage.files import IOFiles, executor_reader, executor_writer
+from sparkmeta.storage.listing import walk_io
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, Request, S3Server, methods
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def folder(s3: S3Server) -> str:
 @pytest.fixture
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waits between attempts."""
-    monkeypatch.setattr(requests, "_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(content, "_WAITS", (0.0, 0.0))
 
 
 def refused_first(number: int, status: int = 503) -> Callable[[Request], int]:
@@ -70,9 +69,9 @@ def test_what_is_read_with_how_many_requests(
         (lambda: reader.read_range(f"{folder}/f", -2, 5), b"", {"HEAD": 1}),
         (lambda: reader.length(f"{folder}/f"), len(CONTENT), {"HEAD": 1}),
     ]
-    for number, (read, content, expected) in enumerate(cases):
+    for number, (read, result, expected) in enumerate(cases):
         with s3.counted() as sent:
-            assert read() == content, number
+            assert read() == result, number
         assert methods(sent) == expected, number
 
 
@@ -161,7 +160,7 @@ def test_a_busy_store_is_asked_again(s3: S3Server, folder: str) -> None:
 
 
 def test_a_store_that_stays_busy(s3: S3Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_WAITS", ())
+    monkeypatch.setattr(content, "_WAITS", ())
     with s3.faulty(refuses=lambda _: 503), pytest.raises(FileAccessError, match=f"^{folder}/f: .*503"):
         IOFiles(s3.io("pyarrow")).read(f"{folder}/f")
 

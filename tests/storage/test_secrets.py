@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkmeta.storage.secrets import secrets_in, without_secrets
+from sparkmeta.storage.content import secrets_in, without_secrets
 
 PROPERTIES: list[tuple[dict[str, Any], str]] = [
     ({"uri": "postgresql://me:the-passw0rd@host/db"}, "the-passw0rd"),

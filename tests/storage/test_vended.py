@@ -11,10 +11,9 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import load_file_io
 
 import sparkmeta as sm
-from sparkmeta.storage import requests, vended
-from sparkmeta.storage.access import executor_reader
-from sparkmeta.storage.files import IOFiles
-from sparkmeta.storage.vended import VendedIO
+from sparkmeta.storage import content
+from sparkmeta.storage.content import VendedIO
+from sparkmeta.storage.files import IOFiles, executor_reader
 from tests.conftest import configured
 from tests.rest.proxy import rest_proxy
 from tests.s3 import BUCKET, FILE_IOS, SECRET_KEY, S3Server
@@ -46,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(vended, "time", clock)
+    monkeypatch.setattr(content, "time", clock)
     return clock
 
 
@@ -127,7 +126,7 @@ def test_expired_credentials(
     spark: SparkSession, vendor: Vendor, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line names the catalog and the table, whether the catalog has said when they expire, or the store does."""
-    monkeypatch.setattr(requests, "_WAITS", ())
+    monkeypatch.setattr(content, "_WAITS", ())
     # PyArrow asks for the file's size first, and the answer to HEAD has no text.
     for tells in (True,) if "pyarrow" in vendor.properties["py-io-impl"] else (True, False):
         vendor.tells = tells

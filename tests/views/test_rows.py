@@ -18,8 +18,7 @@ from sparkmeta import NoSuchTableError, UnsupportedError, ValidationError, load_
 from sparkmeta.catalog.filesystem import FileSystemCatalog
 from sparkmeta.catalog.views import FileSystemViews
 from sparkmeta.errors import from_spark
-from sparkmeta.spec.view_metadata import ViewVersion
-from sparkmeta.spec.view_updates import new_view
+from sparkmeta.spec.view_metadata import ViewVersion, new_view
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.views.view import as_version
 from tests.conftest import configured, iceberg_catalog

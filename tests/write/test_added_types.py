@@ -18,7 +18,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 import sparkmeta as sm
-from sparkmeta.avro.container_writer import container_blocks, container_header
+from sparkmeta.avro.container import container_blocks, container_header
 from sparkmeta.write.add_files import existing_files
 from tests.maintain.test_expire import opened
 from tests.peers.java import Java

@@ -36,9 +36,8 @@ from pyiceberg.types import (
 )
 
 import sparkmeta as sm
-from sparkmeta.data_files.orc_file import OrcOutput
-from sparkmeta.data_files.parquet_file import ParquetOutput, Written
 from sparkmeta.write.files import data_file_tasks
+from sparkmeta.write.formats import OrcOutput, ParquetOutput, Written
 from sparkmeta.write.tasks import PARTITION_COLUMN
 from tests.conftest import configured
 from tests.rows.comparison import row_texts

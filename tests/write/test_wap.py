@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.cli.describe import description
+from sparkmeta.cli.commands import description
 from sparkmeta.errors import ValidationError
 from sparkmeta.service.plans import scan_of
 from sparkmeta.service.requests import PlanRequest

@@ -1,8 +1,4 @@
-"""Convert V4 manifests between Parquet files with field ids and Arrow tables. Without Spark: tasks import this.
-
-In memory, every V4 entry is a row of `tree_schema`: all fields of the content entry, and stats of the table's columns.
-Files omit fields that their kind of manifest can't have, and stats that no row has.
-"""
+"""The layout of V4 manifests: Parquet files with field ids as Arrow tables. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -11,29 +7,77 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type, inverted, promoted_days
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.field_ids import field_id, with_field_id
-from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.entries.arrays import CONTENT_STATS, EntryProjection, SpecTuples, field_id, whole, with_field_id
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import (
+    BOUNDS,
     CONTENT_ENTRY,
+    CONTENT_STATS_ID,
     DELETION_VECTOR,
     MANIFEST_STATS,
     ROW_ID_OFFSET,
     VERSION_INFO,
     FieldSpec,
     Status,
+    full_stats_struct,
+    stats_children,
+    stats_struct_id,
 )
-from sparkmeta.spec.stats import BOUNDS, CONTENT_STATS_ID, full_stats_struct, stats_children, stats_struct_id
-from sparkmeta.storage.read_errors import translated_read_errors
+from sparkmeta.storage.content import translated_read_errors
+
+# -- The types of values in a table's V4 manifests. Without Spark: tasks import this ----------------------------------
+
+
+# Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones.
+TupleSources = Mapping[int, Sequence[tuple[int, int]]]
+
+
+def stats_of_fields(sources: TupleSources) -> dict[int, int]:
+    """Return partition field id -> id of the stats that hold its values."""
+    return {field_id: source for fields in sources.values() for field_id, source in fields}
+
+
+@dataclass(frozen=True)
+class TreeTypes:
+    """The types of a table's V4 manifests. Picklable.
+
+    Attributes:
+        stats: ids of columns and expressions that may have stats -> Iceberg type names.
+        columns: the ids in `stats` that are columns of a schema.
+        spec_fields: spec id -> (partition field id, Iceberg type name) of its fields.
+        sources: see `TupleSources`.
+        spec_tuples: see `EntryProjection`.
+    """
+
+    stats: Mapping[int, str]
+    columns: frozenset[int]
+    spec_fields: Mapping[int, Sequence[tuple[int, str]]]
+    sources: TupleSources
+    spec_tuples: SpecTuples = ()
+
+    ALWAYS_READ: ClassVar = ("content_type", "version_info", "partition_spec_id", "record_count")
+    """Fields of entries that are read for every projection."""
+
+    def stats_of(self, projection: EntryProjection) -> dict[int, str]:
+        """Return the stats to read for a projection: those that it names, and those that hold partition values."""
+        ids, partition = set(dict(projection.stats)), dict(projection.partition)
+        for fields in self.sources.values():
+            ids.update(source for field_id, source in fields if field_id in partition)
+        return {field_id: name for field_id, name in self.stats.items() if field_id in ids}
+
+
+# -- Convert V4 manifests between Parquet files with field ids and Arrow tables. Without Spark: tasks import this
+# In memory, every V4 entry is a row of `tree_schema`: all fields of the content entry, and stats of the table's
+# columns. Files omit fields that their kind of manifest can't have, and stats that no row has.
+
 
 ROOT = "root"
 DATA = "data"

@@ -15,16 +15,22 @@ from pyspark.sql import functions as F
 from sparkmeta.arrow_types import spark_schema, spark_type_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.comparison import unpushed
+from sparkmeta.columns.conditions import unpushed
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import narrowed
+from sparkmeta.entries.arrays import (
+    CONTENT_STATS,
+    MANIFEST,
+    ORDINAL,
+    PARTITION,
+    EntryProjection,
+    narrowed,
+    stats_struct,
+)
 from sparkmeta.entries.locations import ENTRY_LOCATIONS
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
-from sparkmeta.manifests.v4.types import TupleSources
+from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, ROW_ID_OFFSET, FieldSpec, Status
+from sparkmeta.spec.entry import BOUNDS, CONTENT_ENTRY, DELETE_FILE_PATH_ID, ROW_ID_OFFSET, FieldSpec, Status
 from sparkmeta.spec.locations import SCHEME, Locations
-from sparkmeta.spec.stats import BOUNDS
 from sparkmeta.storage.location import PATH_KEY, spark_name_key, spark_path_key
 from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 

@@ -17,12 +17,10 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import narrowed, whole
-from sparkmeta.entries.counts import manifest_counts
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
+from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, manifest_counts, narrowed, whole
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
+from sparkmeta.manifests.v4.layout import TreeTypes, TupleSources, stats_of_fields
 from sparkmeta.manifests.v4.root import Root, read_root, version
-from sparkmeta.manifests.v4.types import TreeTypes, TupleSources, stats_of_fields
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType
 from sparkmeta.spec.locations import Locations
 

@@ -18,37 +18,43 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.arrays import MANIFEST, EntryProjection, whole
 from sparkmeta.plan import costs
-from sparkmeta.plan.deletes.facts import FACTS, all_apply, compared_ids, compares, none_applies
-from sparkmeta.plan.deletes.groups import GROUP, delete_groups, refuse_second_dvs
-from sparkmeta.plan.deletes.keys import (
+from sparkmeta.plan.deletes.groups import (
+    FACTS,
+    GROUP,
     KEY,
     OF_FILE,
     OF_PARTITION,
     OF_TABLE,
+    all_apply,
+    compared_ids,
+    compares,
     data_key,
+    delete_groups,
     dv_path,
     file_key,
     is_of_file,
     is_of_partition,
+    none_applies,
+    refuse_second_dvs,
     table_key,
 )
 from sparkmeta.plan.deletes.rules import (
     DATA_WITHOUT_SEQUENCE,
     FOREIGN_DELETE,
     OLDER_DV,
+    SEQUENCE,
     TWO_DVS,
     UNKNOWN_FILE,
     Check,
-    Rule,
+    DeleteRule,
     consistent,
+    data_view,
+    delete_struct,
+    may_share_values,
 )
-from sparkmeta.plan.deletes.stats import may_share_values
-from sparkmeta.plan.deletes.views import SEQUENCE, data_view, delete_struct
-from sparkmeta.plan.filter import is_live
-from sparkmeta.plan.rows import DELETES, DELETES_TYPE, NO_DELETES, public_delete, shown_deletes
+from sparkmeta.plan.filter import DELETES, DELETES_TYPE, NO_DELETES, is_live_entry, public_delete, shown_deletes
 from sparkmeta.session import selectable_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -57,8 +63,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.plan.deletes.entries import DeleteEntries
-    from sparkmeta.plan.deletes.groups import DeleteGroups
+    from sparkmeta.plan.deletes.groups import DeleteEntries, DeleteGroups
     from sparkmeta.state import TableState
 
 _NO_OWNER: Final = -1
@@ -100,7 +105,7 @@ def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, sta
     )
     attached = joined.where(checked.text).selectExpr("*", shown_deletes(shown)).drop(_PATH, _DV)
     narrow = EntryProjection.of(("version_info", "referenced_file"))
-    repeated = _files_with_two_dvs(state.entries(deletes.manifests, narrow).where(is_live().text))
+    repeated = _files_with_two_dvs(state.entries(deletes.manifests, narrow).where(is_live_entry().text))
     marked = attached.join(repeated, F.expr(f"location = {_PATH}"), "left")
     return marked.where(consistent((TWO_DVS, sql.col(_PATH).isNotNull(), (location,))).text).drop(_PATH)
 
@@ -354,7 +359,7 @@ def _consistent_group(group: Sql, deletes: DeleteEntries, state: TableState) -> 
     view = data_view(state)
     location = sql.col("location")
     checks: list[Check] = [(DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, {}), (location,))]
-    contradictions: list[tuple[Rule, Callable[[Sql], Sql]]] = [
+    contradictions: list[tuple[DeleteRule, Callable[[Sql], Sql]]] = [
         *((rule, partial(rule.broken, view)) for rule in (OLDER_DV, FOREIGN_DELETE)),
         *((UNKNOWN_FILE, misplaced) for misplaced in _misplaced(deletes)),
     ]

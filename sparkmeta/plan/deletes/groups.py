@@ -1,9 +1,11 @@
-"""Deletes grouped by data file, partition or table, each group an array in ascending sequence number."""
+"""Deletes grouped by what they apply to: a data file, a partition or the table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -12,17 +14,252 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import whole
-from sparkmeta.plan.deletes.facts import FACTS, group_facts
-from sparkmeta.plan.deletes.keys import KEY, OF_FILE, OF_PARTITION, OF_TABLE, delete_key
-from sparkmeta.plan.deletes.rules import TWO_DVS, repeated_paths, second_dv
-from sparkmeta.plan.deletes.views import delete_struct, is_global
+from sparkmeta.plan.choose import delete_projection, equality_ids, only_dvs
+from sparkmeta.plan.deletes.rules import (
+    NO_COLUMNS,
+    NOT_A_DV,
+    SEQUENCE,
+    TWO_DVS,
+    data_path,
+    delete_struct,
+    entry_view,
+    extreme_bounds,
+    extremes_decide,
+    is_global,
+    is_global_delete,
+    meets_all,
+    partition_key,
+    repeated_paths,
+    second_dv,
+)
+from sparkmeta.plan.filter import matching_deletes
+from sparkmeta.plan.pairs import owners
 from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
-    from sparkmeta.plan.deletes.entries import DeleteEntries
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.plan.choose import Choice
     from sparkmeta.state import TableState
+
+
+# -- The delete entries of a scan that joins match with data files ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeleteEntries:
+    """The live delete entries of a scan.
+
+    Attributes:
+        entries: None if the scan opens no delete manifest.
+        manifests: the manifests of the entries.
+        equality_ids: every column that an equality delete compares; data stats are read for these.
+        broadcast: whether the entries are few enough to be broadcast.
+        only_dvs: whether all are deletion vectors that name their data file.
+        on_driver: whether they are few rows on the driver, which groups them faster than a job would.
+        data_on_driver: whether the data entries are there too.
+        owners: small id of a leaf of a tree -> that of the data leaf that it is affiliated to.
+    """
+
+    entries: DataFrame | None
+    manifests: pa.Table
+    equality_ids: frozenset[int]
+    broadcast: bool = False
+    only_dvs: bool = False
+    on_driver: bool = False
+    data_on_driver: bool = False
+    owners: Mapping[int, int] = field(default_factory=dict)
+
+    def sized(self, frame: DataFrame) -> DataFrame:
+        """Return a relation of deletes with a join hint, since Spark can't size what Python decodes."""
+        return F.broadcast(frame) if self.broadcast else frame.hint("shuffle_hash")
+
+
+def delete_entries(choice: Choice) -> DeleteEntries:
+    """Read the live entries of the delete manifests that are joined: on the driver if they are few, else lazily."""
+    manifests, scan_filter, broadcast = choice.deletes, choice.pruned.filter, choice.broadcast
+    if not len(manifests):
+        return DeleteEntries(None, manifests, frozenset(), broadcast)
+    state, are_dvs = scan_filter.state, choice.figures.only_dvs
+    compared = frozenset() if are_dvs else equality_ids(scan_filter, manifests)
+    if are_dvs is None:
+        are_dvs = not compared and only_dvs(state, manifests, by_job=not broadcast)
+    projection = delete_projection(scan_filter, compared)
+    if choice.driver_groups:
+        entries = local_frame(state.spark, state.reader.table(manifests, projection))
+    else:
+        entries = state.entries(manifests, projection, choice.delete_reading.placement)
+    matching = matching_deletes(entries, scan_filter)
+    on_driver = (choice.driver_groups, choice.driver_joins)
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver, owners=owners(state, manifests))
+
+
+# -- The scope of a delete (a data file, a partition or the whole table), and the keys by which deletes are joined
+# Keys are hashes, which Spark groups and joins much faster than paths and tuples. Joined rows are therefore compared
+# in full afterwards.
+
+
+KEY: Final = "delete_key"
+
+# The scopes of deletes. Each is also the name of the column with a data file's group of them.
+OF_FILE: Final = "deletes_of_file"
+OF_PARTITION: Final = "deletes_of_partition"
+OF_TABLE: Final = "deletes_of_table"
+
+
+def _hash(value: object) -> Sql:
+    return sql.call("xxhash64", value)
+
+
+def file_key(path: Sql) -> Sql:
+    """Return the key of the deletes of one data file."""
+    return _hash(path)
+
+
+def data_key(scope: str, state: TableState) -> Sql:
+    """Return the key by which a data entry finds the deletes of a scope."""
+    if scope == OF_TABLE:
+        return table_key()
+    return file_key(sql.col("location")) if scope == OF_FILE else _hash(partition_key(state))
+
+
+def table_key() -> Sql:
+    """Return the key of the deletes of the whole table."""
+    return _hash("every data file")
+
+
+def delete_key(deletes: DeleteEntries, state: TableState) -> Sql:
+    """Return the key of a delete entry. It fails for an entry that contradicts the known kinds of deletes."""
+    if deletes.only_dvs:
+        return file_key(dv_path())
+    path = data_path()
+    by_scope = sql.when(path.isNotNull(), file_key(path)).when(is_global_delete(state), table_key())
+    key = by_scope.otherwise(_hash(partition_key(state)))
+    if deletes.equality_ids:
+        return key
+    broken = NO_COLUMNS.broken({}, entry_view())
+    return sql.when(broken, NO_COLUMNS.raised(sql.col("location"), as_type="bigint")).otherwise(key)
+
+
+def is_of_file(delete: Sql) -> Sql:
+    """Return whether a delete of a group applies only to the data entry's file."""
+    return delete["data_path"] == sql.col("location")
+
+
+def is_of_partition(delete: Sql, state: TableState) -> Sql:
+    """Return whether a delete of a group applies to the data entry's partition."""
+    return (
+        delete["data_path"].isNull() & ~delete["is_global"] & delete["partition_key"].eqNullSafe(partition_key(state))
+    )
+
+
+def dv_path() -> Sql:
+    """Return the data file of a deletion vector. It fails for other deletes, which would be lost."""
+    refused = NOT_A_DV.raised(sql.col("location"), as_type="string")
+    return sql.when(~NOT_A_DV.broken({}, entry_view()), sql.col("referenced_file")).otherwise(refused)
+
+
+# -- Facts about all deletes of a group, by which a data file can take or leave them without looking at each ----------
+
+
+FACTS: Final = "facts_of_group"
+
+
+def group_facts(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
+    """Return the facts of a group that mostly applies to a file as a whole or not at all; null for other groups.
+
+    Such a group has only position deletes of one partition, or only equality deletes of one, or of the whole table.
+
+    The facts are struct<lowest and highest sequence number, partition_key, is_equality, is_global, and for each of
+    `equality_ids` the `extreme_bounds` of the deletes that compare it>.
+    """
+    first = sql.call("get", group, 0)
+
+    def is_position_delete_of_same(delete: Sql) -> Sql:
+        position = delete["content_type"] == int(ContentType.POSITION_DELETES)
+        same = delete["partition_key"].eqNullSafe(first["partition_key"])
+        return position & ~delete["is_dv"] & delete["data_path"].isNull() & same
+
+    def is_equality_delete_of_same(delete: Sql) -> Sql:
+        equality = delete["content_type"] == int(ContentType.EQUALITY_DELETES)
+        same = delete["is_global"] | delete["partition_key"].eqNullSafe(first["partition_key"])
+        return equality & (delete["is_global"] == first["is_global"]) & same
+
+    columns = {
+        field_id: sql.filter(group, lambda delete: compares(delete, field_id))  # noqa: B023  called at once
+        for field_id in compared_ids(deletes, state)
+    }
+    all_alike = sql.forall(group, is_position_delete_of_same)
+    if deletes.equality_ids:
+        decided = (extremes_decide(comparing, field_id, state) for field_id, comparing in columns.items())
+        all_alike = all_alike | reduce(and_, decided, sql.forall(group, is_equality_delete_of_same))
+    facts = sql.struct(
+        first["sequence_number"].alias("lowest"),
+        sql.call("element_at", group, -1)["sequence_number"].alias("highest"),
+        first["partition_key"].alias("partition_key"),
+        (first["content_type"] == int(ContentType.EQUALITY_DELETES)).alias("is_equality"),
+        first["is_global"].alias("is_global"),
+        *(extreme_bounds(comparing, field_id, state).alias(f"f{field_id}") for field_id, comparing in columns.items()),
+    )
+    return sql.when(all_alike, facts)
+
+
+def compared_ids(deletes: DeleteEntries, state: TableState) -> list[int]:
+    """Return the columns that equality deletes compare and that files have stats of."""
+    return [field_id for field_id in sorted(deletes.equality_ids) if field_id in state.types.primitive_fields]
+
+
+def compares(delete: Sql, field_id: int) -> Sql:
+    """Return SQL for whether a delete of a group compares a column."""
+    return sql.coalesce(sql.array_contains(delete["equality_ids"], field_id), False)
+
+
+def all_apply(scope: str, deletes: DeleteEntries, state: TableState) -> Sql:
+    """Return SQL that is true only if all deletes of a group apply to a data file.
+
+    It may be false for equality deletes that all apply.
+
+    Args:
+        scope: the column of the facts, named as what the group is about.
+        deletes: all deletes of the scan.
+        state: the table.
+    """
+    facts, sequence = sql.col(scope), sql.col(SEQUENCE)
+    positions = ~facts["is_equality"] & (facts["lowest"] >= sequence)
+    equality = [facts["is_equality"], facts["lowest"] > sequence]
+    for field_id in compared_ids(deletes, state):
+        equality += meets_all(facts[f"f{field_id}"], field_id, state)
+    return sql.coalesce(_are_about(scope, state) & (positions | reduce(and_, equality)), False)
+
+
+def none_applies(scope: str, key: Sql, state: TableState) -> Sql:
+    """Return SQL that is true only if there is no group, or its deletes are too old to apply to a data file.
+
+    Args:
+        scope: the column of the facts.
+        key: the group's key, null where there is none.
+        state: the table.
+    """
+    facts, sequence = sql.col(scope), sql.col(SEQUENCE)
+    too_old = (facts["highest"] < sequence) | (facts["is_equality"] & (facts["highest"] == sequence))
+    return key.isNull() | sql.coalesce(~_are_about(scope, state) | too_old, False)
+
+
+def _are_about(scope: str, state: TableState) -> Sql:
+    """Return SQL for whether facts are of the data file's group. Another group may have the same hash."""
+    facts = sql.col(scope)
+    if scope == OF_TABLE:
+        return facts["is_global"]
+    of_equal = facts["partition_key"].eqNullSafe(partition_key(state))
+    return sql.when(facts.isNotNull(), of_equal & ~(facts["is_equality"] & facts["is_global"]))
+
+
+# -- Deletes grouped by data file, partition or table, each group an array in ascending sequence number ---------------
+
 
 GROUP: Final = "group_of_deletes"
 

@@ -1,36 +1,135 @@
-"""The contradictions between deletes and data files that make a plan fail, each written once for SQL and Arrow.
-
-A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql` or
-`ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; that of a delete also
-has `is_dv`, `content_type` and `data_path`.
-"""
+"""The contradictions between deletes and data files that make a plan fail, and what equality deletes can match."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
+from sparkmeta.entries.arrays import CONTENT_STATS, PARTITION, whole
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.entry import ContentType
+from sparkmeta.plan.filter import partition_value
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql.types import DataType
 
+    from sparkmeta.state import TableState
 
-class View(Protocol):
+
+# -- Compare stats of equality deletes and data files: can they have a value of a column in common? -------------------
+
+
+def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
+    """Return false only if stats of a column prove that the files have no value, including null, in common.
+
+    Args:
+        delete: a delete of a group. The data file's stats are columns of the row.
+        field_id: the column.
+        state: the table.
+    """
+    required, kind = state.types.always_required(field_id), state.types.primitive_fields[field_id].field_type
+    data, deleted = data_stats(field_id), delete[CONTENT_STATS][str(field_id)]
+    null_in_data = _may_be_null(data, sql.col("record_count"), required)
+    null_in_delete = _may_be_null(deleted, delete["record_count"], required)
+    both_null = null_in_data & null_in_delete
+    apart = (_all_null(data, required) & ~null_in_delete) | (_all_null(deleted, required) & ~null_in_data)
+    if _is_ordered(kind):
+        apart = apart | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
+    return both_null | ~apart
+
+
+def data_stats(field_id: int) -> Sql:
+    """Return the stats of a column in a data entry."""
+    return sql.col(f"{CONTENT_STATS}.`{field_id}`")
+
+
+def extremes_decide(deletes: Sql, field_id: int, state: TableState) -> Sql:
+    """Return whether `extreme_bounds` of deletes is as selective as their own stats."""
+    if isinstance(state.types.primitive_fields[field_id].field_type, FloatType | DoubleType):
+        return ~sql.exists(deletes, lambda _: sql.lit(True))
+    required = state.types.always_required(field_id)
+    return ~sql.exists(deletes, lambda delete: _all_null(delete[CONTENT_STATS][str(field_id)], required))
+
+
+def extreme_bounds(deletes: Sql, field_id: int, state: TableState) -> Sql:
+    """Return struct<lower, upper> with the greatest lower and least upper bound of the deletes that have both.
+
+    Null if bounds prove nothing.
+    """
+    if not _is_ordered(state.types.primitive_fields[field_id].field_type):
+        return sql.struct(sql.lit(None).alias("lower"), sql.lit(None).alias("upper"))
+
+    def bound(name: str) -> Callable[[Sql], Sql]:
+        return lambda delete: delete[CONTENT_STATS][str(field_id)][name]
+
+    lower, upper = bound("lower_bound"), bound("upper_bound")
+    bounded = sql.filter(deletes, lambda delete: lower(delete) <= upper(delete))
+    greatest = sql.call("array_max", sql.transform(bounded, lower))
+    least = sql.call("array_min", sql.transform(bounded, upper))
+    return sql.struct(greatest.alias("lower"), least.alias("upper"))
+
+
+def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
+    """Return conditions, all true if a data file may share values with every delete, given their extreme bounds."""
+    data = data_stats(field_id)
+    conditions = [~_all_null(data, state.types.always_required(field_id))]
+    if _is_ordered(state.types.primitive_fields[field_id].field_type):
+        apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
+        inverted = data["lower_bound"] > data["upper_bound"]
+        conditions.append(~sql.coalesce(apart & ~sql.coalesce(inverted, False), False))
+    return conditions
+
+
+def _is_ordered(kind: IcebergType) -> bool:
+    """Return whether ranges of bounds are meaningful. Java and Parquet order UUIDs differently."""
+    return not isinstance(kind, UUIDType)
+
+
+def _may_be_null(stats: Sql, record_count: Sql, required: bool) -> Sql:
+    """Return whether a row may be null. Rows with a null parent struct are null, and may be missing in the counts."""
+    uncounted = sql.coalesce(stats["value_count"] < record_count, False)
+    return sql.lit(False) if required else ~stats["null_value_count"].eqNullSafe(0) | uncounted
+
+
+def _all_null(stats: Sql, required: bool) -> Sql:
+    nulls = stats["null_value_count"]
+    return sql.lit(False) if required else sql.coalesce((nulls == stats["value_count"]) & (nulls >= 0), False)
+
+
+def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
+    bounds = [stats[name] for stats in (data, deleted) for name in ("lower_bound", "upper_bound")]
+    lower, upper, deleted_lower, deleted_upper = bounds
+    apart = (lower > deleted_upper) | (deleted_lower > upper)
+    known = reduce(and_, (bound.isNotNull() & ~sql.isnan(bound) if floating else bound.isNotNull() for bound in bounds))
+    ordered = (lower <= upper) & (deleted_lower <= deleted_upper)
+    return sql.coalesce(known & ordered & apart, False)
+
+
+# -- The contradictions between deletes and data files that make a plan fail, each written once for SQL and Arrow
+# A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql`
+# or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; that of a delete
+# also has `is_dv`, `content_type` and `data_path`.
+
+
+class EntryView(Protocol):
     """A data file or a delete: column name -> Sql or ArrowValues. A Sql of struct type is a view."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
 
 @dataclass(frozen=True)
-class Rule:
+class DeleteRule:
     """A contradiction in metadata, which is an error wherever deletes are matched.
 
     Attributes:
@@ -39,7 +138,7 @@ class Rule:
     """
 
     text: str
-    broken: Callable[[View, View], Any]
+    broken: Callable[[EntryView, EntryView], Any]
 
     def message(self, *locations: Sql) -> Sql:
         """Return the error message, which names files by their locations, in SQL."""
@@ -62,47 +161,49 @@ class Rule:
             raise ValidationError(self.text + " ".join(str(location) for location in locations(rows[0].as_py())))
 
 
-def _is_older_dv(data: View, delete: View) -> Any:
+def _is_older_dv(data: EntryView, delete: EntryView) -> Any:
     return delete["is_dv"] & (delete["sequence_number"] < data["sequence_number"])
 
 
-def _is_foreign(data: View, delete: View) -> Any:
+def _is_foreign(data: EntryView, delete: EntryView) -> Any:
     # Position deletes that are older than the data file do not apply, whatever their partition.
     applies = delete["is_dv"] | (delete["sequence_number"] >= data["sequence_number"])
     return applies & ~delete["partition_key"].eqNullSafe(data["partition_key"])
 
 
-def _is_no_dv(_: View, delete: View) -> Any:
+def _is_no_dv(_: EntryView, delete: EntryView) -> Any:
     return ~(delete["is_dv"] & delete["data_path"].isNotNull())
 
 
-DATA_WITHOUT_SEQUENCE: Final = Rule(
+DATA_WITHOUT_SEQUENCE: Final = DeleteRule(
     "no sequence number is known for data file ", lambda data, _: data["sequence_number"].isNull()
 )
-DELETE_WITHOUT_SEQUENCE: Final = Rule(
+DELETE_WITHOUT_SEQUENCE: Final = DeleteRule(
     "no sequence number is known for delete file ", lambda _, delete: delete["sequence_number"].isNull()
 )
-OLDER_DV: Final = Rule("a deletion vector is older than its data file: ", _is_older_dv)
-FOREIGN_DELETE: Final = Rule("a delete file has another partition spec or partition than its data file: ", _is_foreign)
-NOT_A_DV: Final = Rule("a delete file is not a deletion vector where only deletion vectors can be: ", _is_no_dv)
+OLDER_DV: Final = DeleteRule("a deletion vector is older than its data file: ", _is_older_dv)
+FOREIGN_DELETE: Final = DeleteRule(
+    "a delete file has another partition spec or partition than its data file: ", _is_foreign
+)
+NOT_A_DV: Final = DeleteRule("a delete file is not a deletion vector where only deletion vectors can be: ", _is_no_dv)
 # Applied where no equality delete of the scan names a column.
-NO_COLUMNS: Final = Rule(
+NO_COLUMNS: Final = DeleteRule(
     "no columns are known that an equality delete file compares: ",
     lambda _, delete: delete["content_type"] == int(ContentType.EQUALITY_DELETES),
 )
 RULES: Final = (DATA_WITHOUT_SEQUENCE, DELETE_WITHOUT_SEQUENCE, OLDER_DV, FOREIGN_DELETE, NOT_A_DV, NO_COLUMNS)
 
 # A rule about several deletes, which `second_dv` and `repeated_paths` find.
-TWO_DVS: Final = Rule("two deletion vectors for ", lambda _, delete: delete["is_dv"])
+TWO_DVS: Final = DeleteRule("two deletion vectors for ", lambda _, delete: delete["is_dv"])
 # A rule about an affiliated delete leaf and its data leaf.
-UNKNOWN_FILE: Final = Rule(
+UNKNOWN_FILE: Final = DeleteRule(
     "a deletion vector in a delete manifest affiliated to a data manifest that does not have its file: ",
     lambda data, _: data["location"].isNull(),
 )
 
 
 # A rule, where it is broken, and the locations that its message names.
-Check = tuple[Rule, Sql, tuple[Sql, ...]]
+Check = tuple[DeleteRule, Sql, tuple[Sql, ...]]
 
 
 def consistent(*checks: Check) -> Sql:
@@ -185,3 +286,120 @@ def _same(left: pa.Array, right: pa.Array) -> pa.Array:
         bits = pa.int32() if pa.types.is_float32(left.type) else pa.int64()
         both_null, left, right = pc.or_(both_null, both_nan), left.view(bits), right.view(bits)
     return pc.or_(both_null, pc.fill_null(pc.equal(left, right), False))
+
+
+# -- Views of data files and deletes for rules and groups, in SQL and in Arrow ----------------------------------------
+
+
+SEQUENCE: Final = "version_info.sequence_number"
+_FLOATS: Final = ("float", "double")
+
+
+def data_view(state: TableState) -> EntryView:
+    """Return the view of a data entry."""
+    return {
+        "sequence_number": sql.col(SEQUENCE),
+        "partition_key": partition_key(state),
+    }
+
+
+def entry_view() -> EntryView:
+    """Return a view of a delete entry with its kind and its data file only."""
+    return {
+        "sequence_number": sql.col(SEQUENCE),
+        "content_type": sql.col("content_type"),
+        "is_dv": is_dv(),
+        "data_path": sql.col("referenced_file"),
+    }
+
+
+def arrow_data_view(entries: pa.Table) -> dict[str, ArrowValues]:
+    """Return the view of data entries in Arrow. `delete_struct` has the same columns for deletes."""
+    return {
+        "sequence_number": ArrowValues(whole(entries.column("version_info")).field("sequence_number")),
+        "partition_key": ArrowValues(_arrow_partition_key(entries)),
+    }
+
+
+def arrow_entry_view(entries: pa.Table) -> dict[str, ArrowValues]:
+    """Return the view of `entry_view` for delete entries in Arrow."""
+    content = whole(entries.column("content_type"))
+    is_position = pc.equal(content, int(ContentType.POSITION_DELETES))
+    return {
+        "content_type": ArrowValues(content),
+        "is_dv": ArrowValues(pc.and_(is_position, pc.equal(whole(entries.column("file_format")), "PUFFIN"))),
+        "data_path": ArrowValues(whole(entries.column("referenced_file"))),
+    }
+
+
+def partition_key(state: TableState) -> Sql:
+    """Return (spec id, partition tuple) of an entry as one comparable value.
+
+    Floats are compared by their text, since -0.0 and 0.0 are different partitions but equal in Spark.
+    """
+    values = [
+        (partition_value(field_id).cast("string") if name in _FLOATS else partition_value(field_id)).alias(
+            f"p{field_id}"
+        )
+        for field_id, name in state.types.partition_fields.items()
+    ]
+    return sql.struct(sql.col("partition_spec_id").alias("spec_id"), *values)
+
+
+def _arrow_partition_key(entries: pa.Table) -> pa.StructArray:
+    partition = whole(entries.column(PARTITION)).flatten() if PARTITION in entries.column_names else []
+    columns = [whole(entries.column("partition_spec_id")), *partition]
+    return pa.StructArray.from_arrays(columns, names=[str(place) for place in range(len(columns))])
+
+
+def delete_struct(state: TableState) -> Sql:
+    """Return a delete entry as a struct for groups. The sequence number comes first, so that arrays sort by it.
+
+    The struct is a view. It fails, when it runs, for a delete without a sequence number.
+    """
+    unknown = DELETE_WITHOUT_SEQUENCE.raised(sql.col("location"), as_type="bigint")
+    stats = sql.when(sql.col("content_type") != int(ContentType.POSITION_DELETES), sql.col(CONTENT_STATS))
+    return sql.struct(
+        sql.coalesce(sql.col(SEQUENCE), unknown).alias("sequence_number"),
+        *(sql.col(name).alias(name) for name in ("manifest", "ordinal", "content_type", "location", "file_format")),
+        *(
+            sql.col(name).alias(name)
+            for name in ("file_size_in_bytes", "referenced_file", "record_count", "equality_ids")
+        ),
+        sql.col("deletion_vector.offset").alias("offset"),
+        sql.col("deletion_vector.size_in_bytes").alias("size_in_bytes"),
+        is_dv().alias("is_dv"),
+        is_global_delete(state).alias("is_global"),
+        data_path().alias("data_path"),
+        partition_key(state).alias("partition_key"),
+        stats.alias(CONTENT_STATS),
+    )
+
+
+def is_dv() -> Sql:
+    """Return whether a delete entry is a deletion vector."""
+    position = sql.col("content_type") == int(ContentType.POSITION_DELETES)
+    return position & (sql.col("file_format") == "PUFFIN")
+
+
+def data_path() -> Sql:
+    """Return the data file of a DV or a file-scoped position delete file; null for partition-scoped ones.
+
+    The entry names the file, or has equal bounds of `file_path`, which are never truncated in position deletes.
+    """
+    bounds = f"{CONTENT_STATS}.`{DELETE_FILE_PATH_ID}`"
+    lower, upper = sql.col(f"{bounds}.lower_bound"), sql.col(f"{bounds}.upper_bound")
+    path = sql.coalesce(sql.col("referenced_file"), sql.when(lower == upper, lower))
+    return sql.when(sql.col("content_type") == int(ContentType.POSITION_DELETES), path)
+
+
+def is_global_delete(state: TableState) -> Sql:
+    """Return whether a delete entry is an equality delete of the whole table."""
+    everywhere = [spec_id for spec_id, spec in state.specs.items() if is_global(spec)]
+    equality = sql.col("content_type") == int(ContentType.EQUALITY_DELETES)
+    return equality & sql.col("partition_spec_id").isin(everywhere)
+
+
+def is_global(spec: PartitionSpec) -> bool:
+    """Return whether equality deletes of a spec apply to every file, since it has only void fields, or none."""
+    return all(isinstance(field.transform, VoidTransform) for field in spec.fields)

@@ -11,17 +11,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.compact import rebase as rebasing
-from sparkmeta.compact.choose import Scope
-from sparkmeta.compact.groups import Choice, Group
-from sparkmeta.compact.job import RewriteJob, Rewritten
-from sparkmeta.compact.rebase import Rebased, rebase
-from sparkmeta.compact.tasks import BIN_SCHEMA, key_table
-from sparkmeta.edit.next_root import FileKey
-from sparkmeta.edit.range_sort import range_bounds
-from sparkmeta.manifests.v4.layout import read_manifest, write_manifest
+from sparkmeta.commit import compaction_job as rebasing
+from sparkmeta.commit.compaction_groups import CompactionGroups, Group, Scope
+from sparkmeta.commit.compaction_job import Rebased, RewriteJob, Rewritten, rebase
+from sparkmeta.commit.compaction_tasks import BIN_SCHEMA, key_table
+from sparkmeta.commit.next_root import FileKey
+from sparkmeta.commit.sorted_manifests import range_bounds
+from sparkmeta.manifests.v4.layout import TreeTypes, read_manifest, write_manifest
 from sparkmeta.manifests.v4.root import Root
-from sparkmeta.manifests.v4.types import TreeTypes
 from sparkmeta.manifests.v4.write import LeafFormat, encode_leaf, pieces, put_behind
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType
@@ -137,7 +134,9 @@ class LocalJob(RewriteJob):
 _OWNED = ["content_type", "referenced_file", "partition_spec_id"]
 
 
-def local_rewrite(scope: Scope, choice: Choice, store: Store, stats: Mapping[int, str], name: str) -> list[Rewritten]:
+def local_rewrite(
+    scope: Scope, choice: CompactionGroups, store: Store, stats: Mapping[int, str], name: str
+) -> list[Rewritten]:
     """The groups of a choice rewritten."""
     memory = Memory(store, stats)
     metadata = SimpleNamespace(location="/t", properties={})

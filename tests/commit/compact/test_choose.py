@@ -9,14 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.compact.choose import Scope, choose, choose_merges
-from sparkmeta.compact.groups import Choice, Limits, Reason
+from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Reason, Scope, choose, choose_merges
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 
 SCHEMA = tree_schema({1: "long"})
-LIMITS = Limits(
+LIMITS = CompactionLimits(
     target_bytes=1_000, min_masked_ratio=0.1, min_leaf_ratio=0.5, max_overlap=2, max_root_files=3,
     affiliated_deletes=10,
 )  # fmt: skip
@@ -64,24 +63,24 @@ def scope(*parts: list[dict[str, Any]], **limits: Any) -> Scope:
     root = Root("root", pa.Table.from_pylist(rows, schema=SCHEMA))
     places = frozenset(place for place, row in enumerate(rows) if row["content_type"] != 5)
     owners = frozenset(place for place, row in enumerate(rows) if row["content_type"] == 3)
-    return Scope(root, places, owners, {0: (1,)}, {0: frozenset()}, Limits(**{**vars(LIMITS), **limits}))
+    return Scope(root, places, owners, {0: (1,)}, {0: frozenset()}, CompactionLimits(**{**vars(LIMITS), **limits}))
 
 
-def groups_of(tree: Scope, choice: Choice) -> list[tuple[list[str], int, bool]]:
+def groups_of(tree: Scope, choice: CompactionGroups) -> list[tuple[list[str], int, bool]]:
     """For each group: its leaves and files, the number of new leaves, and whether tasks exchange entries."""
     names = tree.root.table.column("location").to_pylist()
     return [([names[place] for place in (*group.leaves, *group.files)], group.parts, group.exchanged)
             for group in choice.groups]  # fmt: skip
 
 
-def reasons_of(tree: Scope, choice: Choice) -> Mapping[str, tuple[Reason, ...]]:
+def reasons_of(tree: Scope, choice: CompactionGroups) -> Mapping[str, tuple[Reason, ...]]:
     names = tree.root.table.column("location").to_pylist()
     return {names[place]: reasons for place, reasons in choice.reasons.items()}
 
 
 def test_a_tree_in_good_shape() -> None:
     tree = scope(*(leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10) for number in range(5)), file("f"))
-    assert choose(tree) == Choice()
+    assert choose(tree) == CompactionGroups()
 
 
 def test_small_neighbours_are_merged() -> None:
@@ -106,13 +105,13 @@ def test_leaves_that_overlap_are_sorted_together() -> None:
     tree = scope(*wide, leaf("apart", 1_000, 200, 300))
     choice = choose(tree)
     assert [(len(names), parts, exchanged) for names, parts, exchanged in groups_of(tree, choice)] == [(4, 4, True)]
-    assert choose(scope(*wide[:3], leaf("apart", 1_000, 200, 300))) == Choice()
+    assert choose(scope(*wide[:3], leaf("apart", 1_000, 200, 300))) == CompactionGroups()
 
 
 def test_leaves_without_bounds_that_a_compaction_wrote_stay() -> None:
     rest = [leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10, added=False) for number in range(5)]
     unknown = scope(*rest, leaf("nulls", 1_000, None, None, added=False))
-    assert choose(unknown) == Choice()
+    assert choose(unknown) == CompactionGroups()
     assert len(choose(scope(*rest, leaf("nulls", 1_000, None, None))).groups) == 1
 
 
@@ -135,8 +134,8 @@ def test_a_full_root() -> None:
     files = [entry for number in range(4) for entry in file(f"f{number}")]
     tree = scope(files, file("eq", 2))
     assert groups_of(tree, choose(tree)) == [(["f0", "f1", "f2", "f3"], 1, False)]
-    assert choose(scope(files[:3])) == Choice()
-    assert choose(scope(files, max_root_files=None)) == Choice()
+    assert choose(scope(files[:3])) == CompactionGroups()
+    assert choose(scope(files, max_root_files=None)) == CompactionGroups()
 
 
 def test_deletes_of_a_leaf_that_is_divided_follow() -> None:
@@ -151,7 +150,7 @@ def test_deletes_of_a_leaf_that_is_divided_follow() -> None:
 
 def test_scattered_deletes_get_owners_where_they_must() -> None:
     data = [leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10) for number in range(3)]
-    assert choose(scope(*data, deletes("x", 900, None, entries=29))) == Choice()
+    assert choose(scope(*data, deletes("x", 900, None, entries=29))) == CompactionGroups()
     tree = scope(*data, deletes("x", 900, None, entries=30))
     assert reasons_of(tree, choose(tree)) == {"x": (Reason.AFFINITY,)}
 
@@ -159,7 +158,7 @@ def test_scattered_deletes_get_owners_where_they_must() -> None:
 def test_scattered_deletes_of_a_flush_get_owners_and_those_of_a_compaction_have_had_their_turn() -> None:
     data = [leaf(f"m{number}", 1_000, 10 * number, 10 * number + 10) for number in range(3)]
     carried = leaf("x", 900, None, None, 30, content_type=4, added=False)
-    assert choose(scope(*data, carried)) == Choice()
+    assert choose(scope(*data, carried)) == CompactionGroups()
     flushed_scope = replace(scope(*data, carried), flushed=frozenset(["x"]))
     assert reasons_of(flushed_scope, choose(flushed_scope)) == {"x": (Reason.AFFINITY,)}
 
@@ -169,4 +168,4 @@ def test_what_commits_merge_by_the_way() -> None:
     tree = scope(*small, leaf("m", 1_000, 20, 29, masked=50), deletes("x", 10, None), deletes("y", 10, None))
     assert sorted(len(names) for names, _, _ in groups_of(tree, choose_merges(tree))) == [9]
     few = scope(*small[1:], *(leaf(f"w{number}", 1_000, 50, 100 + number) for number in range(4)))
-    assert choose_merges(few) == Choice()
+    assert choose_merges(few) == CompactionGroups()

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkmeta.compact.choose import Scope, choose, choose_merges
-from sparkmeta.compact.groups import Choice, Limits
-from sparkmeta.edit.next_root import Stamp, TreeChange, next_root
+from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Scope, choose, choose_merges
+from sparkmeta.commit.next_root import Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.root import FILES as KINDS
 from sparkmeta.manifests.v4.root import LEAVES as LEAF_KINDS
 from sparkmeta.manifests.v4.root import Root, check_root
@@ -28,7 +27,7 @@ from tests.commit.tree_model import LEAVES, Changes, Reading, change_set
 
 @pytest.fixture(autouse=True)
 def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.edit.leaves.executor_writer", lambda _: None)
+    monkeypatch.setattr("sparkmeta.commit.leaves.executor_writer", lambda _: None)
 
 
 def random_scope(writer: Writer, **fixed: Any) -> Scope:
@@ -49,10 +48,10 @@ def random_scope(writer: Writer, **fixed: Any) -> Scope:
     owners = root.of([ContentType.DATA_MANIFEST]).column("ordinal").to_pylist()
     keys = dict.fromkeys(SPECS, rng.choice(((1,), ())))
     sources = dict.fromkeys(SPECS, frozenset[int]())
-    return Scope(root, usable, frozenset(owners), keys, sources, Limits(**{**limits, **fixed}))
+    return Scope(root, usable, frozenset(owners), keys, sources, CompactionLimits(**{**limits, **fixed}))
 
 
-def check_choice(scope: Scope, choice: Choice) -> None:
+def check_choice(scope: Scope, choice: CompactionGroups) -> None:
     """Each place is chosen at most once, is usable, and the choice is within the cap."""
     places = [place for group in choice.groups for place in (*group.leaves, *group.files)]
     assert len(set(places)) == len(places)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkmeta.compact.ranges import LeafRanges, leaf_ranges
+from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
 from sparkmeta.manifests.v4.layout import tree_schema
 
 SCHEMA = tree_schema({1: "long", 2: "string"})

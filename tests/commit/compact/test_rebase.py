@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkmeta.compact.choose import Scope
-from sparkmeta.compact.groups import Choice, Group, Limits, Reason
-from sparkmeta.edit.next_root import FileKey, Stamp, TreeChange, next_root
+from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Group, Reason, Scope
+from sparkmeta.commit.next_root import FileKey, Stamp, TreeChange, next_root
 from sparkmeta.manifests.v4.root import LEAVES, Root
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import ContentType, Status
@@ -17,13 +16,13 @@ from tests.commit.compact.local_job import local_fold, local_rewrite
 from tests.commit.test_tree import VERSION, Writer, data_entry, entry, rows_of, with_status
 from tests.commit.tree_model import Changes, Reading, change_set
 
-LIMITS = Limits(1_000, 0.1, 0.5, 3, 0, 1)
+LIMITS = CompactionLimits(1_000, 0.1, 0.5, 3, 0, 1)
 NAMES = ("a", "b", "c", "d")
 
 
 @pytest.fixture(autouse=True)
 def _no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.edit.leaves.executor_writer", lambda _: None)
+    monkeypatch.setattr("sparkmeta.commit.leaves.executor_writer", lambda _: None)
 
 
 class Table:
@@ -61,7 +60,7 @@ class Table:
         scope = Scope(self.root, frozenset([*leaves, *files]), frozenset(leaves), {0: (1,)}, {0: frozenset()}, LIMITS)
         groups = [Group(ContentType.DATA_MANIFEST, 0, leaves, files)]
         groups += [Group(ContentType.DELETE_MANIFEST, None, (), vectors)] if vectors else []
-        choice = Choice(tuple(groups), dict.fromkeys([*leaves, *files, *vectors], (Reason.SMALL,)))
+        choice = CompactionGroups(tuple(groups), dict.fromkeys([*leaves, *files, *vectors], (Reason.SMALL,)))
         return local_rewrite(scope, choice, self.writer.store, self.writer.stats, self.writer.name("c"))
 
     def live(self) -> dict[str, int]:

@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.compact import job
-from sparkmeta.compact.groups import Group
-from sparkmeta.compact.job import RewriteJob
-from sparkmeta.compact.tasks import Rewriting
+from sparkmeta.commit import compaction_job
+from sparkmeta.commit.compaction_groups import Group
+from sparkmeta.commit.compaction_job import RewriteJob
+from sparkmeta.commit.compaction_tasks import Rewriting
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.v4.layout import tree_schema, write_manifest
-from sparkmeta.manifests.v4.types import TreeTypes
+from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema, write_manifest
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
 from tests.trees import data
@@ -32,8 +31,8 @@ from tests.trees import data
 def test_entries_that_are_exchanged_are_read_in_bounded_parts(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], counts: list[int], expected: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(job, "_CUT_BYTES", 100)
-    monkeypatch.setattr(job, "CUT_ENTRIES", 9)
+    monkeypatch.setattr(compaction_job, "_CUT_BYTES", 100)
+    monkeypatch.setattr(compaction_job, "CUT_ENTRIES", 9)
     taken: list[tuple[list[int], bool]] = []
 
     class Job(RewriteJob):

@@ -1,1 +1,0 @@
-"""Read the changes of commits: compare roots with their parents, list changed files, check the invariants of trees."""

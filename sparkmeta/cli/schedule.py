@@ -1,0 +1,789 @@
+"""Maintain the tables of a configuration, table after table. If a table fails, the others still run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkmeta.catalog import load_catalog
+from sparkmeta.checks import TEXT, Rule, rule_of
+from sparkmeta.commit.compaction import CompactionOptions
+from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
+from sparkmeta.inspect.human import counted
+from sparkmeta.inspect.snapshots import has_partitions
+from sparkmeta.maintain.downgrade import check_downgrade
+from sparkmeta.maintain.expire_snapshots import ExpiryOptions
+from sparkmeta.maintain.file_groups import DataRewriteOptions
+from sparkmeta.maintain.health import examine
+from sparkmeta.maintain.health_findings import HealthOptions
+from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.maintain.orphans import OrphanOptions
+from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions
+from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
+from sparkmeta.maintain.table_statistics import check_columns
+from sparkmeta.maintain.upgrade import can_upgrade, check_upgrade
+from sparkmeta.spec.metadata import has_tree
+from sparkmeta.storage.location import normalize
+from sparkmeta.table import load_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.catalog import Catalog
+    from sparkmeta.maintain.health import HealthReport
+    from sparkmeta.table import Table
+
+
+# -- The maintenance jobs that a configuration may name, in the order in which they run -------------------------------
+# A new operation of `table.maintenance` becomes a job by one line in `JOBS`. Its options are those of its method.
+
+
+ALWAYS = "always"
+"""An option of every job: run it even if health does not find it necessary. Its plan may still be empty."""
+
+_TIME = re.compile(r"(\d+)\s*(m|h|d)")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+# DataFrames and snapshots are not for configurations.
+_NOT_CONFIGURABLE = {"self", "files", "snapshot_id", "snapshot_ids"}
+# Options of which only the type can be checked without a table.
+_OF_COMMITS = {"branch", "snapshot_properties"}
+
+
+_Options = Mapping[str, Any]
+
+
+def _of_all(_table: Table, _options: _Options) -> bool:
+    return True
+
+
+def _of_trees(table: Table, _options: _Options) -> bool:
+    return has_tree(table.metadata)
+
+
+def _of_lists(table: Table, _options: _Options) -> bool:
+    return not has_tree(table.metadata) and table.format_version < 4
+
+
+def _takes_rows(table: Table, _options: _Options) -> bool:
+    return has_tree(table.metadata) or table.format_version < 4
+
+
+def _has_deletes(table: Table, options: _Options) -> bool:
+    return _takes_rows(table, options) and table.format_version > 1
+
+
+def _of_earlier_version(table: Table, options: _Options) -> bool:
+    return can_upgrade(table.metadata, options["format_version"])
+
+
+def _has_partitions(table: Table, _options: _Options) -> bool:
+    return has_partitions(table.state)
+
+
+def _checked_by(kind: type[Any]) -> Callable[..., None]:
+    return lambda **options: kind(**options).check()
+
+
+def _by_types(**_options: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A maintenance operation.
+
+    Attributes:
+        name: the name of a method of `Maintenance`, which returns a plan.
+        by_plan: whether its plan decides if there is anything to do. If not, the job is planned if a finding names it.
+        suits: whether it can be done to a table, with its options; if not, it is passed over.
+        defaults: options that its method requires.
+        refuse: raises an error for values of options out of range, as the plan does, without a table. By default, their
+            types suffice.
+    """
+
+    name: str
+    by_plan: bool = False
+    suits: Callable[[Table, _Options], bool] = _of_all
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    refuse: Callable[..., None] = _by_types
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The names of its options -> their annotated types."""
+        parameters = inspect.signature(getattr(Maintenance, self.name)).parameters
+        named = {name: str(kind.annotation) for name, kind in parameters.items() if name not in _NOT_CONFIGURABLE}
+        return {**named, ALWAYS: "bool"}
+
+    def check_types(self, options: Mapping[str, Any], place: str) -> None:
+        """Raise ValidationError for an unknown option, or a value of a wrong type.
+
+        Args:
+            place: where the options are in the configuration.
+        """
+        known = self.options
+        for name, value in options.items():
+            if name not in known:
+                listed = ", ".join(sorted(known))
+                raise ValidationError(f"{place}.{name} is {shown(value)}: unknown option; the options are {listed}")
+            _rule(known[name]).check(f"{place}.{name}", value)
+
+    def check_values(self, options: Mapping[str, Any]) -> None:
+        """Check values of the right types as far as possible without a table.
+
+        Raises:
+            ValidationError: a value is out of range.
+            InvalidFilterError: a filter is not valid.
+        """
+        self.refuse(**{name: value for name, value in self._arguments(options).items() if name not in _OF_COMMITS})
+
+    def applies(self, table: Table, options: Mapping[str, Any]) -> bool:
+        """Return whether the job can be done to a table; if not, it is passed over."""
+        return self.suits(table, {**self.defaults, **options})
+
+    def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
+        """Return the plan of the job for a table."""
+        return getattr(table.maintenance, self.name)(**self._arguments(options))
+
+    def _arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        named = {**self.defaults, **options}
+        return {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
+
+
+JOBS = (
+    Job("upgrade", by_plan=True, suits=_of_earlier_version, defaults={"format_version": 4}, refuse=check_upgrade),
+    Job("downgrade", by_plan=True, suits=_of_trees, defaults={"format_version": 3}, refuse=check_downgrade),
+    Job("rewrite_data_files", suits=_takes_rows, refuse=_checked_by(DataRewriteOptions)),
+    Job("rewrite_position_delete_files", suits=_has_deletes, refuse=_checked_by(DeleteRewriteOptions)),
+    Job("remove_dangling_deletes", suits=_has_deletes),
+    Job("compact_manifests", suits=_of_trees, refuse=_checked_by(CompactionOptions)),
+    Job("rewrite_manifests", suits=_of_lists, refuse=_checked_by(ManifestRewriteOptions)),
+    Job("expire_snapshots", by_plan=True, refuse=_checked_by(ExpiryOptions)),
+    Job("remove_orphan_files", by_plan=True, refuse=_checked_by(OrphanOptions)),
+    Job("compute_partition_stats", by_plan=True, suits=_has_partitions),
+    Job("compute_table_stats", by_plan=True, refuse=check_columns),
+)
+BY_NAME = {job.name: job for job in JOBS}
+
+
+_WORDS = {"true": True, "false": False}
+_WHOLE = re.compile(r"-?\d+")
+
+
+def from_text(value: Any, annotation: str) -> Any:
+    """Convert a configuration's text to an annotated type. Return it unchanged if it does not fit, and other values."""
+    if not isinstance(value, str):
+        return value
+    kinds = annotation.split(" | ")
+    if "bool" in kinds:
+        return _WORDS.get(value, value)
+    if "int" in kinds:
+        return int(value) if _WHOLE.fullmatch(value) else value
+    if "float" in kinds:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _is_duration(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and isinstance(_value(value, "datetime"), datetime)
+    except OverflowError:  # before the year 1
+        return False
+
+
+_DURATION = Rule("a duration such as 36h or 7d", _is_duration)
+
+
+def _rule(annotation: str) -> Rule:
+    """Return the rule of an option in a configuration, where times are durations and expressions are texts."""
+    return _DURATION if "datetime" in annotation else rule_of(annotation) or TEXT
+
+
+def _value(value: Any, annotation: str) -> Any:
+    """Return an option's value for the method: durations are times before now."""
+    match = _TIME.fullmatch(value) if isinstance(value, str) and "datetime" in annotation else None
+    return value if match is None else datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+# -- Read the configuration of maintenance, TOML or YAML, and check all of it before anything runs --------------------
+
+
+_THRESHOLDS = {field.name: str(field.type) for field in fields(HealthOptions)}
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables that are maintained in the same way.
+
+    Attributes:
+        catalog: the name of their catalog; None for tables that are given by location.
+        names: identifiers, with `*` and `?` for any characters.
+        excluded: identifiers of tables that are left out.
+        locations: the folders of tables without a catalog.
+        jobs: job -> its options.
+        thresholds: the thresholds of health.
+    """
+
+    catalog: str | None
+    names: tuple[str, ...]
+    excluded: tuple[str, ...]
+    locations: tuple[str, ...]
+    jobs: Mapping[str, Mapping[str, Any]]
+    thresholds: HealthOptions
+
+
+@dataclass(frozen=True)
+class MaintenanceConfig:
+    """A configuration of maintenance.
+
+    Attributes:
+        dry_run: whether nothing is committed, whatever the command line says.
+        catalogs: catalog -> its properties, in addition to those of pyiceberg's configuration.
+        tables: in the order in which they are maintained.
+    """
+
+    dry_run: bool
+    catalogs: Mapping[str, Mapping[str, str]]
+    tables: tuple[TableGroup, ...]
+
+
+def read_config(path: str | Path) -> MaintenanceConfig:
+    """Read the configuration in a file: TOML, or YAML if its name ends with `.yaml` or `.yml`.
+
+    Raises:
+        ValidationError: the file does not exist or can't be parsed, or a key, job or option is unknown or has a wrong
+            value.
+    """
+    return _config(_parsed(Path(path)), str(path))
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValidationError(f"{path}: it can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValidationError(f"{path}: it can't be read: {error}") from error
+    if path.suffix in (".yaml", ".yml"):
+        return _yaml(text, path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValidationError(f"{path}: it is not valid TOML: {error}") from error
+
+
+def _yaml(text: str, path: Path) -> dict[str, Any]:
+    """Parse YAML by pyiceberg's parser, to which all scalars are texts; keys say which are numbers and booleans."""
+    import strictyaml
+
+    try:
+        parsed = strictyaml.load(text, label=str(path)).data
+    except strictyaml.YAMLError as error:
+        raise ValidationError(f"{path}: it is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(parsed, dict):
+        raise ValidationError(f"{path} is {shown(parsed)}: expected keys and values")
+    typed: dict[str, Any] = _typed(
+        parsed, {"dry_run": "bool"}, thresholds=_typed_thresholds, jobs=_typed_jobs, tables=_typed_groups
+    )
+    return typed
+
+
+def _typed(values: Any, annotations: Mapping[str, str], **parts: Callable[[Any], Any]) -> Any:
+    """Convert the texts of YAML by the annotated types of their keys.
+
+    Args:
+        values: key -> text. What is no mapping is returned unchanged; it is refused later.
+        annotations: key -> its type; other texts are strings.
+        parts: key -> what converts its value.
+    """
+    if not isinstance(values, dict):
+        return values
+    return {
+        key: parts[key](value) if key in parts else from_text(value, annotations.get(key, "str"))
+        for key, value in values.items()
+    }
+
+
+def _typed_groups(groups: Any) -> Any:
+    if not isinstance(groups, list):
+        return groups
+    return [_typed(group, {}, thresholds=_typed_thresholds, jobs=_typed_jobs) for group in groups]
+
+
+def _typed_thresholds(values: Any) -> Any:
+    return _typed(values, _THRESHOLDS)
+
+
+def _typed_jobs(jobs: Any) -> Any:
+    if not isinstance(jobs, dict):
+        return jobs
+    return {name: _typed_options(name, options) for name, options in jobs.items()}
+
+
+def _typed_options(job: str, options: Any) -> Any:
+    if options == "":  # nothing after the job's name
+        return {}
+    if job in BY_NAME and isinstance(options, dict):
+        return _typed(options, BY_NAME[job].options)
+    return from_text(options, "bool")
+
+
+def _config(document: Mapping[str, Any], file: str) -> MaintenanceConfig:
+    _known(document, ("dry_run", "catalogs", "thresholds", "jobs", "tables"), file, "")
+    dry_run = document.get("dry_run", False)
+    if not isinstance(dry_run, bool):
+        raise ValidationError(f"{file}: dry_run is {shown(dry_run)}: expected true or false")
+    catalogs = {
+        name: _properties(properties, file, f"catalogs.{name}")
+        for name, properties in _table(document, "catalogs", file, "").items()
+    }
+    common = _jobs(_table(document, "jobs", file, ""), file, "jobs")
+    thresholds = _table(document, "thresholds", file, "")
+    _thresholds(thresholds, file, "thresholds")
+    groups = document.get("tables", [])
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
+        raise ValidationError(f"{file}: tables is {shown(groups)}: expected one or more [[tables]]")
+    read = [_group(group, common, thresholds, file, f"tables[{place}]") for place, group in enumerate(groups)]
+    return MaintenanceConfig(dry_run, catalogs, tuple(read))
+
+
+def _group(
+    group: Mapping[str, Any], common: Mapping[str, Any], thresholds: Mapping[str, Any], file: str, place: str
+) -> TableGroup:
+    _known(group, ("catalog", "names", "exclude", "locations", "jobs", "thresholds"), file, place)
+    catalog = group.get("catalog")
+    if catalog is not None and not isinstance(catalog, str):
+        raise ValidationError(f"{file}: {place}.catalog is {shown(catalog)}: expected the name of a catalog")
+    names, excluded, locations = (_texts(group, key, file, place) for key in ("names", "exclude", "locations"))
+    if (catalog is None) != (not names) or (catalog is None) == (not locations):
+        problem = "expected a catalog with names, or else locations"
+        raise ValidationError(f"{file}: {place} has {', '.join(group) or 'no keys'}: {problem}")
+    jobs: dict[str, Any] = dict(common)
+    for name, options in _jobs(_table(group, "jobs", file, place), file, f"{place}.jobs").items():
+        jobs[name] = options if options is False else {**(jobs.get(name) or {}), **options}
+    chosen = {name: options for name, options in jobs.items() if options is not False}
+    if {"upgrade", "downgrade"} <= chosen.keys():
+        raise ValidationError(f"{file}: {place}.jobs has upgrade and downgrade: expected one of them")
+    for name, options in chosen.items():
+        try:
+            BY_NAME[name].check_values(options)
+        except SparkmetaError as error:
+            raise ValidationError(f"{file}: {place}.jobs.{name}: {error}") from error
+    merged = {**thresholds, **_table(group, "thresholds", file, place)}
+    health = _thresholds(merged, file, f"{place}.thresholds")
+    return TableGroup(catalog, names, excluded, locations, chosen, health)
+
+
+def _jobs(jobs: Mapping[str, Any], file: str, place: str) -> dict[str, Any]:
+    """Return job -> options, or false for a job that tables don't get."""
+    for name, options in jobs.items():
+        if name not in BY_NAME:
+            known = ", ".join(BY_NAME)
+            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: unknown job; the jobs are {known}")
+        if options is False:
+            continue
+        if not isinstance(options, dict):
+            raise ValidationError(f"{file}: {place}.{name} is {shown(options)}: expected options, or false")
+        BY_NAME[name].check_types(options, f"{file}: {place}.{name}")
+    return dict(jobs)
+
+
+def _thresholds(values: Mapping[str, Any], file: str, place: str) -> HealthOptions:
+    _known(values, [*_THRESHOLDS], file, place)
+    options = HealthOptions(**values)
+    try:
+        options.check()
+    except ValidationError as error:
+        raise ValidationError(f"{file}: {place}.{error}") from error
+    return options
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _known(values: Mapping[str, Any], keys: Sequence[str], file: str, place: str) -> None:
+    for key, value in values.items():
+        if key not in keys:
+            where = f"{place}.{key}" if place else key
+            raise ValidationError(f"{file}: {where} is {shown(value)}: unknown key; the keys are {', '.join(keys)}")
+
+
+def _table(values: Mapping[str, Any], key: str, file: str, place: str) -> dict[str, Any]:
+    value = values.get(key, {})
+    if not isinstance(value, dict):
+        raise ValidationError(
+            f"{file}: {f'{place}.{key}' if place else key} is {shown(value)}: expected keys and values"
+        )
+    return value
+
+
+def _texts(values: Mapping[str, Any], key: str, file: str, place: str) -> tuple[str, ...]:
+    value = values.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise ValidationError(f"{file}: {place}.{key} is {shown(value)}: expected a list of strings")
+    return tuple(value)
+
+
+def _properties(values: Any, file: str, place: str) -> dict[str, str]:
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        # Not their values, which may be secret.
+        raise ValidationError(f"{file}: {place}: expected properties with string values")
+    return dict(values)
+
+
+# -- Choose the tables of a configuration, and for each the one group that maintains it -------------------------------
+
+
+_Identifier = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ChosenTable:
+    """A table of a group.
+
+    Attributes:
+        name: its identifier, joined by dots, or its location.
+        place: the place of the group in the configuration.
+        group: the group.
+        pattern: the name or location in the group that chooses the table.
+        is_exact: whether `pattern` is the table's own name or location.
+        load: opens the table. If a name or catalog chooses no table, or several groups choose it, it raises an error
+            that says so.
+    """
+
+    name: str
+    place: int
+    group: TableGroup
+    pattern: str
+    is_exact: bool
+    load: Callable[[SparkSession], Table]
+
+
+def choose_tables(config: MaintenanceConfig) -> list[ChosenTable]:
+    """Return the tables of all groups, in their order, each once.
+
+    A group that names a table exactly takes it from groups that name it by a pattern. Catalogs are listed, and groups
+    are compared, before a table is opened.
+    """
+    listings: dict[str, _Listing | Exception] = {}
+    choices: dict[object, list[ChosenTable]] = {}
+    for place, group in enumerate(config.tables):
+        if group.catalog is None:
+            for location in {normalize(location): location for location in group.locations}.values():
+                table = ChosenTable(location, place, group, location, True, partial(load_table, location))
+                choices.setdefault(normalize(location), []).append(table)
+            continue
+        if group.catalog not in listings:
+            listings[group.catalog] = _listing(config, group.catalog)
+        for key, table in _of_catalog(place, group, listings[group.catalog]):
+            choices.setdefault((group.catalog, key), []).append(table)
+    return sorted(map(_most_specific, choices.values()), key=lambda table: table.place)
+
+
+def _most_specific(tables: list[ChosenTable]) -> ChosenTable:
+    exact = [table for table in tables if table.is_exact] or tables
+    if len(exact) == 1:
+        return exact[0]
+    groups = " and ".join(f"tables[{table.place}] ({table.pattern!r})" for table in exact)
+    problem = f"{exact[0].name}: {groups} choose it: expected its exact name in one group only, or an exclusion"
+    return replace(exact[0], load=_refusal(ValidationError(problem)))
+
+
+def _refusal(error: Exception) -> Callable[[SparkSession], Table]:
+    def load(_: SparkSession) -> Table:
+        raise error
+
+    return load
+
+
+# -- catalogs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The tables of a catalog, which is listed only if a name in the configuration has a wildcard.
+
+    Attributes:
+        catalog: the catalog.
+        tables: their identifiers.
+        problems: namespaces that can't be listed, as patterns -> the error.
+    """
+
+    catalog: Catalog
+    tables: list[_Identifier]
+    problems: dict[str, Exception]
+
+    def exact(self, name: str) -> list[_Identifier]:
+        """Return the identifiers that a name without wildcards, or of an existing table, stands for."""
+        listed = [identifier for identifier in self.tables if ".".join(identifier) == name]
+        return listed if listed or _has_wildcard(name) else [tuple(name.split("."))]
+
+    def matching(self, pattern: str) -> list[_Identifier]:
+        return sorted(identifier for identifier in self.tables if _matches(identifier, pattern))
+
+    def problems_of(self, pattern: str) -> dict[str, Exception]:
+        """Return the problems of namespaces in which a pattern may have tables."""
+        return {below: error for below, error in self.problems.items() if _may_match_below(below[:-1], pattern)}
+
+
+def _listing(config: MaintenanceConfig, name: str) -> _Listing | Exception:
+    """List a catalog; return the error if it can't be loaded."""
+    try:
+        catalog = load_catalog(name, **config.catalogs.get(name, {}))
+    except Exception as error:  # noqa: BLE001  tables of other catalogs are maintained all the same
+        return error
+    listing = _Listing(catalog, [], {})
+    if not any(_has_wildcard(text) for group in config.tables if group.catalog == name for text in group.names):
+        return listing
+    pending: list[_Identifier] = [()]
+    while pending:
+        namespace = pending.pop()
+        try:
+            listing.tables.extend(catalog.list_tables(namespace) if namespace else ())
+            pending += catalog.list_namespaces(namespace)
+        except Exception as error:  # noqa: BLE001  tables of other namespaces are maintained all the same
+            listing.problems[".".join((*namespace, "*"))] = error
+    return listing
+
+
+def _of_catalog(
+    place: int, group: TableGroup, listing: _Listing | Exception
+) -> Iterator[tuple[_Identifier | str, ChosenTable]]:
+    """Yield the tables of a group of a catalog, with a key that is equal for the same table in other groups."""
+
+    def failed(name: str, error: Exception) -> ChosenTable:
+        return ChosenTable(name, place, group, name, True, _refusal(error))
+
+    if isinstance(listing, Exception):
+        yield f"catalog of {place}", failed(", ".join(group.names), listing)
+        return
+    unlisted: dict[str, Exception] = {}
+    chosen: dict[_Identifier, tuple[str, bool]] = {}
+    for name in sorted(group.names, key=_has_wildcard):
+        exact = listing.exact(name)
+        identifiers = exact or listing.matching(name)
+        problems = {} if exact else listing.problems_of(name)
+        unlisted |= problems
+        if not identifiers and not problems:
+            missing = NoSuchTableError(f"{name}: no table of {group.catalog} has this name")
+            yield f"{place} {name}", failed(name, missing)
+        for identifier in identifiers:
+            chosen.setdefault(identifier, (name, bool(exact)))
+    yield from ((f"{place} {pattern}", failed(pattern, error)) for pattern, error in unlisted.items())
+    for identifier, (name, is_exact) in chosen.items():
+        if not any(_matches(identifier, pattern) for pattern in group.excluded):
+            load = partial(listing.catalog.load_table, identifier)
+            yield identifier, ChosenTable(".".join(identifier), place, group, name, is_exact, load)
+
+
+def _has_wildcard(name: str) -> bool:
+    return "*" in name or "?" in name
+
+
+def _matches(identifier: _Identifier, pattern: str) -> bool:
+    return _fits(".".join(identifier), pattern)
+
+
+def _may_match_below(prefix: str, pattern: str) -> bool:
+    """Return whether a pattern may match more than a prefix: its beginning matches the prefix, and more follows."""
+    ends = range(len(pattern) + pattern.endswith("*"))
+    return any(_fits(prefix, pattern[:end]) for end in ends)
+
+
+def _fits(text: str, pattern: str) -> bool:
+    # A bracket is no wildcard.
+    return fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
+# -- Run the jobs of a configuration, table after table. If a table fails, the others still run -----------------------
+
+
+COMMITTED, PLANNED, NOTHING, UNSUITABLE = "committed", "planned", "nothing to do", "not applicable"
+CONFLICT, FAILED = "conflict", "failed"
+
+# How often a job is planned if other commits make its plan obsolete.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The outcome of a job on a table.
+
+    Attributes:
+        table: its identifier, joined by dots, or its location; a name or pattern that chooses no table.
+        catalog: the table's catalog; None if it was given by location.
+        job: the job, or `health` if the table could not be chosen, loaded or examined.
+        status: `committed`, `planned` (nothing is committed in a dry run), `nothing to do`, `not applicable` (not to
+            tables of this format version), `conflict` (other commits came first: run again) or `failed`.
+        findings: what makes the job necessary.
+        plan: the plan in numbers.
+        committed: what was committed, possibly before an error.
+        error: what failed, in one line.
+    """
+
+    table: str
+    catalog: str | None
+    job: str
+    status: str
+    findings: list[str] = field(default_factory=list)
+    plan: dict[str, Any] | None = None
+    committed: Any = None
+    error: str | None = None
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result by name, as for JSON."""
+        return asdict(self)
+
+
+def run_maintenance(
+    config: MaintenanceConfig, spark: SparkSession, *, commit: bool, log: Callable[[str], None]
+) -> Iterator[JobResult]:
+    """Maintain the tables of a configuration, and yield a result for each table and job.
+
+    A job runs if the table's health makes it necessary, if it is for another branch than main, or with the option
+    `always`. Its options are those of the findings that name it and, before them, those of the configuration. Jobs of a
+    table run in the order of `JOBS`, each on the result of the one before.
+
+    Args:
+        config: the configuration.
+        spark: the session.
+        commit: whether plans are committed, unless the configuration says `dry_run`.
+        log: takes lines that say what is being done.
+    """
+    tables = choose_tables(config)
+    for place, chosen in enumerate(tables, 1):
+        log(f"{chosen.name}: table {place} of {len(tables)}")
+        yield from _Maintained(chosen, spark, commit and not config.dry_run, log).results()
+
+
+def exit_code(statuses: set[str]) -> int:
+    """Return the exit code for the statuses of all results: 1 if one failed, 3 after a conflict, else 0."""
+    return 1 if FAILED in statuses else 3 if CONFLICT in statuses else 0
+
+
+@dataclass(frozen=True)
+class _Maintained:
+    chosen: ChosenTable
+    spark: SparkSession
+    commit: bool
+    log: Callable[[str], None]
+
+    def results(self) -> Iterator[JobResult]:
+        name, group = self.chosen.name, self.chosen.group
+        started = time.perf_counter()
+        try:
+            table = self.chosen.load(self.spark)
+            report = examine(table, group.thresholds)
+        except Exception as error:  # noqa: BLE001  the other tables are maintained all the same
+            seconds = round(time.perf_counter() - started, 3)
+            self._log_traceback(error)
+            yield self._logged(JobResult(name, group.catalog, "health", FAILED, error=_line(error), seconds=seconds))
+            return
+        self.log(f"{name}: {report.headline}, in {report.seconds} s")
+        for job in JOBS:
+            if job.name in group.jobs:
+                result, table = self._run(job, table, report)
+                yield self._logged(result)
+
+    def _logged(self, result: JobResult) -> JobResult:
+        problem = f": {result.error}" if result.error else ""
+        self.log(f"{result.table}: {result.job}: {result.status}{problem}")
+        return result
+
+    def _run(self, job: Job, table: Table, report: HealthReport) -> tuple[JobResult, Table]:
+        started = time.perf_counter()
+        name, group = self.chosen.name, self.chosen.group
+        configured = group.jobs[job.name]
+        # Health examines main.
+        on_main = configured.get("branch", "main") == "main"
+        findings = [finding for finding in report.list_findings if on_main and finding.job == job.name]
+        options = {name: value for finding in findings for name, value in finding.options.items()}
+        if "target_file_size_bytes" in configured:
+            # Health compares files with the table's target.
+            options.pop("min_file_size_bytes", None)
+        options |= configured
+        facts: dict[str, Any] = {"status": NOTHING}
+        try:
+            # Other jobs and runs may have changed the table.
+            table = table.refresh()
+            if not job.applies(table, configured):
+                facts = {"status": UNSUITABLE}
+            elif findings or not on_main or job.by_plan or configured.get(ALWAYS, False):
+                facts = self._planned(job, table, options)
+        except Exception as error:  # noqa: BLE001
+            facts = self._failure(error)
+        seconds = round(time.perf_counter() - started, 3)
+        kinds = [finding.finding for finding in findings]
+        return JobResult(name, group.catalog, job.name, findings=kinds, seconds=seconds, **facts), table
+
+    def _planned(self, job: Job, table: Table, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Plan a job, and commit it. If other commits make the plan obsolete, plan again.
+
+        A plan that failed after it had committed a part is reported with this part, and not repeated.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            plan = job.plan(table, options)
+            summary = plan.summary()
+            if getattr(summary, "is_empty", False) or getattr(summary, "is_current", False):
+                return {"status": NOTHING, "plan": plan.result()["plan"]}
+            for line in str(summary).splitlines():
+                self.log(f"  {line}")
+            if not self.commit:
+                return {"status": PLANNED, "plan": plan.result()["plan"]}
+            failure: dict[str, str] = {}
+            try:
+                plan.commit()
+            except Exception as error:
+                if getattr(plan, "is_partly_committed", False):
+                    failure = self._failure(error)
+                elif attempt == _ATTEMPTS or not is_conflict(error):
+                    raise
+                else:
+                    table = table.refresh()
+                    if not job.applies(table, options):
+                        return {"status": UNSUITABLE}
+                    continue
+            result = plan.result()
+            outcome = failure or _outcome(result["committed"])
+            return {**outcome, "plan": result["plan"], "committed": result["committed"]}
+        raise AssertionError("unreachable")
+
+    def _failure(self, error: Exception) -> dict[str, str]:
+        """Return the status and the error of a job that failed."""
+        if is_conflict(error):
+            return {"status": CONFLICT, "error": _line(error)}
+        self._log_traceback(error)
+        return {"status": FAILED, "error": _line(error)}
+
+    def _log_traceback(self, error: Exception) -> None:
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            self.log(f"  {line}")
+
+
+def _outcome(committed: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the status of a job whose commit raised no error, possibly after commits of some parts failed."""
+    failed = (committed or {}).get("failed_commits")
+    if committed is None or not failed:
+        return {"status": COMMITTED}
+    files = counted(committed["failed_data_files"], "data file")
+    return {"status": FAILED, "error": f"{counted(failed, 'commit')} failed: {files} not rewritten"}
+
+
+def _line(error: Exception) -> str:
+    """Return an error in one line."""
+    known = from_spark(error) or error
+    text = " ".join(str(known).splitlines()[:1]) or "no message"
+    return text if isinstance(known, SparkmetaError) else f"{type(known).__name__}: {text}"

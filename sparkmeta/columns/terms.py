@@ -1,0 +1,216 @@
+"""The terms of predicates: fields of a schema by name, and transforms of columns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression, BoundPredicate, BoundReference, UnboundTerm
+from pyiceberg.schema import Accessor
+from pyiceberg.transforms import UnknownTransform, VoidTransform
+from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType, StructType
+
+from sparkmeta.columns.conditions import fold, junction_of
+from sparkmeta.errors import InvalidFilterError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.expressions import BoundTerm
+    from pyiceberg.partitioning import PartitionField
+    from pyiceberg.schema import Schema
+    from pyiceberg.transforms import Transform
+
+
+# -- Look up fields of a schema by name, for filters ------------------------------------------------------------------
+
+
+# Most columns that an error about an unknown column names.
+_NAMED = 20
+
+
+class FieldReference(BoundReference):
+    """A bound reference that knows its field's full name.
+
+    Its field is optional if the field itself or a parent struct is.
+    """
+
+    def __init__(self, field: NestedField, accessor: Accessor, name: str) -> None:
+        super().__init__(field, accessor)
+        self.name = name
+
+
+class SchemaFields:
+    """All fields of a schema that a filter can name.
+
+    Args:
+        schema: the schema.
+        case_sensitive: whether names are case-sensitive.
+    """
+
+    def __init__(self, schema: Schema, case_sensitive: bool = True) -> None:
+        self.case_sensitive = case_sensitive
+        self.by_name: dict[str, list[tuple[FieldReference, str | None]]] = defaultdict(list)
+        for reference, container in _references(schema.as_struct(), (), (), False, None):
+            self.by_name[self._key(reference.name)].append((reference, container))
+
+    def _key(self, name: str) -> str:
+        return name if self.case_sensitive else name.lower()
+
+    def _hint(self, name: str) -> str:
+        """Return a hint at existing names, for the end of an error message."""
+        known = [matches[0][0].name for matches in self.by_name.values() if matches[0][1] is None]
+        near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
+        if near:
+            return f": did you mean {' or '.join(map(shown, near))}?"
+        more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
+        return f", which has {', '.join(map(shown, known[:_NAMED]))}{more}" if known else ""
+
+    def find(self, name: str) -> FieldReference:
+        """Return the field with a full name.
+
+        Raises:
+            InvalidFilterError: the field does not exist, is ambiguous, or is inside a list or map.
+        """
+        matches = self.by_name.get(self._key(name), [])
+        if not matches:
+            raise InvalidFilterError(f"no column {shown(name)} in the schema{self._hint(name)}")
+        if len(matches) > 1:
+            names = ", ".join(f"{reference.name} (id {reference.field.field_id})" for reference, _ in matches)
+            raise InvalidFilterError(f"column {shown(name)} is ambiguous: {names}")
+        (reference, container) = matches[0]
+        if container is not None:
+            raise InvalidFilterError(f"column {reference.name} is inside {container}: filters can't test it")
+        return reference
+
+
+def _references(
+    struct: StructType, names: tuple[str, ...], positions: tuple[int, ...], optional: bool, container: str | None
+) -> Iterator[tuple[FieldReference, str | None]]:
+    """Yield every field in a struct, with the name of the list or map that contains it, or None."""
+    for position, field in enumerate(struct.fields):
+        path, places = (*names, field.name), (*positions, position)
+        nullable = optional or not field.required
+        name = ".".join(path)
+        reference = FieldReference(field.model_copy(update={"required": not nullable}), _accessor(places), name)
+        yield reference, container
+        yield from _nested(field, path, places, nullable, container)
+
+
+def _nested(
+    field: NestedField, path: tuple[str, ...], places: tuple[int, ...], nullable: bool, container: str | None
+) -> Iterator[tuple[FieldReference, str | None]]:
+    match field.field_type:
+        case StructType() as struct:
+            yield from _references(struct, path, places, nullable, container)
+        case ListType() as elements:
+            inside = container or f"list {'.'.join(path)}"
+            yield from _references(StructType(elements.element_field), path, places, True, inside)
+        case MapType() as entries:
+            inside = container or f"map {'.'.join(path)}"
+            yield from _references(StructType(entries.key_field, entries.value_field), path, places, True, inside)
+
+
+def _accessor(positions: tuple[int, ...]) -> Accessor:
+    first, *rest = positions
+    return Accessor(first, _accessor(tuple(rest)) if rest else None)
+
+
+# -- Predicates on transforms of columns, such as day(ts) = '2026-01-31', which engines send to have partitions
+# selected
+# A partition field of the same transform decides them. Statistics say nothing of them.
+
+
+NO_FIELD = -1
+"""The field id of a transformed value, which no column has."""
+
+
+class TransformedColumn(UnboundTerm):
+    """The transform of a column in an unbound predicate.
+
+    Args:
+        transform: the transform.
+        name: the full name of the column.
+    """
+
+    def __init__(self, transform: Transform[Any, Any], name: str) -> None:
+        self.transform, self.name = transform, name
+
+    def bind(self, schema: Schema, case_sensitive: bool = True) -> BoundTerm:
+        raise InvalidFilterError(f"{self} can only be bound by sparkmeta, to {shown(schema)} ({case_sensitive=})")
+
+    @property
+    def as_bound(self) -> type[TransformReference]:
+        return TransformReference
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TransformedColumn) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        return f"{self.transform}({self.name})"
+
+    __repr__ = __str__
+
+
+class TransformReference(FieldReference):
+    """A bound transform of a column. Its field is the transformed value, of the id `NO_FIELD`.
+
+    Args:
+        source: the column.
+        transform: the transform.
+    """
+
+    def __init__(self, source: FieldReference, transform: Transform[Any, Any]) -> None:
+        value = NestedField(
+            NO_FIELD, str(transform), transform.result_type(source.field.field_type), required=source.field.required
+        )
+        super().__init__(value, source.accessor, source.name)
+        self.source_id = source.field.field_id
+        self.transform = transform
+
+    def is_value_of(self, field: PartitionField) -> bool:
+        """Return whether a partition field holds these values."""
+        return field.source_id == self.source_id and field.transform == self.transform
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, TransformReference) and other.source_id == self.source_id
+        return same and other.transform == self.transform  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self.source_id, str(self.transform)))
+
+
+def bound_transform(term: TransformedColumn, source: FieldReference) -> TransformReference:
+    """Bind a transform to its column.
+
+    Raises:
+        InvalidFilterError: the transform is unknown, or not one of such a column.
+    """
+    transform, kind = term.transform, source.field.field_type
+    if isinstance(transform, UnknownTransform | VoidTransform):
+        raise InvalidFilterError(f"{term}: filters know no transform {shown(str(transform))}")
+    if not isinstance(kind, PrimitiveType) or not transform.can_transform(kind):
+        raise InvalidFilterError(f"{term}: values of type {kind} have no transform {transform}")
+    return TransformReference(source, transform)
+
+
+def transform_of(leaf: BooleanExpression) -> TransformReference | None:
+    """Return the transform that a bound predicate tests; None for a predicate on a column itself, and constants."""
+    reference = leaf.term.ref() if isinstance(leaf, BoundPredicate) else None
+    return reference if isinstance(reference, TransformReference) else None
+
+
+def has_transforms(bound: BooleanExpression) -> bool:
+    """Return whether a bound filter has predicates on transforms."""
+    return fold(bound, lambda leaf, _: transform_of(leaf) is not None, lambda _, operands: any(operands))
+
+
+def without_transforms(bound: BooleanExpression) -> BooleanExpression:
+    """Return the inclusive projection of a bound filter without NOT to the columns themselves."""
+    if not has_transforms(bound):
+        return bound
+    return fold(bound, lambda leaf, _: AlwaysTrue() if transform_of(leaf) else leaf, junction_of)

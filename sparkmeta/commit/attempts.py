@@ -1,0 +1,318 @@
+"""Attempts to commit steps on the newest version of a table, and plans that are committed as such steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol
+
+from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
+from sparkmeta.commit.next_root import Tally
+from sparkmeta.errors import (
+    CommitConflictError,
+    CommitFailedError,
+    NotFoundError,
+    ValidationError,
+    proves_failure,
+    translated_errors,
+)
+from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.spec.summary import summary_number
+from sparkmeta.spec.table_properties import commit_retries
+from sparkmeta.spec.updates import without_intermediate
+from sparkmeta.storage.writing import discard
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.spec.metadata_model import Summary
+    from sparkmeta.state import TableState
+
+
+# -- Apply steps to the newest version of a table until an attempt is committed (table spec, Optimistic Concurrency)
+# The files of failed attempts are deleted.
+
+
+_log = logging.getLogger(__name__)
+
+_MAY_BE_LEFT = "may be left of a commit that failed"
+
+
+class Step(Protocol):
+    """A change of a table, which each attempt of a commit applies to the newest version.
+
+    A step that writes files has the attribute `names`, a `SnapshotNames`. One that may have an idempotency key has the
+    method `repeats(metadata)`, which returns whether the table has recorded the key.
+    """
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """Return the changed metadata of a table's state."""
+
+
+def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Apply steps to a table in order and commit the result. Retry if another commit came first.
+
+    If the table has recorded the idempotency key of a step, nothing is committed.
+
+    Returns:
+        The table after the commit.
+
+    Raises:
+        CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+        CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+        UnsupportedError: the table can't be committed to.
+    """
+    table.refuse_read_only()
+    retries = commit_retries(table.metadata.properties)
+    started = time.monotonic()
+    table = _current(table, steps)
+    for attempt in range(retries.count + 1):
+        metadata = table.metadata
+        try:
+            with translated_errors():
+                if _repeat(steps, metadata):
+                    _discard_attempts(table, steps)
+                    return table
+                for step in steps:
+                    metadata = step.apply(replace(table.state, metadata=metadata))
+            metadata = without_intermediate(metadata, table.metadata)
+        except Exception as error:  # noqa: BLE001  raised unless the table is outdated
+            table = _newer_after(error, table, metadata, steps, may_retry=attempt < retries.count)
+            continue
+        try:
+            committed = table.operations.commit(table.version, metadata)
+        except CommitFailedError:
+            _discard_snapshots(table, metadata, steps)
+            waited = time.monotonic() - started
+            if attempt == retries.count or waited * 1000 > retries.total_ms:
+                _discard_attempts(table, steps)
+                raise
+            time.sleep(retries.wait(attempt))
+            table = _refreshed(table, steps)
+        except Exception as error:
+            _discard_failed(table, steps, error)
+            raise
+        else:
+            _discard_unused(table, steps)
+            return table.at(committed)
+    raise AssertionError("unreachable")
+
+
+def _repeat(steps: Sequence[Step], metadata: TableMetadata) -> bool:
+    """Return whether the table has recorded the idempotency key of one of the steps."""
+    return any(step.repeats(metadata) for step in steps if hasattr(step, "repeats"))
+
+
+def _newer_after(
+    error: Exception, table: TableT, attempted: TableMetadata, steps: Sequence[Step], *, may_retry: bool
+) -> TableT:
+    """Return a newer version of the table, if files of the version that an attempt was based on are gone.
+
+    An expiry may have deleted them. If that is not why the attempt failed, raise its error.
+    """
+    newest = _refreshed(table, steps) if may_retry and isinstance(error, NotFoundError) else table
+    if newest.version != table.version:
+        _discard_snapshots(table, attempted, steps)
+        return newest
+    _discard_attempts(table, steps)
+    if not isinstance(error, ValidationError):
+        # Tasks of a failed job may still be running.
+        _log_names(table, steps, _MAY_BE_LEFT)
+    raise error
+
+
+def _current(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Return the version of the table for the first attempt.
+
+    A catalog that takes updates would not notice that, for example, a snapshot to publish has expired.
+    """
+    return table if table.operations.replaces_metadata else _refreshed(table, steps)
+
+
+def _refreshed(table: TableT, steps: Sequence[Step]) -> TableT:
+    """Return the newest version of the table. If it can't be loaded, delete the files of attempts."""
+    try:
+        return table.refresh()
+    except Exception:
+        _discard_attempts(table, steps)
+        raise
+
+
+def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
+    """Delete the files of attempts that the commit does not use."""
+    unused = [location for names in _names(steps) for location in sorted(names.written - names.used)]
+    discard(table.state.files, unused)
+
+
+def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -> None:
+    """Delete the files of attempts if an error proves that nothing was committed; otherwise log that they stay."""
+    if proves_failure(error):
+        _discard_attempts(table, steps)
+    else:
+        _log_names(table, steps, "stay, since they may be committed")
+
+
+def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
+    """Delete all files of attempts, none of which has been committed.
+
+    Files are found by listing names, since tasks of a failed job may have written files that they did not report.
+    """
+    files, folder = table.state.files, metadata_folder(table.metadata)
+    for names in _names(steps):
+        names.discarded = True
+        for snapshot_id in names.ids:
+            try:
+                locations = [status.location for status in files.list(folder, f"{snapshot_id}-*")]
+            except Exception as error:  # noqa: BLE001 - unlisted files become orphans
+                _log.warning("%s: not listed: %s", folder, error)
+                _log_names(table, steps, _MAY_BE_LEFT)
+                locations = sorted(names.written)
+            discard(files, locations)
+        discard(files, sorted(names.lists))
+
+
+def _log_names(table: BaseTable, steps: Sequence[Step], what: str) -> None:
+    """Log the name patterns of the files that attempts have written, which are orphans unless committed."""
+    ids = [snapshot_id for names in _names(steps) for snapshot_id in sorted(names.ids)]
+    if ids:
+        patterns = ", ".join(f"{snapshot_id}-*, snap-{snapshot_id}-*" for snapshot_id in ids)
+        _log.warning("%s: files named %s %s", metadata_folder(table.metadata), patterns, what)
+
+
+def _names(steps: Sequence[Step]) -> Iterator[SnapshotNames]:
+    for step in steps:
+        names = getattr(step, "names", None)
+        if names is not None:
+            yield names
+
+
+def _discard_snapshots(table: BaseTable, failed: TableMetadata, steps: Sequence[Step]) -> None:
+    """Delete the roots and manifest lists of an attempt that is known to have failed."""
+    known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+    new = (snapshot for snapshot in failed.snapshots if snapshot.snapshot_id not in known)
+    locations = (snapshot.manifests_location for snapshot in new)
+    discard(table.state.files, [location for location in locations if location])
+    for names in _names(steps):
+        names.lists.clear()
+
+
+# -- Plans that rewrite manifests. Nothing changes before the commit, which creates one snapshot with the same files
+
+
+_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
+
+
+@dataclass(frozen=True)
+class RewriteSummary(ABC):
+    """The numbers of a plan; `str` formats them."""
+
+    table: str
+    snapshot_id: int | None
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, in JSON-compatible types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RewritePlan(ABC, Generic[TableT]):
+    """A plan to rewrite manifests of a branch, carried out by `commit`."""
+
+    table: TableT
+    branch: str
+    properties: Mapping[str, str]
+    _state: TableState
+    _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @abstractmethod
+    def files(self) -> DataFrame:
+        """Return one row per manifest to rewrite. Runs no job."""
+
+    @abstractmethod
+    def summary(self) -> RewriteSummary:
+        """Return the plan in numbers. Runs no job."""
+
+    @abstractmethod
+    def step(self) -> Step | None:
+        """Return the step that creates the snapshot; None if there is nothing to do."""
+
+    def commit(self) -> TableT:
+        """Write the manifests and commit a snapshot with them. Return the new table, or the same for an empty plan.
+
+        Changes of concurrent commits are kept. Retries reuse the written manifests and write only the root or manifest
+        list again.
+
+        Raises:
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitConflictError: other commits have rewritten all of the manifests, or assigned row ids to their files.
+                Make a new plan.
+            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+            ValidationError: a manifest does not hold as many files as the table's metadata says.
+        """
+        if not self._committed:
+            step = self.step()
+            self._committed.append(self.table if step is None else commit_steps(self.table, [step]))
+        return self._committed[0]
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and the commit's counts (null before it) in JSON-compatible types."""
+        after = self._committed[0].metadata.snapshot_by_name(self.branch) if self._committed else None
+        committed = _committed_counts(self._state.snapshot, after)
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+
+def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:
+    """Return the id of a branch's new head and the counts in its summary; None if the head is unchanged."""
+    if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
+        return None
+    counts = {name: summary_number(after, name.replace("_", "-")) for name in _COUNTS}
+    return {"snapshot_id": after.snapshot_id} | {name: count for name, count in counts.items() if count is not None}
+
+
+@dataclass
+class RewriteStep(ABC):
+    """The step of a plan's commit. Manifests are written once; each attempt applies them to a branch's head."""
+
+    branch: str
+    properties: Mapping[str, str]
+    names: SnapshotNames = field(default_factory=SnapshotNames, init=False)
+
+    @abstractmethod
+    def apply_to(self, head: TableState) -> TableMetadata:
+        """Return the table's metadata with the snapshot on a branch's head."""
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """See `Step.apply`."""
+        head = branch_head(state, self.branch)
+        self.names.next_attempt(head.metadata)
+        return self.apply_to(head)
+
+    def summary(
+        self,
+        head: TableState,
+        counts: LeafCounts,
+        properties: Mapping[str, str] | None = None,
+        removed: Tally | None = None,
+        added: Tally | None = None,
+    ) -> Callable[[], Summary]:
+        """Return a function that builds the snapshot's summary, which counts manifests and changed files."""
+        merged, tallies = {**self.properties, **(properties or {})}, (added or Tally(), removed or Tally())
+        return lambda: snapshot_summary("replace", *tallies, head.snapshot, merged, counts)
+
+
+def rewritten_by_others(state: TableState) -> CommitConflictError:
+    """Return the error for a plan whose manifests have all been rewritten by other commits."""
+    return CommitConflictError(
+        f"{state.metadata.location}: other commits have rewritten the manifests that were to be rewritten, or assigned "
+        "row ids to their files: plan again"
+    )

@@ -1,0 +1,217 @@
+"""Load the root that a commit edits, or convert the manifest list of an upgraded table to one (semantics 19.2)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES
+from sparkmeta.commit.next_root import conform
+from sparkmeta.entries.arrays import FILE_COUNTS, LIVE_ROWS, ROW_COUNTS, sums, whole
+from sparkmeta.manifests.v4.layout import tree_schema
+from sparkmeta.manifests.v4.root import Root
+from sparkmeta.manifests.v4.tree_manifests import FOREIGN_KEY, UPGRADED_KEY
+from sparkmeta.spec.entry import ContentType, Status
+
+if TYPE_CHECKING:
+    from sparkmeta.state import TableState
+
+
+# -- Count the files and rows of manifests whose counts are missing from the manifest list, as version 1 allows
+
+
+_STATUSES = (Status.ADDED, Status.EXISTING, Status.DELETED)
+_COUNTS = (*FILE_COUNTS, *ROW_COUNTS)
+_NOTHING = dict.fromkeys(_COUNTS, 0)
+
+
+def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
+    """Return `manifest_stats` for rows of `head.manifests`; read manifests without counts (semantics 19.2)."""
+    stats = manifests.column("manifest_stats").combine_chunks()
+    unknown = _lacks_counts({name: stats.field(name) for name in _COUNTS})
+    if not pc.any(unknown).as_py():
+        return stats
+    counted = _count_entries(head, manifests.filter(unknown))
+    rows = stats.to_pylist()
+    ids = manifests.column("manifest").to_pylist()
+    filled = [
+        {**row, **counted.get(manifest, _NOTHING)} if lacks else row
+        for row, manifest, lacks in zip(rows, ids, unknown.to_pylist(), strict=True)
+    ]
+    return pa.array(filled, stats.type)
+
+
+def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
+    """Fill in missing counts of rows of `MANIFEST_FILE_SCHEMA`.
+
+    Rows that lack counts must be manifests of `head`, which are read.
+    """
+    columns = {name: whole(rows.column(name)) for name in rows.column_names}
+    unknown = _lacks_counts(columns)
+    if not pc.any(unknown).as_py():
+        return rows
+    paths = pc.filter(columns["manifest_path"], unknown)
+    manifests = head.manifests.filter(pc.is_in(head.manifests.column("location"), paths))
+    stats = known_counts(head, manifests)
+    places = pc.index_in(columns["manifest_path"], whole(manifests.column("location")))
+    for name in _COUNTS:
+        counted = pc.take(stats.field(name), places).cast(columns[name].type)
+        columns[name] = pc.coalesce(columns[name], counted)
+    return pa.table(columns, MANIFEST_FILE_SCHEMA)
+
+
+def _lacks_counts(columns: dict[str, Any]) -> pa.Array:
+    """Return which manifests lack at least one count."""
+    unknown = pc.is_null(columns[_COUNTS[0]])
+    for name in _COUNTS[1:]:
+        unknown = pc.or_(unknown, pc.is_null(columns[name]))
+    return unknown
+
+
+def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str, int]]:
+    """Return the counts of files and rows by status, for each manifest."""
+    entries = head.entries(manifests, head.projection(("version_info", "record_count")))
+    status = F.col("version_info.status")
+    sums = []
+    for value, files, rows in zip(_STATUSES, FILE_COUNTS, ROW_COUNTS, strict=True):
+        sums.append(F.sum(F.when(status == int(value), 1).otherwise(0)).alias(files))
+        sums.append(F.sum(F.when(status == int(value), F.col("record_count")).otherwise(0)).alias(rows))
+    counted = entries.groupBy("manifest").agg(*sums).toArrow().to_pylist()
+    return {row.pop("manifest"): row for row in counted}
+
+
+# -- Load the root that a commit edits, or convert the manifest list of an upgraded table to one ----------------------
+
+
+@dataclass(frozen=True)
+class BaseRoot:
+    """The root that a commit edits.
+
+    Attributes:
+        root: None for a branch without snapshots.
+        properties: key-value metadata that all later roots repeat.
+        assigned_row_ids: the number of row ids assigned to manifests when a manifest list was converted.
+    """
+
+    root: Root | None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    assigned_row_ids: int = 0
+
+
+def base_root(head: TableState) -> BaseRoot:
+    """Return the root to edit for a commit onto `head`."""
+    if head.snapshot is None:
+        return BaseRoot(None)
+    if head.tree is not None:
+        repeated = {key: value for key, value in head.tree.root.properties.items() if key in _REPEATED}
+        if head.tree.foreign_sequence_number == sys.maxsize:
+            repeated[FOREIGN_KEY] = str(head.metadata.last_sequence_number)
+        return BaseRoot(_conformed(head.tree.root, head), repeated)
+    return _from_list(head)
+
+
+_REPEATED = (UPGRADED_KEY, FOREIGN_KEY)
+
+
+def _conformed(root: Root, head: TableState) -> Root:
+    return Root(root.location, conform(root.table, tree_schema(head.types.stats_types)), root.properties)
+
+
+def _from_list(head: TableState) -> BaseRoot:
+    """Return a root with a list's manifests as EXISTING leaves, without rewriting any (semantics 19.2).
+
+    Data manifests without first row ids get them, as in the first commit of format version 3.
+    """
+    stats = known_counts(head, head.manifests)
+    manifests = head.manifests.set_column(head.manifests.column_names.index("manifest_stats"), "manifest_stats", stats)
+    version = manifests.column("version_info").combine_chunks()
+    sequence = version.field("sequence_number")
+    first_row_ids, assigned = _row_ids(manifests, int(getattr(head.metadata, "next_row_id", None) or 0))
+    schema = tree_schema(head.types.stats_types)
+    rows = len(manifests)
+    info = schema.field("version_info").type
+    existing = pa.repeat(pa.scalar(int(Status.EXISTING), pa.int32()), rows)
+    columns: dict[str, Any] = {
+        "content_type": manifests.column("content_type"),
+        "location": manifests.column("location"),
+        "file_format": pc.utf8_lower(manifests.column("file_format")),
+        "version_info": pa.StructArray.from_arrays(
+            [existing, version.field("snapshot_id"), sequence, sequence], fields=list(info)
+        ),
+        "partition_spec_id": manifests.column("partition_spec_id"),
+        "record_count": sums(manifests, FILE_COUNTS),
+        "file_size_in_bytes": manifests.column("file_size_in_bytes"),
+        "manifest_stats": stats,
+        "key_metadata": manifests.column("key_metadata"),
+        "first_row_id": first_row_ids,
+        "content_stats": _stats(head, manifests, schema.field("content_stats").type),
+    }
+    arrays = [columns.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    table = pa.Table.from_arrays([whole(array) for array in arrays], schema=schema)
+    properties = {UPGRADED_KEY: str(int(getattr(head.metadata, "last_sequence_number", 0) or 0))}
+    location = head.snapshot.manifest_list if head.snapshot is not None else None
+    return BaseRoot(Root(location or head.metadata.location, table, properties), properties, assigned)
+
+
+def _row_ids(manifests: pa.Table, start: int) -> tuple[pa.Array, int]:
+    """Return first row ids of the manifests, in list order, and the number of assigned ids.
+
+    Data manifests without a first row id get the next ids, from `start`.
+    """
+    ids, assigned = [], 0
+    rows = zip(
+        manifests.column("content_type").to_pylist(),
+        manifests.column("first_row_id").to_pylist(),
+        sums(manifests, LIVE_ROWS).to_pylist(),
+        strict=True,
+    )
+    for kind, known, live_rows in rows:
+        if kind != ContentType.DATA_MANIFEST or known is not None:
+            ids.append(known)
+            continue
+        ids.append(start + assigned)
+        assigned += live_rows
+    return pa.array(ids, pa.int64()), assigned
+
+
+def _stats(head: TableState, manifests: pa.Table, kind: pa.StructType) -> pa.StructArray:
+    """Convert the list's partition summaries to stats, keyed by the ids of the fields' columns or expressions."""
+    rows = len(manifests)
+    bounds: dict[int, pa.StructArray] = {}
+    if SUMMARIES in manifests.column_names:
+        summaries = manifests.column(SUMMARIES).combine_chunks()
+        specs = manifests.column("partition_spec_id")
+        for spec_id, sources in head.types.tuple_sources.items():
+            of_spec = whole(pc.equal(specs, spec_id))
+            for field_id, source in sources:
+                of_field = _of_summary(summaries.field(str(field_id)), kind.field(str(source)).type, of_spec)
+                bounds[source] = of_field if source not in bounds else pc.if_else(of_spec, of_field, bounds[source])
+    children = [bounds.get(int(field.name), pa.nulls(rows, field.type)) for field in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * rows, kind)
+
+
+def _of_summary(summary: pa.StructArray, kind: pa.StructType, of_spec: pa.Array) -> pa.StructArray:
+    """Convert a field's summary to stats. Null and NaN counts are 0 or unknown (semantics 19.2)."""
+    rows = len(summary)
+    zero, unknown = pa.scalar(0, pa.int64()), pa.scalar(None, pa.int64())
+
+    def zero_or_unknown(name: str) -> pa.Array:
+        return pc.if_else(pc.fill_null(summary.field(name), True), unknown, zero)
+
+    values = {
+        "lower_bound": summary.field("lower_bound"),
+        "upper_bound": summary.field("upper_bound"),
+        "null_value_count": zero_or_unknown("contains_null"),
+        "nan_value_count": zero_or_unknown("contains_nan"),
+    }
+    children = [
+        values[field.name].cast(field.type) if field.name in values else pa.nulls(rows, field.type) for field in kind
+    ]
+    absent = pc.invert(pc.and_(of_spec, summary.is_valid()))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=absent)

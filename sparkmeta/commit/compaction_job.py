@@ -1,0 +1,527 @@
+"""Run the Spark jobs of a compaction, and rebase their result on a newer root."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.arrow_types import spark_schema
+from sparkmeta.commit.compaction_groups import Group, Scope
+from sparkmeta.commit.compaction_tasks import (
+    BIN_SCHEMA,
+    CUT_ENTRIES,
+    GROUP_LEAF_SCHEMA,
+    Rewriting,
+    key_schema,
+    key_table,
+)
+from sparkmeta.commit.leaves import (
+    DELETE_ENTRY_BYTES,
+    existing,
+    leaf_format,
+    leaf_frame,
+    live_owners,
+    named_owners,
+    partition_columns,
+    with_owners,
+    write_affiliated,
+)
+from sparkmeta.commit.new_snapshot import LeafCounts
+from sparkmeta.commit.next_root import (
+    FileKey,
+    LoadBlob,
+    TreeChange,
+    file_keys,
+    file_versions,
+    manifest_dv_bitmap,
+    same_manifest_dv,
+    without_owners,
+)
+from sparkmeta.commit.sorted_manifests import sampled_bounds, sorted_among_tasks, spread, task_reader
+from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
+from sparkmeta.manifests.v4.root import Root, version
+from sparkmeta.manifests.v4.write import leaf_count, read_rows_stream, rows_stream, write_owned_leaves
+from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
+from sparkmeta.spec.entry import ContentType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.compaction_groups import CompactionGroups
+    from sparkmeta.manifests.v4.convert import Adoption
+    from sparkmeta.manifests.v4.write import LeafFormat
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorReader
+
+
+# -- The Spark jobs of a compaction, which turn groups of leaves and files into leaves of EXISTING entries ------------
+
+
+# Most ranges into which a task cuts its entries.
+_MOST_RANGES = 1_024
+# Most bytes of leaves, with at most `CUT_ENTRIES`, that a task cuts into ranges at once. Leaves take several times
+# their size in memory, and very compressible ones have many entries in few bytes.
+_CUT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten group.
+
+    Attributes:
+        leaves: location of a replaced leaf -> its manifest DV when it was read, or None.
+        first_row_ids: location of a replaced leaf -> its first row id, from which its entries have theirs.
+        files: the replaced files of the root, with their file sequence numbers.
+        new_leaves: the root's entries for the new leaves.
+    """
+
+    leaves: Mapping[str, Mapping[str, Any] | None]
+    first_row_ids: Mapping[str, int | None]
+    files: Mapping[FileKey, int]
+    new_leaves: pa.Table
+
+
+@dataclass(frozen=True)
+class RewriteJob:
+    """The jobs of one compaction.
+
+    Attributes:
+        name: the beginning of the names of new leaves.
+        adoption: makes the entries those of another table, in leaves of `adopted`.
+        adopted: the format of the other table's leaves.
+    """
+
+    state: TableState
+    scope: Scope
+    reader: ExecutorReader
+    name: str
+    adoption: Adoption | None = field(default=None, kw_only=True)
+    adopted: LeafFormat | None = field(default=None, kw_only=True)
+
+    @property
+    def root(self) -> pa.Table:
+        return self.scope.root.table
+
+    def data(self, groups: Sequence[Group]) -> list[Rewritten]:
+        """Rewrite groups of data leaves."""
+        bins = [number for number, group in enumerate(groups) if not group.exchanged]
+        written: dict[int, list[pa.Table]] = {}
+        if bins:
+            rows = [self._bin(number, groups[number], groups[number].leaves) for number in bins]
+            written = self._write_bins(rows)
+        for number, group in enumerate(groups):
+            if group.exchanged:
+                written[number] = self._exchange(group)
+        return [self.rewritten(group, written.get(number, [])) for number, group in enumerate(groups)]
+
+    def rewritten(self, group: Group, new_leaves: Sequence[pa.Table]) -> Rewritten:
+        """Return the group with the root's entries for its new leaves."""
+        leaves = self.root.take(pa.array(group.leaves, pa.int64()))
+        locations = leaves.column("location").to_pylist()
+        files = self.root.take(pa.array(group.files, pa.int64()))
+        sequences = version(files, "file_sequence_number").to_pylist()
+        return Rewritten(
+            {location: self.scope.root.manifest_dv_of.get(location) for location in locations},
+            dict(zip(locations, leaves.column("first_row_id").to_pylist(), strict=True)),
+            dict(zip(file_keys(files), sequences, strict=True)),
+            pa.concat_tables([self.form.schema.empty_table(), *new_leaves]),
+        )
+
+    def rewriting(self, places: Sequence[int]) -> Rewriting:
+        """Return the parameters of tasks that rewrite leaves."""
+        types, size = self.state.types, self.entry_bytes(places)
+        return Rewriting(
+            self.reader, self.form, types.tree_types, types.locations, self.scope.keys, size, self.adoption
+        )
+
+    @cached_property
+    def form(self) -> LeafFormat:
+        """The format of the new leaves."""
+        if self.adopted is not None:
+            return self.adopted
+        return leaf_format(self.state, self.name, self.scope.limits.target_bytes)
+
+    def entry_bytes(self, places: Sequence[int]) -> float:
+        """Return the mean size of an entry in leaves, or an estimate if there are none."""
+        leaves = self.root.take(pa.array(places, pa.int64()))
+        entries = pc.sum(leaves.column("record_count")).as_py() or 0
+        sizes = np.asarray(leaves.column("file_size_in_bytes").to_pylist(), np.int64)
+        size = int(self.scope.tree_bytes(np.asarray(places, np.int64), sizes).sum())
+        return size / entries if entries else 40.0 + 8 * len(self.state.types.stats_types)
+
+    # -- bins -------------------------------------------------------------------------------------------------------
+
+    def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
+        """Return leaves as structs of `BIN_SCHEMA`."""
+        dvs = self.scope.root.manifest_dv_of
+        sources = []
+        for place, row in zip(
+            places, self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist(), strict=True
+        ):
+            dv = dvs.get(row["location"])
+            blob = dv["deletion_vector"] if dv else {}
+            sources.append(
+                {
+                    "location": row["location"],
+                    "file_format": row["file_format"].upper() if place in self.scope.old else None,
+                    "partition_spec_id": row["partition_spec_id"],
+                    "file_size_in_bytes": row["file_size_in_bytes"],
+                    "snapshot_id": row["version_info"]["snapshot_id"],
+                    "sequence_number": row["version_info"]["sequence_number"],
+                    "first_row_id": row["first_row_id"],
+                    "record_count": row["record_count"],
+                    "dv_location": dv["location"] if dv else None,
+                    "dv_offset": blob.get("offset"),
+                    "dv_size": blob.get("size_in_bytes"),
+                    "dv_content": blob.get("inline_content"),
+                    "masked": dv["record_count"] if dv else 0,
+                }
+            )
+        return sources
+
+    def _bin(self, number: int, group: Group, leaves: Sequence[int], *, files: bool = True) -> dict[str, Any]:
+        return {
+            "group": number,
+            "spec_id": group.spec_id,
+            "parts": group.parts,
+            "leaves": self._leaf_sources(leaves),
+            "files": rows_stream(self.files(group)) if files and group.files else None,
+        }
+
+    def files(self, group: Group) -> pa.Table:
+        """Return the group's files of the root as EXISTING entries."""
+        return existing(self.root.take(pa.array(group.files, pa.int64())))
+
+    def entries(self, group: Group) -> DataFrame:
+        """Return the live entries of a group as rows of the state's `tree_schema`."""
+        rewriting = self.rewriting([])
+        return map_arrow(self._frame(self._chunks(group)), rewriting.read_bins, rewriting.schema)
+
+    def _frame(self, rows: list[dict[str, Any]]) -> DataFrame:
+        """Return bins as a DataFrame with one bin per task."""
+        return spread(self.state.spark, pa.Table.from_pylist(rows, schema=BIN_SCHEMA))
+
+    def _write_bins(self, rows: list[dict[str, Any]]) -> dict[int, list[pa.Table]]:
+        written = map_arrow(self._frame(rows), self.rewriting([]).write_bins, GROUP_LEAF_SCHEMA)
+        return written_leaves(written)
+
+    # -- entries that are sorted among tasks ------------------------------------------------------------------------
+
+    def _exchange(self, group: Group) -> list[pa.Table]:
+        """Sort a group by its clustering columns. Spark shuffles a blob of entries for each bin and range."""
+        assert group.spec_id is not None
+        rewriting = self.rewriting(group.leaves)
+        ranges = min(group.parts, _MOST_RANGES)
+        bounds = self._bounds(group, ranges)
+        written = sorted_among_tasks(
+            self._frame(self._chunks(group)),
+            partial(rewriting.cut_bins, group.spec_id, bounds),
+            partial(rewriting.write_ranges, group.spec_id),
+            GROUP_LEAF_SCHEMA,
+            ranges,
+        )
+        return written_leaves(written).get(0, [])
+
+    def _chunks(self, group: Group) -> list[dict[str, Any]]:
+        """Return the group's leaves in bins that a task processes at once."""
+        names = ("file_size_in_bytes", "record_count")
+        sizes, counts = (self.root.column(name).take(pa.array(group.leaves, pa.int64())).to_pylist() for name in names)
+        chunks: list[list[int]] = [[]]
+        size = entries = 0
+        for place, of_leaf, in_leaf in zip(group.leaves, sizes, counts, strict=True):
+            if chunks[-1] and (size + of_leaf > _CUT_BYTES or entries + in_leaf > CUT_ENTRIES):
+                chunks.append([])
+                size = entries = 0
+            chunks[-1].append(place)
+            size, entries = size + of_leaf, entries + in_leaf
+        return [self._bin(0, group, leaves, files=not number) for number, leaves in enumerate(chunks)]
+
+    def _bounds(self, group: Group, ranges: int) -> pa.Table:
+        """Return the last keys of the ranges. Runs a job that reads only keys."""
+        assert group.spec_id is not None
+        keys, stats = self.scope.keys[group.spec_id], self.state.types.stats_types
+        schema = key_schema(keys, stats)
+        in_root = key_table(self.files(group), keys).cast(schema)
+        frames = []
+        if leaves := [place for place in group.leaves if place not in self.scope.old]:
+            projection = EntryProjection.of(("location",), None, {key: stats[key] for key in keys})
+            columns = [
+                F.col(f"{CONTENT_STATS}.`{key}`.lower_bound").alias(f"k{place}") for place, key in enumerate(keys)
+            ]
+            rows = self.root.take(pa.array(leaves, pa.int64()))
+            frames.append(leaf_frame(self.state, rows, projection).select(*columns, "location"))
+        if old := [place for place in group.leaves if place in self.scope.old]:
+            bins = self._frame([self._bin(0, group, [place], files=False) for place in old])
+            frames.append(map_arrow(bins, partial(self.rewriting([]).read_keys, group.spec_id), schema))
+        entries = pc.sum(self.root.column("record_count").take(pa.array(group.leaves, pa.int64()))).as_py()
+        return sampled_bounds(reduce(lambda left, right: left.unionByName(right), frames), in_root, entries, ranges)
+
+
+_LEAF_COLUMNS = [
+    "location",
+    "file_format",
+    "partition_spec_id",
+    "file_size_in_bytes",
+    "version_info",
+    "first_row_id",
+    "record_count",
+]
+
+
+def written_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:
+    """Run the job that writes leaves, and return the root's entries for them by group."""
+    rows = written.toArrow()
+    by_group: dict[int, list[pa.Table]] = {}
+    for group, leaf in zip(rows.column("group").to_pylist(), rows.column("leaf"), strict=True):
+        by_group.setdefault(group, []).append(read_rows_stream(leaf.as_buffer()))
+    return by_group
+
+
+# -- Rebase a compaction on a newer root. Changes of other commits take precedence, entry by entry --------------------
+
+
+@dataclass(frozen=True)
+class Rebased:
+    """The part of a compaction that fits a root, with fields of `TreeChange`.
+
+    Attributes:
+        left_out: the number of groups that don't fit.
+    """
+
+    dropped: frozenset[str]
+    moved: frozenset[FileKey]
+    existing: pa.Table
+    masks: Mapping[str, PositionBitmap]
+    affinity: Mapping[str, str | None]
+    left_out: int = 0
+
+    @property
+    def counts(self) -> LeafCounts:
+        """The numbers of leaves. `kept` is negative, for the dropped leaves."""
+        entries = pc.sum(self.existing.column("record_count")).as_py() or 0
+        return LeafCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
+
+    def into(self, change: TreeChange) -> TreeChange:
+        """Return the change with the compaction added to it."""
+        tables = [table for table in (change.existing, self.existing) if table is not None]
+        return replace(
+            change,
+            dropped=change.dropped | self.dropped,
+            moved=change.moved | self.moved,
+            existing=pa.concat_tables(tables, promote_options="none"),
+            existing_masks={**change.existing_masks, **self.masks},
+            affinity={**change.affinity, **self.affinity},
+        )
+
+
+def rebase(
+    state: TableState, base: Root, done: Sequence[Rewritten], load: LoadBlob, busy: Collection[str] = ()
+) -> Rebased:
+    """Return the groups that fit `base`, the root of `state`.
+
+    Entries that have been removed from their leaves since, and files that have left the root, are masked in the new
+    leaves, by path (semantics 12.10). A group is left out if one of its leaves is gone, as after another compaction, or
+    has regained entries that were masked, as after a rollback, since the new leaves lack these.
+
+    A data file that has left the root may have moved to a leaf of another commit, while its deletion vector has not.
+    New delete leaves are then not affiliated with the data leaf in which the file is masked.
+
+    Args:
+        busy: leaves that the commit itself removes entries from, and which are not replaced.
+    """
+    leaves = {row["location"]: row for row in _leaf_rows(base)}
+    versions = file_versions(base)
+    fit: list[Rewritten] = []
+    moved: set[FileKey] = set()
+    gone: dict[str, PositionBitmap] = {}
+    lost: list[FileKey] = []
+    disowned: set[str] = set()
+    for group in done:
+        if any(leaf not in leaves or leaf in busy for leaf in group.leaves):
+            continue
+        if any(leaves[leaf]["first_row_id"] != first_row_id for leaf, first_row_id in group.first_row_ids.items()):
+            continue
+        changes = {leaf: _changes(dv, base.manifest_dv_of.get(leaf), load) for leaf, dv in group.leaves.items()}
+        if any(back.cardinality for _, back in changes.values()):
+            continue
+        fit.append(group)
+        gone |= {leaf: removed for leaf, (removed, _) in changes.items() if removed.cardinality}
+        left = [key for key, sequence in group.files.items() if versions.get(key) != sequence]
+        moved |= group.files.keys() - left
+        lost += left
+        if any(key.content_type == ContentType.DATA for key in left):
+            disowned.update(group.new_leaves.column("location").to_pylist())
+    new_leaves = pa.concat_tables([group.new_leaves for group in fit] or [done[0].new_leaves.slice(0, 0)])
+    masks = _masks(state, new_leaves, gone, lost) if gone or lost else {}
+    new_leaves = without_owners(new_leaves, disowned.intersection(masks))
+    dropped = frozenset(leaf for group in fit for leaf in group.leaves)
+    return Rebased(dropped, frozenset(moved), new_leaves, masks, _affinity(fit, leaves), len(done) - len(fit))
+
+
+def _leaf_rows(base: Root) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = base.leaves.select(["location", "referenced_file", "first_row_id"]).to_pylist()
+    return rows
+
+
+def _changes(
+    old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, load: LoadBlob
+) -> tuple[PositionBitmap, PositionBitmap]:
+    """Return the ordinals that only the new manifest DV of a leaf masks, and those that only the old one does."""
+    nothing = PositionBitmap({})
+    if same_manifest_dv(old, new):
+        return nothing, nothing
+    before, after = (nothing if dv is None else manifest_dv_bitmap(dv, load) for dv in (old, new))
+    return after.difference(before), before.difference(after)
+
+
+def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return the new data leaves of remaining delete leaves whose data leaves were merged."""
+    dropped = {leaf for group in fit for leaf in group.leaves}
+    merged = {
+        leaf: group.new_leaves.column("location")[0].as_py()
+        for group in fit
+        if group.new_leaves.column("content_type").to_pylist() == [ContentType.DATA_MANIFEST]
+        for leaf in group.leaves
+    }
+    return {
+        location: merged[row["referenced_file"]]
+        for location, row in leaves.items()
+        if row["referenced_file"] in merged and location not in dropped
+    }
+
+
+# -- by path --------------------------------------------------------------------------------------------------------
+
+_KEY = ("content_type", "location", "deletion_vector")
+_BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.binary())])
+
+
+def _masks(
+    state: TableState, new_leaves: pa.Table, gone: Mapping[str, PositionBitmap], lost: Sequence[FileKey]
+) -> dict[str, PositionBitmap]:
+    """Return the ordinals of removed entries in the new leaves. Runs a job over their paths."""
+    frames = [*([_gone_keys(state, gone)] if gone else []), *([_lost_keys(state, lost)] if lost else [])]
+    keys = reduce(lambda left, right: left.unionByName(right), frames)
+    entries = leaf_frame(state, new_leaves, EntryProjection.of(_KEY))
+    masked = entries.select(*_key_columns(), MANIFEST, ORDINAL).join(keys, ["kind", "path", "offset"], "left_semi")
+    blobs = masked.select(MANIFEST, ORDINAL).groupBy(MANIFEST).applyInArrow(_bitmap, spark_schema(_BITMAPS)).toArrow()
+    locations = new_leaves.column("location")
+    return {
+        location: read_inline_vector(row["ordinals"], location)
+        for row in blobs.to_pylist()
+        if (location := locations[row[MANIFEST]].as_py())
+    }
+
+
+def _key_columns() -> list[Any]:
+    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long"))
+    return [F.col("content_type").alias("kind"), F.col("location").alias("path"), offset.alias("offset")]
+
+
+def _gone_keys(state: TableState, gone: Mapping[str, PositionBitmap]) -> DataFrame:
+    """Return the keys of entries that were removed from the rewritten leaves."""
+    manifests = state.manifests.filter(
+        pc.is_in(state.manifests.column("location"), pa.array(sorted(gone), pa.string()))
+    )
+    rows = []
+    for leaf in manifests.select([MANIFEST, "location", "record_count"]).to_pylist():
+        bitmap = gone[leaf["location"]]
+        place = {"offset": None, "size_in_bytes": None, "inline_content": write_deletion_vector(bitmap)}
+        dv = {"location": None, "deletion_vector": place, "record_count": bitmap.cardinality}
+        rows.append(dv_row(leaf[MANIFEST], leaf, dv))
+    ordinals = masked_ordinals(state.spark, pa.Table.from_pylist(rows, schema=DV_SCHEMA), None)
+    frames = state.reader.physical_frames(manifests, EntryProjection.of(_KEY))
+    entries = reduce(lambda left, right: left.unionByName(right), frames)
+    return entries.join(ordinals, [MANIFEST, ORDINAL], "left_semi").select(*_key_columns())
+
+
+def _lost_keys(state: TableState, lost: Sequence[FileKey]) -> DataFrame:
+    columns = {
+        "kind": pa.array([key.content_type for key in lost], pa.int32()),
+        "path": pa.array([key.location for key in lost], pa.string()),
+        "offset": pa.array([-1 if key.offset is None else key.offset for key in lost], pa.int64()),
+    }
+    return local_frame(state.spark, pa.table(columns))
+
+
+def _bitmap(rows: pa.Table) -> pa.Table:
+    """Return the ordinals of one leaf's entries as a bitmap."""
+    blob = write_deletion_vector(PositionBitmap.of(rows.column(ORDINAL).to_numpy()))
+    return pa.table({MANIFEST: rows.column(MANIFEST).slice(0, 1), "ordinals": pa.array([blob], pa.binary())})
+
+
+# -- Write the leaves of a compaction: data leaves, then delete leaves affiliated with the data leaves of their files
+# If the files of a data leaf have few deletion vectors, these go to unaffiliated leaves, like equality deletes.
+
+
+def rewrite(state: TableState, scope: Scope, choice: CompactionGroups, name: str) -> list[Rewritten]:
+    """Write the leaves of all groups. Runs jobs.
+
+    Args:
+        name: the beginning of the files' names.
+
+    Raises:
+        UnsupportedError: tasks can't open the table's files.
+    """
+    job = RewriteJob(state, scope, task_reader(state), name)
+    data = job.data(choice.data)
+    if choice.deletes is None:
+        return data
+    return [*data, job.rewritten(choice.deletes, _rewrite_deletes(job, choice.deletes, data))]
+
+
+def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> list[pa.Table]:
+    """Write the deletes of a group to new leaves, and return the root's entries for them. Runs jobs.
+
+    Args:
+        data: the rewritten data leaves of the same compaction.
+    """
+    owners = _owners(job, group, data)
+    placed = materialize(with_owners(job.entries(group), owners))
+    size = job.entry_bytes(group.leaves) if group.leaves else DELETE_ENTRY_BYTES
+    rest, new_leaves = write_affiliated(placed, job.form, job.scope.limits.affiliated_deletes, size)
+    count = rest.count()
+    parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
+    if parts:
+        keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(job.state)]
+        ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
+            *keys, "referenced_file", "location"
+        )
+        new_leaves = pa.concat_tables([new_leaves, write_owned_leaves(ordered, job.form, size)])
+    return [new_leaves]
+
+
+def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
+    """Return the live files of new and remaining data leaves with which deletes may be affiliated."""
+    state = job.state
+    projection = EntryProjection.of(("location", "version_info"))
+    new_leaves = pa.concat_tables([job.form.schema.empty_table(), *(each.new_leaves for each in data)])
+    remaining = _remaining(job, group, {location for each in data for location in each.leaves})
+    frames = [live_owners(state, remaining)]
+    if len(new_leaves):
+        locations = dict(enumerate(new_leaves.column("location").to_pylist()))
+        frames.append(named_owners(state, leaf_frame(state, new_leaves, projection), locations))
+    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+def _remaining(job: RewriteJob, group: Group, dropped: set[str]) -> pa.Table:
+    """Return the remaining data leaves that may hold files of the group's deletes, rows of `state.manifests`.
+
+    These are the data leaves of affiliated delete leaves, or all if there are unaffiliated deletes.
+    """
+    leaves = job.state.data_manifests
+    leaves = leaves.filter(pc.is_in(leaves.column(MANIFEST), pa.array(sorted(job.scope.owners), pa.int32())))
+    leaves = leaves.filter(pc.invert(pc.is_in(leaves.column("location"), pa.array(sorted(dropped), pa.string()))))
+    owners = job.root.column("referenced_file").take(pa.array(group.leaves, pa.int64()))
+    if group.files or owners.null_count:
+        return leaves
+    return leaves.filter(pc.is_in(leaves.column("location"), owners.combine_chunks()))

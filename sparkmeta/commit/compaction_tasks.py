@@ -1,0 +1,268 @@
+"""The tasks of a compaction: read leaves, drop masked entries, sort, and write leaves. Without Spark.
+
+Entries stay in Arrow: Spark shuffles them as blobs of many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.commit.next_root import restamped
+from sparkmeta.commit.sorted_manifests import combined, cut, ordered, range_tables, task_rows
+from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection, kept_rows
+from sparkmeta.entries.locations import table_with_locations
+from sparkmeta.entries.records import ManifestContext, ManifestPart
+from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.deletion_vectors import inlined, unmasked
+from sparkmeta.manifests.v4.convert import Adoption, conversion_projection, converted
+from sparkmeta.manifests.v4.decode import leaf_entries
+from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.manifests.v4.write import (
+    LeafFormat,
+    encode_leaf,
+    leaf_count,
+    pieces,
+    put_behind,
+    read_rows_stream,
+    rows_stream,
+)
+from sparkmeta.spec.entry import Status
+from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.executors import ExecutorReader
+
+# A leaf to read: the values that its entries inherit, and its manifest DV, if any. file_format: of a manifest in the
+# layout of versions 1 to 3; null for one of the tree's own layout.
+_LEAF = pa.struct(
+    [
+        pa.field("location", pa.string()),
+        pa.field("file_format", pa.string()),
+        pa.field("partition_spec_id", pa.int32()),
+        pa.field("file_size_in_bytes", pa.int64()),
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("first_row_id", pa.int64()),
+        pa.field("record_count", pa.int64()),
+        pa.field("dv_location", pa.string()),
+        pa.field("dv_offset", pa.int64()),
+        pa.field("dv_size", pa.int64()),
+        pa.field("dv_content", pa.binary()),
+        pa.field("masked", pa.int64()),
+    ]
+)
+
+# Leaves and files that one task reads. group: the number of the group. parts: the number of leaves that the task
+# writes. files: entries of the root, as an Arrow stream.
+BIN_SCHEMA = pa.schema(
+    [
+        pa.field("group", pa.int32()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("parts", pa.int32()),
+        pa.field("leaves", pa.list_(pa.field("element", _LEAF))),
+        pa.field("files", pa.binary()),
+    ]
+)
+
+# The root's entry for a written leaf, as an Arrow stream.
+GROUP_LEAF_SCHEMA = pa.schema([pa.field("group", pa.int32()), pa.field("leaf", pa.binary())])
+
+_BATCH_ROWS = 8_192
+# Most entries, unless one leaf has more, that a task cuts into ranges at once.
+CUT_ENTRIES = 400_000
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """Reads, sorts and writes entries. Picklable.
+
+    Attributes:
+        types: the types of the table's V4 manifests.
+        locations: resolves the locations in the table's manifests.
+        keys: spec id -> ids of the stats by whose lower bounds entries are sorted, before their paths.
+        entry_bytes: the mean size of an entry in a leaf.
+        adoption: makes entries those of another table, to which the new leaves belong.
+    """
+
+    reader: ExecutorReader
+    form: LeafFormat
+    types: TreeTypes
+    locations: Locations
+    keys: Mapping[int, Sequence[int]]
+    entry_bytes: float
+    adoption: Adoption | None = None
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The row type of the entries that are read."""
+        return tree_schema(self.types.stats)
+
+    # -- whole bins -------------------------------------------------------------------------------------------------
+
+    def write_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write each bin, a row of `BIN_SCHEMA`, to leaves, and yield rows of `GROUP_LEAF_SCHEMA`."""
+        yield from self._write(self._of_bins(batches))
+
+    def _of_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+        for row in task_rows(batches):
+            entries = combined([self.schema.empty_table(), *self._entries(row)])
+            by_keys = self._ordered(entries, row["spec_id"])
+            for piece in pieces(by_keys, min(row["parts"], len(by_keys))):
+                yield row["group"], piece
+
+    def read_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the live entries of bins as rows of `schema`."""
+        for row in task_rows(batches):
+            for table in self._entries(row):
+                yield from table.to_batches(max_chunksize=_BATCH_ROWS)
+
+    # -- entries that change tasks ----------------------------------------------------------------------------------
+
+    def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut the entries of bins into ranges, rows of `RANGE_SCHEMA`, given the last key of each range."""
+        for row in task_rows(batches):
+            for table in _joined(self._entries(row)):
+                yield from cut(table, self._key_table(table, spec_id), bounds)
+
+    def read_keys(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the sort keys of all entries of bins, as `key_table`, for leaves in the layout of versions 1 to 3."""
+        keys, stats = self.keys[spec_id], self.types.stats
+        fields = {source: field_id for field_id, source in self.types.sources[spec_id]}
+        partition = {fields[key]: stats[key] for key in keys if key in fields}
+        projection = EntryProjection.of(
+            ("location",), partition, {key: stats[key] for key in keys if key not in fields}
+        )
+        schema = key_schema(keys, stats)
+        for row in task_rows(batches):
+            for leaf in row["leaves"]:
+                for batch in self._decoded(leaf, projection):
+                    paths = [
+                        (PARTITION, str(fields[key])) if key in fields else (CONTENT_STATS, str(key), "lower_bound")
+                        for key in keys
+                    ]
+                    columns = [pc.struct_field(batch.column(name), list(path)) for name, *path in paths]
+                    yield pa.RecordBatch.from_arrays([*columns, batch.column("location")], names=schema.names).cast(
+                        schema
+                    )
+
+    def write_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write ranges, adjacent rows of `RANGE_SCHEMA`, to leaves, and yield rows of `GROUP_LEAF_SCHEMA`."""
+        yield from self._write(self._of_ranges(spec_id, batches))
+
+    def _of_ranges(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+        for table in range_tables(batches):
+            by_keys = self._ordered(table, spec_id)
+            size = int(len(by_keys) * self.entry_bytes)
+            for piece in pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes)):
+                yield 0, piece
+
+    # -- entries ----------------------------------------------------------------------------------------------------
+
+    def _entries(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
+        """Yield the live entries of a bin as EXISTING ones, with their sequence numbers."""
+        yield from self.live_entries(row["leaves"])
+        if row["files"] is not None:
+            yield read_rows_stream(row["files"])
+
+    def live_entries(self, leaves: Sequence[Mapping[str, Any]]) -> Iterator[pa.Table]:
+        """Yield the live, unmasked entries of leaves as EXISTING ones.
+
+        Raises:
+            CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has not as many entries as its root says.
+        """
+        dvs = [_dv_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
+        masks = {dv[MANIFEST]: dv for dv in inlined(dvs, self.reader)}
+        for place, leaf in enumerate(leaves):
+            yield from self._live_entries(leaf, masks.get(place))
+
+    def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> Iterator[pa.Table]:
+        unmasked_rows = None if mask is None else unmasked(leaf["record_count"], mask)
+        count = 0
+        for table in self._physical_entries(leaf):
+            live = is_live(table)
+            if unmasked_rows is not None and count + len(table) <= leaf["record_count"]:
+                live = pc.and_(live, unmasked_rows.slice(count, len(table)))
+            count += len(table)
+            yield restamped(kept_rows(table, live), status=Status.EXISTING).cast(self.schema)
+        if count != leaf["record_count"]:
+            problem = f"the root's entry for the leaf counts {leaf['record_count']} entries"
+            raise CorruptFileError(leaf["location"], "entries", count, problem)
+
+    def _physical_entries(self, leaf: Mapping[str, Any]) -> Iterator[pa.Table]:
+        """Yield all entries of a leaf in physical order: those of its own layout at once, others by thousands."""
+        spec_id = leaf["partition_spec_id"]
+        if leaf["file_format"] is not None:
+            batches = self._decoded(leaf, conversion_projection(self.types, spec_id))
+            yield from converted(batches, self.types, spec_id, leaf["location"])
+            return
+        context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
+        part = ManifestPart(0, leaf["location"], spec_id, context)
+        entries = leaf_entries(self.reader.read(leaf["location"]), part, self.types)
+        yield table_with_locations(entries, self.locations, leaf["location"])
+
+    def _decoded(self, leaf: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
+        decoder = EntryDecoder(self.reader, None, self.locations)
+        return decoder.entries({**leaf, MANIFEST: 0, "part": 0, "parts": 1}, projection)
+
+    def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
+        return key_table(table, self.keys[spec_id])
+
+    def _ordered(self, table: pa.Table, spec_id: int) -> pa.Table:
+        return ordered(table, self._key_table(table, spec_id))
+
+    def _write(self, leaves: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.RecordBatch]:
+        """Write leaves, and yield the root's entries for them with the numbers of their groups."""
+        encoded = ((group, encode_leaf(self._adopted(piece), self.form)) for group, piece in leaves)
+        for group, row in put_behind(encoded, self.form.writer):
+            yield pa.RecordBatch.from_pydict({"group": [group], "leaf": [rows_stream(row)]}, schema=GROUP_LEAF_SCHEMA)
+
+    def _adopted(self, entries: pa.Table) -> pa.Table:
+        return entries if self.adoption is None else self.adoption(entries)
+
+
+def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of small tables in larger ones of at most `CUT_ENTRIES`, or of one table."""
+    pending: list[pa.Table] = []
+    for table in tables:
+        if pending and sum(map(len, pending)) + len(table) > CUT_ENTRIES:
+            yield combined(pending)
+            pending = []
+        pending.append(table)
+    if pending:
+        yield combined(pending)
+
+
+def _dv_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        MANIFEST: place,
+        "referenced_file": leaf["location"],
+        "location": leaf["dv_location"],
+        "offset": leaf["dv_offset"],
+        "size_in_bytes": leaf["dv_size"],
+        "inline_content": leaf["dv_content"],
+        "record_count": leaf["masked"],
+        "leaf_entries": leaf["record_count"],
+    }
+
+
+# -- order ----------------------------------------------------------------------------------------------------------
+
+
+def key_table(table: pa.Table, keys: Sequence[int]) -> pa.Table:
+    """Return the sort keys of entries: lower bounds `k0`, `k1`, ..., then `location`."""
+    stats = table.column(CONTENT_STATS)
+    columns = {f"k{place}": pc.struct_field(stats, [str(key), "lower_bound"]) for place, key in enumerate(keys)}
+    return pa.table({**columns, "location": table.column("location")})
+
+
+def key_schema(keys: Sequence[int], stats: Mapping[int, str]) -> pa.Schema:
+    """Return the schema of `key_table`."""
+    fields = [pa.field(f"k{place}", bound_arrow_type(stats[key])) for place, key in enumerate(keys)]
+    return pa.schema([*fields, pa.field("location", pa.string())])

@@ -1,0 +1,295 @@
+"""Write and read leaves of a commit, and keep a root small by moving its files and large vectors out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
+from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, EntryProjection
+from sparkmeta.entries.records import whole_manifests
+from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, is_live, one_of, version
+from sparkmeta.manifests.v4.spark import read_leaf_entries
+from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
+from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves, write_owned_leaves
+from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.plan.filter import is_live_entry
+from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
+from sparkmeta.storage.executors import ExecutorWriter
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.commit.options import TreeOptions
+    from sparkmeta.state import TableState
+
+
+# -- The format of the leaves that a commit writes, and reading of leaves that no root references yet -----------------
+
+
+def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection) -> pa.Table:
+    """Read every physical entry of a few leaves (rows of `tree_schema`), on the driver if it can open them."""
+    if state.access.driver is None:
+        return leaf_frame(state, leaves, projection).toArrow().cast(projection.schema)
+    decoder = EntryDecoder(state.access.driver, state.types.tree_types, state.types.locations)
+    return map_on_driver(_units(leaves), partial(decoder.decode_parts, projection), projection.schema)
+
+
+def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
+    """Return every physical entry of leaves as a lazy DataFrame. `manifest` is the leaf's index among the leaves."""
+    units = _units(leaves)
+    tasks = state.access.tasks
+    if tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py()):
+        types = state.types
+        return read_leaf_entries(
+            state.spark, units, projection, types.tuple_sources, types.widened_decimals, types.locations
+        )
+    decoder = EntryDecoder(tasks, state.types.tree_types, state.types.locations)
+    decode = partial(decoder.decode_parts, projection)
+    return map_by_tasks(state.spark, units, decode, projection.schema)
+
+
+def _units(leaves: pa.Table) -> pa.Table:
+    return whole_manifests(leaf_manifests(leaves, pa.array(range(len(leaves)), pa.int32())))
+
+
+def leaf_format(state: TableState, name: str, target_bytes: int) -> LeafFormat:
+    """Return the format of a table's leaves.
+
+    Args:
+        name: the prefix of the files' names.
+    """
+    folder, writer, types = metadata_folder(state.metadata), executor_writer(state.files), state.types
+    sources, locations = partition_stats(state), types.locations
+    return LeafFormat(folder, name, types.stats_types, sources, target_bytes, writer, locations=locations)
+
+
+def partition_stats(state: TableState) -> dict[int, frozenset[int]]:
+    """Return the ids of the stats that hold partition values, by spec id."""
+    sources = state.types.tuple_sources
+    return {spec_id: frozenset(source for _, source in fields) for spec_id, fields in sources.items()}
+
+
+def partition_columns(state: TableState) -> list[Column]:
+    """Return the columns of `tree_schema` that hold the partition values of entries, for all specs."""
+    sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
+    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
+
+
+# -- Write delete leaves that are affiliated with one data leaf (semantics 16.12) -------------------------------------
+# Many deletion vectors for one data leaf get a separate delete leaf, which only plans that open the data leaf read.
+# For few deletion vectors, another file would cost more than it saves.
+
+
+DELETE_ENTRY_BYTES = 100.0
+"""An estimate of the size of a deletion vector's entry in a leaf, used until one has been written."""
+
+_DATA_PATH = "data_path"
+
+
+def write_affiliated(placed: DataFrame, form: LeafFormat, least: int, entry_bytes: float) -> tuple[DataFrame, pa.Table]:
+    """Write delete leaves for data leaves that have at least `least` deletion vectors.
+
+    Args:
+        placed: materialized entries of deletes with `owner`.
+        least: the minimum number of deletion vectors that get a separate delete leaf.
+        entry_bytes: the expected size of an entry in a leaf.
+
+    Returns:
+        The other entries, with null as `owner`, and the root's entries for the new leaves.
+    """
+    counts = placed.where(F.col(OWNER).isNotNull()).groupBy(OWNER).count().where(F.col("count") >= least)
+    chosen = counts.select(F.col(OWNER).alias("chosen")).toArrow()
+    if not len(chosen):
+        return placed.withColumn(OWNER, F.lit(None).cast("string")), form.schema.empty_table()
+    known = F.broadcast(local_frame(placed.sparkSession, chosen))
+    same = F.col(OWNER) == F.col("chosen")
+    owned = placed.join(known, same, "left_semi").repartition(F.col(OWNER))
+    delete_leaves = write_owned_leaves(
+        owned.sortWithinPartitions(OWNER, "referenced_file", "location"), form, entry_bytes
+    )
+    rest = placed.join(known, same, "left_anti").withColumn(OWNER, F.lit(None).cast("string"))
+    return rest, delete_leaves
+
+
+def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
+    """Return entries with `owner`, the data leaf of a deletion vector's file; null if the file is in several leaves.
+
+    Args:
+        entries: entries of deletes.
+        owners: has `data_path` and `owner`. A file may be listed several times.
+    """
+    position = F.col("content_type") == int(ContentType.POSITION_DELETES)
+    by_path = owners.groupBy(_DATA_PATH).agg(F.min(OWNER).alias(OWNER), F.max(OWNER).alias("last"))
+    known = by_path.where(F.col(OWNER) == F.col("last")).drop("last")
+    return entries.join(known, position & (F.col("referenced_file") == F.col(_DATA_PATH)), "left").drop(_DATA_PATH)
+
+
+def live_owners(state: TableState, manifests: pa.Table) -> DataFrame:
+    """Return `data_path` and `owner` of the live data files in leaves, rows of `state.manifests`."""
+    projection = EntryProjection.of(("location", "version_info"))
+    return named_owners(state, state.entries(manifests, projection).where(is_live_entry().text), _by_id(manifests))
+
+
+def _by_id(manifests: pa.Table) -> Mapping[int, str]:
+    return dict(zip(manifests.column(MANIFEST).to_pylist(), manifests.column("location").to_pylist(), strict=True))
+
+
+def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, str]) -> DataFrame:
+    """Return `data_path` and `owner` of entries, given the locations of their manifests by small id."""
+    columns = {MANIFEST: (list(locations), pa.int32()), OWNER: (list(locations.values()), pa.string())}
+    table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
+    names = F.broadcast(local_frame(state.spark, table))
+    return entries.join(names, MANIFEST).select(F.col("location").alias(_DATA_PATH), OWNER)
+
+
+# -- Keep a root small: move its files into leaves, and large manifest deletion vectors into a Puffin file ------------
+
+
+@dataclass(frozen=True)
+class Flush:
+    """The files that a commit moves from the root into leaves.
+
+    Attributes:
+        moved: the files with their file sequence numbers, since a path may be added again with other rows.
+        leaves: the root's entries for the leaves.
+    """
+
+    moved: Mapping[FileKey, int] = field(default_factory=dict)
+    leaves: pa.Table | None = None
+
+    def into(self, change: TreeChange) -> TreeChange:
+        """Return the change with the flush added to it."""
+        return replace(change, moved=frozenset(self.moved), existing=self.leaves) if self.moved else change
+
+    def fits(self, base: Root | None, change: TreeChange) -> bool:
+        """Return whether the flush, computed for another root, can be applied to this one."""
+        if base is None or not change.removed.isdisjoint(self.moved):
+            return False
+        versions = file_versions(base)
+        return all(versions.get(key) == sequence for key, sequence in self.moved.items())
+
+
+def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
+    """Return the flush that the thresholds for data and delete files require. May run a job.
+
+    Only carried-over files are moved; the commit's new files stay in the root (semantics 16.6).
+    """
+    if base is None:
+        return Flush()
+    live = base.table.filter(pc.and_(one_of(base.table, FILES), is_live(base.table)))
+    carried = live.filter(pa.array([key not in change.removed for key in file_keys(live)], pa.bool_()))
+    data = one_of(carried, [ContentType.DATA])
+    chosen = [
+        rows
+        for rows, most in (
+            (carried.filter(data), options.flush_data_files),
+            (carried.filter(pc.invert(data)), options.flush_delete_files),
+        )
+        if len(rows) > most
+    ]
+    if not chosen:
+        return Flush()
+    rows = pa.concat_tables(chosen)
+    form = leaf_format(state, name, options.leaf_target_bytes)
+    entries = local_frame(state.spark, existing(rows)).coalesce(1)
+    versions = dict(zip(file_keys(rows), version(rows, "file_sequence_number").to_pylist(), strict=True))
+    keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(state), F.col("location")]
+    return Flush(versions, write_leaves(entries.sortWithinPartitions(*keys), form))
+
+
+def existing(rows: pa.Table) -> pa.Table:
+    """Return entries for a leaf written by a flush or compaction: EXISTING, with their own version numbers."""
+    return restamped(rows, status=Status.EXISTING)
+
+
+def spill_manifest_dvs(
+    table: pa.Table,
+    state: TableState,
+    options: TreeOptions,
+    name: str,
+    spilled: dict[tuple[str, bytes], Mapping[str, Any]],
+) -> pa.Table:
+    """Move the largest inline manifest DVs of a new root into a Puffin file, so that the others fit the size budget.
+
+    Args:
+        table: the new root.
+        name: the prefix of the file's name.
+        spilled: (leaf, bitmap) -> entry columns of a DV that earlier attempts moved. Updated with newly moved DVs.
+    """
+    manifest_dvs = pc.and_(one_of(table, MANIFEST_DVS), is_live(table))
+    blobs = pc.struct_field(table.column("deletion_vector"), "inline_content")
+    sizes = pc.if_else(manifest_dvs, pc.fill_null(pc.binary_length(blobs), 0), 0).to_pylist()
+    chosen = _too_large(sizes, options)
+    if not chosen:
+        return table
+    targets = table.column("referenced_file")
+    keys = {row: (targets[row].as_py(), blobs[row].as_py()) for row in chosen}
+    fresh = [row for row, key in keys.items() if key not in spilled]
+    if fresh:
+        counts = [table.column("record_count")[row].as_py() for row in fresh]
+        spilled |= _write_puffin(state, name, [(*keys[row], count) for row, count in zip(fresh, counts, strict=True)])
+    for column in ("location", "file_size_in_bytes", "deletion_vector"):
+        values = table.column(column).to_pylist()
+        for row, key in keys.items():
+            values[row] = spilled[key][column]
+        field_of = table.schema.field(column)
+        table = table.set_column(table.column_names.index(column), field_of, pa.array(values, field_of.type))
+    return table
+
+
+def _write_puffin(
+    state: TableState, name: str, dvs: list[tuple[str, bytes, int]]
+) -> dict[tuple[str, bytes], Mapping[str, Any]]:
+    """Write DVs, (leaf, bitmap, cardinality), to one Puffin file and return the changed columns of their entries."""
+    location = join(metadata_folder(state.metadata), f"{name}.puffin")
+    file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in dvs])
+    _write_by_task(state, executor_writer(state.files), location, file.data)
+    return {
+        (target, blob): {
+            "location": location,
+            "file_size_in_bytes": len(file.data),
+            "deletion_vector": {"offset": place.offset, "size_in_bytes": place.length, "inline_content": None},
+        }
+        for (target, blob, _), place in zip(dvs, file.blobs, strict=True)
+    }
+
+
+def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
+    """Return the rows of DVs to move: all above the size limit, then the largest until the others fit the budget."""
+    order = sorted((row for row, size in enumerate(sizes) if size), key=lambda row: -sizes[row])
+    total, chosen = sum(sizes), []
+    for row in order:
+        if sizes[row] <= options.inline_vector_bytes and total <= options.inline_vectors_bytes:
+            break
+        chosen.append(row)
+        total -= sizes[row]
+    return chosen
+
+
+def _write_by_task(state: TableState, writer: ExecutorWriter, location: str, data: bytes) -> None:
+    """Write a file in a Spark task, since the driver writes only roots and table metadata."""
+    row = pa.table({"location": [location], "data": pa.array([data], pa.binary())})
+    written = map_arrow(local_frame(state.spark, row), partial(_write, writer), _WRITTEN)
+    written.collect()
+
+
+_WRITTEN = pa.schema([pa.field("location", pa.string())])
+
+
+def _write(writer: ExecutorWriter, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            writer.write_new(row["location"], row["data"])
+        yield batch.select(["location"])

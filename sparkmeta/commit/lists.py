@@ -1,0 +1,358 @@
+"""Write manifests and the manifest list of a new snapshot, for tables of format versions 1 to 3."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list, write_manifest_list
+from sparkmeta.avro.write import ManifestFormat, entry_schema, manifest_codec, manifest_properties, write_manifest
+from sparkmeta.commit.base_root import with_counts
+from sparkmeta.commit.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
+from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
+from sparkmeta.commit.options import ListOptions
+from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, spread, task_reader
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.records import whole_manifests
+from sparkmeta.errors import UnsupportedError, translated_errors
+from sparkmeta.manifests.placement import MOST_REQUESTS
+from sparkmeta.operations.table_operations import metadata_folder
+from sparkmeta.session import map_arrow, map_on_driver
+from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.partitioning import spec_partition_type
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.location import join
+
+if TYPE_CHECKING:
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.metadata_model import Summary
+    from sparkmeta.state import TableState
+
+
+# -- Choose the format of a table's new Avro manifests ----------------------------------------------------------------
+
+
+def manifest_format(
+    state: TableState,
+    content: ContentType,
+    spec_id: int,
+    name: str,
+    target_bytes: int,
+    format_version: int | None = None,
+) -> ManifestFormat:
+    """Return the format of a table's manifests with entries of one content and partition spec.
+
+    Args:
+        content: `DATA_MANIFEST` or `DELETE_MANIFEST`.
+        name: the prefix of the files' names.
+        target_bytes: the target size of a manifest.
+        format_version: the format version of the manifests. Defaults to the table's.
+
+    Raises:
+        ValidationError: a table property for manifests has an invalid value.
+    """
+    metadata, spec = state.metadata, state.specs[spec_id]
+    version, written_content = format_version or metadata.format_version, int(content) - int(ContentType.DATA_MANIFEST)
+    codec, level = manifest_codec(metadata)
+    kinds = spec_partition_type(spec, metadata.schemas, state.types.typing_schema)
+    return ManifestFormat(
+        version,
+        written_content,
+        spec_id,
+        tuple(state.types.spec_fields[spec_id]),
+        entry_schema(version, kinds),
+        manifest_properties(version, metadata.schema(), spec, written_content),
+        codec,
+        level,
+        metadata_folder(metadata),
+        name,
+        target_bytes,
+        executor_writer(state.files),
+        state.types.spec_tuples,
+    )
+
+
+# -- Choose the manifests that a commit merges, as merging commits of Iceberg's Java library do (semantics 9.9)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Adjacent manifests of one partition spec.
+
+    Attributes:
+        places: their indices in the list.
+        is_merged: whether one manifest replaces them.
+    """
+
+    places: tuple[int, ...]
+    is_merged: bool
+
+
+def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
+    """Pack the manifests of one content into bins, in the order of the next list.
+
+    The newest partition spec comes first. Manifests of a spec are packed into bins of the target size, starting from
+    the last. Bins of several manifests are merged; the one with the commit's newest only if it has `min_count`.
+
+    Args:
+        manifests: rows of `MANIFEST_FILE_SCHEMA`, those of the commit first.
+    """
+    if not options.merges or not len(manifests):
+        return [Bin((place,), is_merged=False) for place in range(len(manifests))]
+    places: dict[int, list[int]] = {}
+    for place, spec_id in enumerate(manifests.column("partition_spec_id").to_pylist()):
+        places.setdefault(spec_id, []).append(place)
+    sizes = manifests.column("manifest_length").to_pylist()
+    chosen = []
+    for spec_id in sorted(places, reverse=True):
+        for packed in _packed_from_end(places[spec_id], sizes, options.target_bytes):
+            least = options.min_count if 0 in packed else 2
+            chosen.append(Bin(packed, is_merged=len(packed) >= max(2, least)))
+    return chosen
+
+
+def _packed_from_end(places: Iterable[int], sizes: list[int], target: int) -> Iterator[tuple[int, ...]]:
+    bins: list[list[int]] = []
+    total = 0
+    for place in reversed([*places]):
+        if not bins or total + sizes[place] > target:
+            bins.append([])
+            total = 0
+        bins[-1].append(place)
+        total += sizes[place]
+    return (tuple(reversed(packed)) for packed in reversed(bins))
+
+
+# -- Write the new files of a commit to Avro manifests: few on the driver, many in tasks ------------------------------
+
+
+def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: str, target_bytes: int) -> pa.Table:
+    """Write a few new files to manifests, one or more per partition spec, and return the manifests' rows.
+
+    Args:
+        entries: see `added_entries`.
+        name: the prefix of the manifests' names.
+        target_bytes: the target size of a manifest.
+    """
+    written = [MANIFEST_FILE_SCHEMA.empty_table()]
+    deletes = pc.not_equal(entries.column("content_type"), int(ContentType.DATA))
+    for kind, mask in ((ContentType.DATA_MANIFEST, pc.invert(deletes)), (ContentType.DELETE_MANIFEST, deletes)):
+        of_kind = entries.filter(mask)
+        for spec_id in sorted(of_kind.column("partition_spec_id").unique().to_pylist()):
+            of_spec = of_kind.filter(pc.equal(of_kind.column("partition_spec_id"), spec_id)).combine_chunks()
+            form = manifest_format(state, kind, spec_id, name, target_bytes)
+            table = pa.Table.from_batches([added_entries(batch, form, snapshot_id) for batch in of_spec.to_batches()])
+            for piece in manifest_pieces(table, form):
+                data, row = write_manifest(piece, form)
+                state.files.write_new(row.column("manifest_path")[0].as_py(), data)
+                written.append(row)
+    return pa.concat_tables(written)
+
+
+# -- Rewrite manifests of a v1 to v3 table: without entries that a snapshot removes, or merged with others ------------
+
+
+@dataclass(frozen=True)
+class ManifestRewriter:
+    """Rewrites manifests of a table, a few on the driver and more by a job.
+
+    Attributes:
+        snapshot_id: the snapshot whose changes the new manifests record.
+        name: the prefix of the new manifests' names.
+        target_bytes: the target size of a manifest.
+    """
+
+    state: TableState
+    snapshot_id: int
+    name: str
+    target_bytes: int
+
+    def without_entries(self, manifests: pa.Table, removed: Mapping[str, PositionBitmap]) -> pa.Table:
+        """Rewrite manifests without their removed entries, and return the rows of the new ones in order.
+
+        A removed entry becomes a DELETED entry of the snapshot, and all other live ones become EXISTING, as in
+        Iceberg's Java library.
+
+        Args:
+            manifests: rows of `MANIFEST_FILE_SCHEMA`. Those without removed entries are skipped.
+            removed: manifest location -> ordinals of the entries to remove.
+
+        Raises:
+            UnsupportedError: a manifest can't be rewritten, or tasks can't open the table's files.
+            CorruptFileError: a manifest is damaged.
+        """
+        paths = pa.array(sorted(removed), pa.string())
+        affected = manifests.filter(pc.is_in(manifests.column("manifest_path"), paths))
+        return self._written([affected.slice(place, 1) for place in range(len(affected))], removed)
+
+    def merged(self, groups: Sequence[pa.Table]) -> pa.Table:
+        """Merge each group of manifests into one manifest, and return the rows of the new ones.
+
+        The snapshot's own ADDED and DELETED entries are unchanged. Other live entries become EXISTING, and other
+        DELETED ones are dropped. Raises the same errors as `without_entries`.
+
+        Args:
+            groups: rows of `MANIFEST_FILE_SCHEMA` of one content and partition spec each. Those of manifests that are
+                not committed yet have no sequence number.
+        """
+        return self._written(groups, {})
+
+    def _written(self, groups: Sequence[pa.Table], removed: Mapping[str, PositionBitmap]) -> pa.Table:
+        if not groups:
+            return MANIFEST_FILE_SCHEMA.empty_table()
+        state, forms = self.state, {}
+        for content, spec_id in {(_first(group, "content"), _first(group, "partition_spec_id")) for group in groups}:
+            kind = ContentType.DELETE_MANIFEST if content else ContentType.DATA_MANIFEST
+            forms[content, spec_id] = manifest_format(state, kind, spec_id, self.name, self.target_bytes)
+        units = pa.Table.from_pylist([self._unit(*each, removed) for each in enumerate(groups)], schema=UNIT_SCHEMA)
+        tasks = RewriteTasks(task_reader(state), forms, self.snapshot_id)
+        size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
+        with translated_errors():
+            if len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes:
+                written = map_on_driver(units, tasks.rewrite, GROUP_MANIFEST_SCHEMA)
+            else:
+                written = map_arrow(spread(state.spark, units), tasks.rewrite, GROUP_MANIFEST_SCHEMA).toArrow()
+        return written.cast(GROUP_MANIFEST_SCHEMA).sort_by(GROUP).drop_columns([GROUP])
+
+    def _unit(self, place: int, group: pa.Table, removed: Mapping[str, PositionBitmap]) -> dict[str, Any]:
+        state = self.state
+        manifests = manifests_of_list(group, state.types.spec_fields, state.metadata.location)
+        content, spec_id = _first(group, "content"), _first(group, "partition_spec_id")
+        refuse_rewrite(manifests, spec_id, state)
+        sources = []
+        for row in whole_manifests(manifests).to_pylist():
+            ordinals = removed.get(row["location"])
+            sources.append(row | {REMOVED: None if ordinals is None else write_deletion_vector(ordinals)})
+        return {GROUP: place, "content": content, "spec_id": spec_id, "sources": sources}
+
+
+def _first(manifests: pa.Table, name: str) -> Any:
+    return manifests.column(name)[0].as_py()
+
+
+def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None:
+    """Refuse to rewrite manifests of one partition spec, rows of `TableState.manifests`.
+
+    Raises:
+        UnsupportedError: they are encrypted or not Avro, or the spec has an unknown transform.
+    """
+    if unknown := state.types.unwritable_fields.get(spec_id):
+        raise UnsupportedError(
+            f"{state.metadata.location}: partition spec {spec_id} has a transform that is not known, of field "
+            f"{unknown[0]}: its manifests can't be rewritten"
+        )
+    encrypted = manifests.filter(manifests.column("key_metadata").is_valid())
+    if len(encrypted):
+        raise UnsupportedError(f"{encrypted.column('location')[0]} is encrypted: it can't be rewritten")
+    other = manifests.filter(pc.not_equal(manifests.column("file_format"), "AVRO"))
+    if len(other):
+        raise UnsupportedError(f"{other.column('location')[0]} is not an Avro manifest: it can't be rewritten")
+
+
+# -- Write the manifest list and metadata of a new snapshot, for tables of format versions 1 to 3 ---------------------
+
+
+@dataclass(frozen=True)
+class NewList:
+    """A snapshot with a manifest list, based on the snapshot of `state`, to commit to a branch; None to no branch."""
+
+    state: TableState
+    branch: str | None
+    names: SnapshotNames
+
+    def commit(self, manifests: pa.Table, summary: Summary) -> TableMetadata:
+        """Write the manifest list and return the table's metadata with its snapshot.
+
+        Args:
+            manifests: rows of `MANIFEST_FILE_SCHEMA` in list order. Those of new manifests are as returned by
+                `write_manifest`, without a sequence number.
+
+        Raises:
+            ValidationError: a manifest lacks a value that the format version requires.
+        """
+        state, metadata = self.state, self.state.metadata
+        version = metadata.format_version
+        sequence_number = 0 if version == 1 else metadata.last_sequence_number + 1
+        rows = _stamped(manifests, self.names.snapshot_id, sequence_number)
+        if version >= 2:
+            rows = with_counts(state, rows)
+        fields: dict[str, Any] = {
+            "snapshot-id": self.names.snapshot_id,
+            "sequence-number": sequence_number,
+            "summary": summary,
+        }
+        first = next_row_id(metadata) if version >= 3 else None
+        if first is not None:
+            rows, end = with_row_ids(rows, first)
+            fields |= {"first-row-id": first, "added-rows": end - first}
+        self.names.used = frozenset(self.names.written.intersection(rows.column("manifest_path").to_pylist()))
+        parent = None if state.snapshot is None else state.snapshot.snapshot_id
+        properties = list_properties(version, self.names.snapshot_id, parent, sequence_number, first)
+        name = f"snap-{self.names.snapshot_id}-{self.names.attempts}-{uuid.uuid4()}.avro"
+        location = join(metadata_folder(metadata), name)
+        self.names.lists.add(location)
+        state.files.write_new(location, write_manifest_list(rows, version, properties, metadata.location))
+        return with_snapshot(state, self.branch, fields | {"manifest-list": location})
+
+
+def without_manifests(manifests: pa.Table, paths: Collection[str]) -> pa.Table:
+    """Return rows of `MANIFEST_FILE_SCHEMA` without the manifests at `paths`."""
+    named = pc.is_in(manifests.column("manifest_path"), pa.array(sorted(paths), pa.string()))
+    return manifests.filter(pc.invert(named))
+
+
+def is_new(manifests: pa.Table) -> pa.Array:
+    """Return which rows of `MANIFEST_FILE_SCHEMA` describe manifests that are not committed yet."""
+    return whole(manifests.column("sequence_number")).is_null()
+
+
+def list_properties(
+    format_version: int, snapshot_id: int, parent_id: int | None, sequence_number: int, first_row_id: int | None
+) -> dict[str, str]:
+    """Return the key-value metadata of a snapshot's manifest list."""
+    properties = {
+        "snapshot-id": str(snapshot_id),
+        "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
+        "format-version": str(format_version),
+    }
+    if format_version >= 2:
+        properties["sequence-number"] = str(sequence_number)
+    if format_version >= 3:
+        properties["first-row-id"] = str(first_row_id)
+    return properties
+
+
+def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
+    """Set the commit's snapshot id and sequence number on new manifests (semantics 9.5)."""
+    new = is_new(manifests)
+    columns = {name: whole(manifests.column(name)) for name in manifests.column_names}
+    columns["min_sequence_number"] = pc.coalesce(
+        columns["min_sequence_number"], pc.if_else(new, pa.scalar(sequence_number, pa.int64()), None)
+    )
+    for name, number in (("added_snapshot_id", snapshot_id), ("sequence_number", sequence_number)):
+        columns[name] = pc.if_else(new, pa.scalar(number, pa.int64()), columns[name])
+    return pa.table(columns, MANIFEST_FILE_SCHEMA)
+
+
+def with_row_ids(manifests: pa.Table, first_row_id: int) -> tuple[pa.Table, int]:
+    """Assign first row ids to data manifests without one. Return the manifests and next row id (semantics 9.6).
+
+    A manifest without counts takes no ids; version 3 lists have no such manifest.
+    """
+    ids: list[int | None] = []
+    following = first_row_id
+    columns = ("content", "first_row_id", "added_rows_count", "existing_rows_count")
+    for content, known, *counts in zip(*(manifests.column(name).to_pylist() for name in columns), strict=True):
+        if content != 0 or known is not None:
+            ids.append(known if content == 0 else None)
+            continue
+        ids.append(following)
+        following += sum(count or 0 for count in counts)
+    place = manifests.column_names.index("first_row_id")
+    return manifests.set_column(place, MANIFEST_FILE_SCHEMA.field(place), pa.array(ids, pa.int64())), following

@@ -1,0 +1,628 @@
+"""Add the live files of another table: check that they fit, map their ids, and write manifests of them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import PrimitiveType
+from pyspark.sql import functions as F
+
+from sparkmeta.columns.bounds import reads_as
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Group, Scope, choose
+from sparkmeta.commit.compaction_job import RewriteJob
+from sparkmeta.commit.leaves import partition_stats
+from sparkmeta.commit.lists import manifest_format
+from sparkmeta.commit.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
+from sparkmeta.commit.new_files import ListedFiles
+from sparkmeta.commit.new_snapshot import with_root
+from sparkmeta.commit.next_root import KindCount, Tally
+from sparkmeta.commit.sorted_manifests import file_count, spread, task_reader
+from sparkmeta.entries.arrays import FILE_COLUMNS, MANIFEST, live_counts
+from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.manifests.decoder import EntryDecoder
+from sparkmeta.manifests.placement import Placement
+from sparkmeta.manifests.v4.convert import Adoption, TableMatch
+from sparkmeta.manifests.v4.root import Root, one_of
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
+from sparkmeta.operations.table_operations import BaseTable
+from sparkmeta.plan.deletes.rules import OLDER_DV
+from sparkmeta.plan.filter import is_live_entry, live_files, live_manifests
+from sparkmeta.session import map_arrow, map_on_driver, materialize
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, FileKind
+from sparkmeta.spec.metadata import has_tree, refuse_encrypted
+from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
+from sparkmeta.spec.upgrade import upgrade_metadata
+from sparkmeta.state import TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.table.sorting import SortOrder
+    from pyiceberg.types import NestedField
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.new_snapshot import SnapshotNames
+    from sparkmeta.commit.options import ListOptions, TreeOptions
+    from sparkmeta.manifests.v4.write import LeafFormat
+
+
+# -- Check that a table can adopt another table's files unchanged, and map between their ids --------------------------
+# Data files identify columns by field id, so each id must mean the same in both tables. Partition specs, sort orders
+# and expressions are the same if they have the same fields, regardless of their ids.
+
+
+# Types to which narrower types can be promoted on read (table spec, Schema Evolution).
+_WIDER = ("long", "double", "decimal")
+_NAME_MAPPING = "schema.name-mapping.default"
+
+T = TypeVar("T")
+
+
+def table_match(source: TableState, target: TableState, spec_ids: Collection[int]) -> TableMatch:
+    """Return the ids of one table in another.
+
+    Args:
+        source: the table with the entries.
+        target: the table that adopts them.
+        spec_ids: the partition specs of the entries.
+
+    Raises:
+        ValidationError: a column or a partition spec of the source means something else in the target.
+        UnsupportedError: the source is encrypted.
+    """
+    refuse_encrypted(source.metadata, "and its files can't be added to another")
+    _check_schemas(source, target)
+    _check_name_mapping(source, target)
+    specs = _specs(source, target, spec_ids)
+    sort_orders = _same(_orders(source), _orders(target), None)
+    return TableMatch(source.metadata.location, frozenset(source.types.primitive_fields), specs, sort_orders)
+
+
+def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) -> Adoption:
+    """Return the converter from entries of one table to those of a tree. See `table_match` for errors.
+
+    Args:
+        source: the table with the entries, including expressions for its partition fields.
+        target: the tree that adopts them.
+        spec_ids: the partition specs of the entries.
+    """
+    match = table_match(source, target, spec_ids)
+    columns = source.types.primitive_fields.keys() & target.types.primitive_fields.keys()
+    stats = {column: column for column in columns}
+    for spec_id, same in match.specs.items():
+        pairs = zip(source.types.tuple_sources[spec_id], target.types.tuple_sources[same], strict=True)
+        stats |= {of_target: of_source for (_, of_source), (_, of_target) in pairs}
+    return Adoption(match.table, match.columns, match.specs, match.sort_orders, target.types.stats_types, stats)
+
+
+# -- columns --------------------------------------------------------------------------------------------------------
+
+
+def _check_schemas(source: TableState, target: TableState) -> None:
+    theirs, ours = source.metadata.schema(), target.metadata.schema()
+    places, target_places = _parent_ids(theirs), _parent_ids(ours)
+    where = f"{target.metadata.location}: files of {source.metadata.location}"
+    target_fields = index_by_id(ours)
+    for field_id, field in sorted(index_by_id(theirs).items(), key=lambda item: _depth(item[0], places)):
+        target_field = target_fields.get(field_id)
+        if target_field is None:
+            raise ValidationError(f"{where} have column {_text(field)}: this table's schema has no column of the id")
+        difference = _difference(field, target_field)
+        if difference is None and places[field_id] != target_places[field_id]:
+            difference = "it is in another column"
+        if difference is not None:
+            raise ValidationError(
+                f"{where} have column {_text(field)}, which is {_text(target_field)} in this table: {difference}"
+            )
+    _check_missing(source, target, where)
+
+
+def _check_missing(source: TableState, target: TableState, where: str) -> None:
+    """Refuse columns missing from the source's schema that its files may still have, or that the target requires."""
+    known, ours = index_by_id(source.metadata.schema()), target.metadata.schema()
+    target_fields, places = index_by_id(ours), _parent_ids(ours)
+    for field_id, field in source.types.fields.items():
+        if field_id not in known and (field_id in target_fields or field_id > target.metadata.last_column_id):
+            use = f"is {_text(target_fields[field_id])} in" if field_id in target_fields else "will be a new column of"
+            raise ValidationError(f"{where} may have the dropped column {_text(field)}, whose id {use} this table")
+    for field_id, target_field in target_fields.items():
+        in_known = places[field_id] is None or places[field_id] in known
+        if field_id not in known and in_known and target_field.required and target_field.initial_default is None:
+            raise ValidationError(f"{where} lack column {_text(target_field)}, which this table requires")
+
+
+def _difference(field: NestedField, target_field: NestedField) -> str | None:
+    theirs, ours = field.field_type, target_field.field_type
+    if isinstance(theirs, PrimitiveType) and isinstance(ours, PrimitiveType):
+        wider = reads_as(str(theirs), str(ours)) and str(ours).startswith(_WIDER)
+        if theirs != ours and not wider:
+            return f"{theirs} can't be read as {ours}"
+    elif type(theirs) is not type(ours):
+        return f"{theirs} can't be read as {ours}"
+    if target_field.required and not field.required:
+        return "this table requires it, and the files may have nulls"
+    if field.initial_default != target_field.initial_default:
+        return f"files without it have {field.initial_default!r} there and {target_field.initial_default!r} here"
+    return None
+
+
+def _parent_ids(schema: Schema) -> Mapping[int, int | None]:
+    """Return the parent of each column; None for top-level ones."""
+    parents = schema._lazy_id_to_parent
+    return {field_id: parents.get(field_id) for field_id in index_by_id(schema)}
+
+
+def _depth(field_id: int | None, places: Mapping[int, int | None]) -> int:
+    return 0 if field_id is None else 1 + _depth(places[field_id], places)
+
+
+def _text(field: NestedField) -> str:
+    return f"{field.name} (id {field.field_id}, {field.field_type}{', required' if field.required else ''})"
+
+
+def _check_name_mapping(source: TableState, target: TableState) -> None:
+    theirs, ours = (state.metadata.properties.get(_NAME_MAPPING) for state in (source, target))
+    if theirs is not None and _parsed(theirs) != _parsed(ours):
+        raise ValidationError(
+            f"{target.metadata.location}: {source.metadata.location} has the property {_NAME_MAPPING}, by which its "
+            "files without field ids are read: set it to the same value in this table"
+        )
+
+
+def _parsed(text: str | None) -> Any:
+    with suppress(ValueError):
+        return None if text is None else json.loads(text)
+    return text
+
+
+# -- partition specs and sort orders --------------------------------------------------------------------------------
+
+
+def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) -> dict[int, int]:
+    ours = {spec_id: _spec_fields(spec) for spec_id, spec in target.specs.items()}
+    theirs = {spec_id: _spec_fields(source.specs[spec_id]) for spec_id in sorted(spec_ids)}
+    where = f"{target.metadata.location}: files of {source.metadata.location}"
+    for spec_id in theirs:
+        unknown = next((each for each in source.specs[spec_id].fields if has_unknown_values(each.transform)), None)
+        if unknown is not None:
+            problem = f"whose field {unknown.name} has the unknown transform {unknown.transform}"
+            raise ValidationError(f"{where} have partition spec {spec_id}, {problem}: its values can't be read")
+    same = _same(theirs, ours, target.metadata.default_spec_id)
+    for spec_id in theirs:
+        if spec_id not in same:
+            fields = _fields_text(source.specs[spec_id])
+            raise ValidationError(
+                f"{where} have partition spec {spec_id}, {fields}: no spec of this table has its fields"
+            )
+        _check_values(source, target, spec_id, same[spec_id], where)
+    return same
+
+
+def _check_values(source: TableState, target: TableState, spec_id: int, same: int, where: str) -> None:
+    """Refuse partition values whose type differs in the target, as those of a dropped column may."""
+    fields = zip(source.specs[spec_id].fields, source.types.spec_fields[spec_id], target.types.spec_fields[same],
+                 strict=True)  # fmt: skip
+    for field, (_, kind), (_, target_kind) in fields:
+        if kind != target_kind and not isinstance(field.transform, VoidTransform) and not reads_as(kind, target_kind):
+            raise ValidationError(
+                f"{where} have partition spec {spec_id}, whose field {field.name} has values of type {kind}: they are "
+                f"{target_kind} in this table"
+            )
+
+
+def _same(theirs: Mapping[int, T], ours: Mapping[int, T], default: int | None) -> dict[int, int]:
+    """Map ids to the ids of equal values. Among several, prefer the default, then the lowest."""
+    matches = {each: [spec_id for spec_id, other in ours.items() if other == value] for each, value in theirs.items()}
+    return {each: default if default in ids else min(ids) for each, ids in matches.items() if ids}
+
+
+def _spec_fields(spec: PartitionSpec) -> list[tuple[tuple[int, ...], str]]:
+    sources = partition_sources(spec)
+    return [(columns, str(field.transform)) for field, columns in zip(spec.fields, sources, strict=True)]
+
+
+def _fields_text(spec: PartitionSpec) -> str:
+    if not spec.fields:
+        return "which has no fields"
+    return ", ".join(f"{transform} of column {', '.join(map(str, ids))}" for ids, transform in _spec_fields(spec))
+
+
+def _orders(state: TableState) -> dict[int, list[tuple[int, str, str, str]]]:
+    return {order.order_id: _order_fields(order) for order in state.metadata.sort_orders}
+
+
+def _order_fields(order: SortOrder) -> list[tuple[int, str, str, str]]:
+    return [
+        (field.source_id, str(field.transform), str(field.direction), str(field.null_order)) for field in order.fields
+    ]
+
+
+# -- The deletes of another table whose files a commit adds -----------------------------------------------------------
+
+
+# Maximum number of deletion vectors without a live data file that a commit to a manifest list leaves out.
+_MOST_DANGLING = 10_000
+DATA_SEQUENCE = "data_sequence"
+_DELETE_TYPES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
+_DELETE_COLUMNS = ("content_type", "location", "file_format", "referenced_file", "version_info")
+
+
+def live_deletes(source: TableState) -> pa.Table:
+    """Return the rows of `source.manifests` with live deletes."""
+    return live_manifests(source.delete_manifests)
+
+
+def refuse_deletes(source: TableState, target: TableState) -> None:
+    """Raise ValidationError if a table has deletes, without which deleted rows would reappear."""
+    manifests = live_deletes(source)
+    if not len(manifests):
+        return
+    leaves = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
+    in_root = [] if source.tree is None else source.tree.root.of(_DELETE_TYPES).column("location").to_pylist()
+    path = [*leaves.column("location").to_pylist(), *in_root][0]
+    what = f"{len(leaves)} delete manifests and {len(in_root)} deletes in its root"
+    raise ValidationError(
+        f"{target.metadata.location}: {source.metadata.location} has deletes, without which deleted rows would come "
+        f"back: {what}, such as {path}; row_delta(added=table, deletes=table) adds deletion vectors too, and "
+        "remove_dangling_deletes removes deletes that match no file"
+    )
+
+
+def refuse_other_deletes(source: TableState, target: TableState) -> None:
+    """Refuse to add the deletes of a table to another that can't have them. Reads the delete manifests.
+
+    Raises:
+        ValidationError: a live delete is no deletion vector, or the other table can't have deletion vectors.
+    """
+    if not len(live_deletes(source)):
+        return
+    version = target.metadata.format_version
+    is_vector = F.lit(version >= 3) & (F.col("content_type") == int(ContentType.POSITION_DELETES))
+    is_vector = is_vector & (F.lower("file_format") == "puffin")
+    for other in _live_deletes(source).where(~is_vector).select("content_type", "location").limit(1).collect():
+        if other.content_type == ContentType.EQUALITY_DELETES:
+            problem = "an equality delete, which would apply to older files of this table and not to the added ones"
+        elif version < 3:
+            problem = f"a delete, and format version {version} has no deletion vectors: rewrite_data_files applies it"
+        else:
+            problem = "a position delete file, and only deletion vectors can: rewrite_position_delete_files makes them"
+        raise ValidationError(
+            f"{target.metadata.location}: {other.location}, of {source.metadata.location}, can't be added: it is "
+            f"{problem}"
+        )
+
+
+def matched(deletes: DataFrame, source: TableState) -> DataFrame:
+    """Return deletion vectors with `DATA_SEQUENCE`, the sequence number of their live data file, or null without one.
+
+    Args:
+        deletes: live deletion vectors of `source` with `referenced_file`.
+    """
+    manifests = live_manifests(source.data_manifests)
+    entries = source.entries(manifests, source.projection(("location", "version_info"))).where(is_live_entry().text)
+    data = entries.select(F.col("location").alias("_path"), F.col("version_info.sequence_number").alias(DATA_SEQUENCE))
+    return deletes.join(data, F.col("referenced_file") == F.col("_path"), "left").drop("_path")
+
+
+def refuse_older(vectors: DataFrame, source: TableState, target: TableState) -> None:
+    """Refuse deletion vectors that are older than their data file, which `source` can't be read with. Runs a job.
+
+    Args:
+        vectors: rows of `matched` with `location` and `version_info`.
+    """
+    is_older = F.col(DATA_SEQUENCE) > F.col("version_info.sequence_number")
+    for older in vectors.where(is_older).select("referenced_file", "location").limit(1).collect():
+        raise ValidationError(
+            f"{target.metadata.location}: files of {source.metadata.location} can't be added: {OLDER_DV.text}"
+            f"{older.referenced_file} {older.location}"
+        )
+
+
+def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
+    """Return the data files of deletion vectors that are not live. Runs jobs.
+
+    Raises:
+        ValidationError: a deletion vector is older than its data file.
+        UnsupportedError: there are more than the tasks of a commit can leave out.
+    """
+    vectors = materialize(matched(_live_deletes(source), source))
+    refuse_older(vectors, source, target)
+    dangling = vectors.where(F.col(DATA_SEQUENCE).isNull()).select("referenced_file").limit(_MOST_DANGLING + 1)
+    paths = [row.referenced_file for row in dangling.collect()]
+    if len(paths) > _MOST_DANGLING:
+        raise UnsupportedError(
+            f"{target.metadata.location}: {source.metadata.location} has more than {_MOST_DANGLING} deletion vectors "
+            f"without a live data file, such as that of {paths[0]}: remove_dangling_deletes removes them"
+        )
+    return frozenset(paths)
+
+
+def _live_deletes(source: TableState) -> DataFrame:
+    return source.entries(live_deletes(source), source.projection(_DELETE_COLUMNS)).where(is_live_entry().text)
+
+
+# -- The live files of another table, for a commit that adds them -----------------------------------------------------
+# Tasks decode the table's manifests directly to entries, sort them, and write them as leaves, as in a compaction. No
+# metrics maps are built, and entries do not pass through Spark rows.
+
+
+_DELETES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
+_WHOLE_OVERLAP = 3
+
+
+def table_of(files: DataFrame | BaseTable | TableState) -> DataFrame | TableState:
+    """Return the state of a table whose files are to be added, or the DataFrame of files.
+
+    Raises:
+        ValidationError: the argument is neither.
+    """
+    if isinstance(files, BaseTable):
+        return files.state
+    if isinstance(files, TableState) or hasattr(files, "toArrow"):
+        return files
+    raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files, or a table")
+
+
+def frame_of(files: DataFrame) -> DataFrame:
+    """Return the files. Raises ValidationError if they are not a DataFrame."""
+    if hasattr(files, "toArrow"):
+        return files
+    raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files")
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The live files of a table, to be added to another.
+
+    Attributes:
+        state: the table, with a root of its manifests.
+        job: reads the table's manifests and writes leaves of the other table.
+        choice: how its data manifests are read together.
+        count: the number of data files.
+        deletes: the live delete manifests and the delete files of the root.
+    """
+
+    state: TableState
+    job: RewriteJob
+    choice: CompactionGroups
+    count: int
+    deletes: Group
+
+    def entries(self) -> pa.Table:
+        """Read a few data files and return them as entries of the other table. Runs a job."""
+        assert self.job.adoption is not None
+        schema = self.job.rewriting([]).schema
+        rows = [self.job.entries(group).toArrow().cast(schema) for group in self.choice.data]
+        return self.job.adoption(pa.concat_tables([schema.empty_table(), *rows]))
+
+    def leaves(self) -> pa.Table:
+        """Write the data files to leaves of the other table and return the root entries of these. Runs jobs."""
+        written = [group.new_leaves for group in self.job.data(self.choice.data)]
+        return pa.concat_tables([self.job.form.schema.empty_table(), *written]).combine_chunks()
+
+    def vectors(self, target: TableState) -> DataFrame:
+        """Return the deletion vectors of the data files as entries of the other table. Runs jobs.
+
+        Deletion vectors whose data file is no longer live are left out. The table has no other deletes.
+
+        Raises:
+            ValidationError: a deletion vector is older than its data file.
+        """
+        assert self.job.adoption is not None
+        deletes = materialize(self.job.entries(self.deletes))
+        vectors = materialize(matched(deletes, self.state))
+        refuse_older(vectors, self.state, target)
+        of_live = vectors.where(F.col(DATA_SEQUENCE).isNotNull()).drop(DATA_SEQUENCE)
+        return map_arrow(of_live, self.job.adoption.batches, self.job.form.schema)
+
+
+def table_files(source: TableState, target: TableState, form: LeafFormat, options: TreeOptions) -> TableFiles:
+    """Return the live files of a table, to be added to another. Reads its manifest list or root.
+
+    Raises:
+        ValidationError: a column or partition spec of the source means something else in the target.
+        UnsupportedError: tasks can't open the source's files.
+    """
+    state = _as_tree(replace(source, session=target.session))
+    root = state.tree.root if state.tree is not None else Root(state.metadata.location, form.schema.empty_table())
+    data, deletes = _live_leaves(root, ContentType.DATA_MANIFEST), _live_leaves(root, ContentType.DELETE_MANIFEST)
+    files, delete_files = root.of([ContentType.DATA]), root.of(_DELETES)
+    spec_ids = {
+        spec_id
+        for rows in (data, deletes, files, delete_files)
+        for spec_id in rows.column("partition_spec_id").to_pylist()
+    }
+    adopt = adoption(state, target, spec_ids)
+    scope = _scope(state, root, frozenset(_places(data) + _places(files)), target, options)
+    job = RewriteJob(state, scope, task_reader(state), form.name, adoption=adopt, adopted=form)
+    count = len(files) + sum(_live_counts(root, data).values())
+    of_deletes = Group(ContentType.DELETE_MANIFEST, None, tuple(_places(deletes)), tuple(_places(delete_files)))
+    return TableFiles(state, job, choose(scope), count, of_deletes)
+
+
+def _as_tree(state: TableState) -> TableState:
+    """Return a table with a root for its manifests, as an upgrade would create."""
+    if not has_tree(state.metadata):
+        state = replace(state, metadata=upgrade_metadata(state.metadata, uuid.uuid4()))
+    return with_root(state, base_root(state))
+
+
+def _scope(state: TableState, root: Root, places: frozenset[int], target: TableState, options: TreeOptions) -> Scope:
+    """Return a rewrite of all data files, clustered like the target's."""
+    limits = CompactionLimits(
+        options.leaf_target_bytes, 1.0, 1.0, _WHOLE_OVERLAP, 0, options.affiliated_deletes, fewest_merged=1
+    )
+    sort_columns = [field.source_id for field in target.metadata.sort_order().fields]
+    keys = {
+        spec_id: tuple(dict.fromkeys([*of_spec, *(key for key in sort_columns if key in state.types.stats_types)]))
+        for spec_id, of_spec in _partition_keys(state).items()
+    }
+    old: list[int] = []
+    if state.tree is not None:
+        manifests = state.manifests
+        old = manifests.filter(state.tree.has_old_layout(manifests)).column(MANIFEST).to_pylist()
+    sources = partition_stats(state)
+    return Scope(root, places, frozenset(), keys, sources, limits, old=frozenset(old), every=True)
+
+
+def _partition_keys(state: TableState) -> dict[int, list[int]]:
+    return {spec_id: [source for _, source in pairs] for spec_id, pairs in state.types.tuple_sources.items()}
+
+
+def _live_leaves(root: Root, content: ContentType) -> pa.Table:
+    """Return the leaves that have live files."""
+    leaves = root.leaves.filter(one_of(root.leaves, [content]))
+    counts = _live_counts(root, leaves)
+    return leaves.filter(pa.array([counts[place] > 0 for place in _places(leaves)], pa.bool_()))
+
+
+def _live_counts(root: Root, leaves: pa.Table) -> dict[int, int]:
+    """Return the number of live files in leaves, by row number."""
+    masked = {location: dv["record_count"] for location, dv in root.manifest_dv_of.items()}
+    live = zip(_places(leaves), leaves.column("location").to_pylist(), live_counts(leaves).to_pylist(), strict=True)
+    return {place: count - masked.get(location, 0) for place, location, count in live}
+
+
+def _places(rows: pa.Table) -> list[int]:
+    places: list[int] = rows.column("ordinal").to_pylist()
+    return places
+
+
+# -- The live files of another table, for a commit that adds them to a manifest list ----------------------------------
+# Tasks decode the table's manifests and encode their entries as those of new files. Entries do not pass through Spark
+# rows and are not sorted: a new manifest has the entries of manifests that are neighbours in the other table.
+
+
+# Row ids are assigned by the commit. To read those of the other table, tasks could not share a manifest.
+_COLUMNS = (*(name for name in FILE_COLUMNS if name != "first_row_id"), *METRICS_MAP_IDS)
+
+
+@dataclass(frozen=True)
+class ListedTable:
+    """Writes the live files of `source` to manifests of `target`, as files that its next snapshot adds."""
+
+    source: TableState
+    target: TableState
+    names: SnapshotNames
+    options: ListOptions
+
+    def data_files(self) -> ListedFiles:
+        """Write the data files. Many are written by a job.
+
+        Raises:
+            ValidationError: a column or a partition spec of the source means something else in the target, or an entry
+                breaks a rule of the format.
+            UnsupportedError: tasks can't open the source's files.
+            CorruptFileError: a manifest is damaged.
+        """
+        manifests = live_manifests(self.source.data_manifests)
+        written = self._written(manifests, ContentType.DATA_MANIFEST, frozenset())
+        self._check_count(manifests, file_count(written), "data files")
+        return _listed_files(written, FileKind.DATA)
+
+    def vectors(self) -> ListedFiles:
+        """Write the deletion vectors of live data files, of a source without other deletes. Runs jobs if there are any.
+
+        Raises the same errors as `data_files`; also ValidationError if a vector is older than its data file.
+        """
+        manifests = live_deletes(self.source)
+        if not len(manifests):
+            return ListedFiles()
+        dangling = dangling_paths(self.source, self.target)
+        written = self._written(manifests, ContentType.DELETE_MANIFEST, dangling)
+        self._check_count(manifests, file_count(written) + len(dangling), "deletes")
+        return _listed_files(written, FileKind.DELETION_VECTOR)
+
+    def _check_count(self, manifests: pa.Table, count: int, what: str) -> None:
+        counts, table = live_files(manifests), self.source.metadata.location
+        if not counts.null_count and (expected := pc.sum(counts).as_py() or 0) != count:
+            raise ValidationError(f"{table}: the snapshot counts {expected} live {what}: its manifests have {count}")
+
+    def _written(self, manifests: pa.Table, content: ContentType, dangling: frozenset[str]) -> pa.Table:
+        """Write the live files of manifests, rows of `source.manifests`, and return rows of `WRITTEN_SCHEMA`."""
+        reader, projection = self.source.reader, self.source.projection(_COLUMNS)
+        match = table_match(self.source, self.target, self._spec_ids(manifests))
+        on_driver = reader.fits_driver(manifests, projection)
+        decoder = reader.decoder(Placement.DRIVER) if on_driver else self._task_decoder()
+        specs = self._specs(match, content)
+        tasks = TableTasks(decoder, projection, match, specs, self.names.snapshot_id, dangling)
+        units = _units(reader.task_parts(manifests, projection), self.options.target_bytes)
+        with translated_errors():
+            in_root = pa.Table.from_batches(
+                tasks.write(reader.root_batches(manifests, projection)), SIZED_MANIFEST_SCHEMA
+            )
+            if on_driver or not len(units):
+                written = map_on_driver(units, tasks.write_units, SIZED_MANIFEST_SCHEMA)
+            else:
+                written = map_arrow(
+                    spread(self.target.spark, units), tasks.write_units, SIZED_MANIFEST_SCHEMA
+                ).toArrow()
+        rows = pa.concat_tables([in_root, written.cast(SIZED_MANIFEST_SCHEMA)])
+        self.names.written.update(rows.column("manifest_path").to_pylist())
+        return rows
+
+    def _task_decoder(self) -> EntryDecoder:
+        files = task_reader(self.source)
+        return EntryDecoder(files, self.source.reader.trees, self.source.types.locations, files)
+
+    def _spec_ids(self, manifests: pa.Table) -> set[int]:
+        """Return the partition specs of manifests and of the files in the root."""
+        spec_ids = set(manifests.column("partition_spec_id").to_pylist())
+        if self.source.tree is not None:
+            files = self.source.tree.root.of((ContentType.DATA, ContentType.POSITION_DELETES))
+            spec_ids.update(files.column("partition_spec_id").to_pylist())
+        return spec_ids
+
+    def _specs(self, match: TableMatch, content: ContentType) -> dict[int, AdoptedSpec]:
+        """Return the source's partition specs by id."""
+        name = self.names.file("m")
+        return {
+            spec_id: AdoptedSpec(
+                manifest_format(self.target, content, target_spec_id, name, self.options.target_bytes),
+                tuple(
+                    None if isinstance(field.transform, VoidTransform) else field.field_id
+                    for field in self.source.specs[spec_id].fields
+                ),
+            )
+            for spec_id, target_spec_id in match.specs.items()
+        }
+
+
+def _listed_files(written: pa.Table, kind: FileKind) -> ListedFiles:
+    """Return the files in written manifests, rows of `WRITTEN_SCHEMA`."""
+    if not len(written):
+        return ListedFiles()
+    count = KindCount(
+        file_count(written), *(pc.sum(written.column(name)).as_py() or 0 for name in ("added_rows_count", SIZE))
+    )
+    return ListedFiles(leaves=written.drop_columns([SIZE]), tally=Tally({kind: count}, None))
+
+
+def _units(parts: pa.Table, target_bytes: int) -> pa.Table:
+    """Return neighbouring parts of manifests in lists, each of about the bytes of a new manifest."""
+    ordered = parts.sort_by([(MANIFEST, "ascending"), ("part", "ascending")]).combine_chunks()
+    sizes = pc.divide(ordered.column("file_size_in_bytes"), ordered.column("parts").cast(pa.int64())).to_pylist()
+    starts = pa.array([*_starts(sizes, target_bytes), len(sizes)], pa.int32())
+    rows = pa.StructArray.from_arrays([column.combine_chunks() for column in ordered.columns], fields=[*ordered.schema])
+    return pa.table({"parts": pa.ListArray.from_arrays(starts, rows)})
+
+
+def _starts(sizes: list[int], target_bytes: int) -> Iterator[int]:
+    """Yield the indices at which packs of neighbours begin, of at most `target_bytes` unless one alone is larger."""
+    total = target_bytes
+    for place, size in enumerate(sizes):
+        if total + size > target_bytes or not place:
+            yield place
+            total = 0
+        total += size

@@ -1,0 +1,379 @@
+"""Sort entries with Spark and write them to Avro manifests. Spark tasks import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.write import ENTRY, ManifestFormat, encode_entries, packed_size, with_version_info, write_manifest
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, live_count, with_plain_types
+from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
+from sparkmeta.session import local_frame, map_arrow, read_tasks
+from sparkmeta.spec.entry import Status
+from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.files import executor_reader, how_tasks_can
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkmeta.state import TableState
+
+    Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+# -- Sort entries with Spark: tasks cut them into key ranges, then other tasks write whole ranges ---------------------
+# Entries stay in Arrow: Spark shuffles them as blobs of many rows.
+
+
+RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
+"""Entries of one range, as an Arrow IPC stream."""
+
+
+def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Yield the units of work of a task, one per row."""
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def combined(tables: Iterable[pa.Table]) -> pa.Table:
+    """Concatenate tables into one chunk, since `take` is twice as slow on many chunks."""
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def ordered(table: pa.Table, keys: pa.Table) -> pa.Table:
+    """Return the rows sorted by the columns of `keys`."""
+    order = pc.sort_indices(keys, sort_keys=_sort_keys(keys))
+    return table if pc.all(pc.equal(order, np.arange(len(table)))).as_py() else table.take(order)
+
+
+def range_bounds(sample: pa.Table, ranges: int) -> pa.Table:
+    """Return the last keys of all ranges but the last, so that each range holds an equal share of a key sample."""
+    by_keys = ordered(sample, sample)
+    ends = sorted({len(by_keys) * number // ranges - 1 for number in range(1, ranges)} - {-1})
+    return by_keys.take(pa.array(ends, pa.int64()))
+
+
+def sampled_bounds(keys: DataFrame, more_keys: pa.Table, entries: int, ranges: int) -> pa.Table:
+    """Return the last keys of all ranges but the last. Runs a job that samples the keys.
+
+    Args:
+        keys: the keys of entries in manifests.
+        more_keys: the keys of entries on the driver, with the same schema.
+        entries: the approximate number of `keys`.
+    """
+    if ranges < 2:
+        return more_keys.schema.empty_table()
+    sample = sampled(keys, entries, ranges).toArrow().cast(more_keys.schema)
+    return range_bounds(pa.concat_tables([sample, more_keys]), ranges)
+
+
+def sampled(rows: DataFrame, count: int, ranges: int) -> DataFrame:
+    """Return a sample of rows, large enough for `range_bounds`.
+
+    Args:
+        count: the approximate number of rows.
+    """
+    share = min(_LARGEST_SAMPLE, max(_LEAST_SAMPLE, ranges * _SAMPLED)) / max(count, 1)
+    return rows.sample(min(1.0, share), seed=7)
+
+
+# Sampled keys per range, and their minimum and maximum total.
+_SAMPLED = 60
+_LEAST_SAMPLE, _LARGEST_SAMPLE = 2_000, 100_000
+
+
+_IS_BOUND = "is_bound"
+
+
+def cut(table: pa.Table, keys: pa.Table, bounds: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Sort rows and split them at the bounds into rows of `RANGE_SCHEMA`. Bounds are inclusive upper bounds."""
+    rows = len(table)
+    if not rows:
+        return
+    merged = pa.concat_tables([keys.cast(bounds.schema), bounds])
+    marked = merged.append_column(_IS_BOUND, pa.array(np.arange(len(merged)) >= rows).cast(pa.int8()))
+    order = pc.sort_indices(marked, sort_keys=_sort_keys(marked)).to_numpy()
+    is_bound = order >= rows
+    numbers = np.cumsum(is_bound)[~is_bound]
+    by_keys = table.take(pa.array(order[~is_bound]))
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [rows]])
+    for start, end in pairwise(starts.tolist()):
+        blob = rows_stream(by_keys.slice(start, end - start), compression="lz4")
+        yield pa.RecordBatch.from_pydict({"range": [int(numbers[start])], "rows": [blob]}, schema=RANGE_SCHEMA)
+
+
+def sorted_among_tasks(
+    units: DataFrame, cut_units: Task, write_ranges: Task, written: pa.Schema, ranges: int
+) -> DataFrame:
+    """Sort the entries of units of work among tasks and write them range by range.
+
+    Args:
+        cut_units: reads units and returns rows of `RANGE_SCHEMA`.
+        write_ranges: writes rows of `RANGE_SCHEMA`, grouped by range, and returns rows of `written`.
+    """
+    blobs = map_arrow(units, cut_units, RANGE_SCHEMA)
+    by_range = blobs.repartition(min(ranges, most_tasks(units.sparkSession)), "range").sortWithinPartitions("range")
+    return map_arrow(by_range, write_ranges, written)
+
+
+def spread(spark: SparkSession, units: pa.Table) -> DataFrame:
+    """Return units of work as a DataFrame with one unit per task, or several per task if there are many."""
+    return local_frame(spark, units).repartition(min(len(units), most_tasks(spark)))
+
+
+def most_tasks(spark: SparkSession) -> int:
+    """Return the maximum number of tasks of a job. A task with several manifests writes one while reading the next."""
+    return 8 * read_tasks(spark)
+
+
+def task_reader(state: TableState) -> ExecutorReader:
+    """Return the reader with which tasks open the table's files.
+
+    Raises:
+        UnsupportedError: tasks can't open them.
+    """
+    reader = executor_reader(state.files)
+    if reader is None:
+        raise UnsupportedError(
+            f"{state.metadata.location}: its executors can't open its files: {how_tasks_can(state.files)}"
+        )
+    return reader
+
+
+def range_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the unsorted rows of each range. The blobs of a range must be adjacent."""
+    for _, blobs in groupby(_blobs(batches), key=lambda row: row[0]):
+        yield combined(read_rows_stream(blob) for _, blob in blobs)
+
+
+def _blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Buffer]]:
+    for batch in batches:
+        numbers = batch.column("range").to_pylist()
+        for number, blob in zip(numbers, batch.column("rows"), strict=True):
+            yield number, blob.as_buffer()
+
+
+def _sort_keys(keys: pa.Table) -> list[tuple[str, str]]:
+    return [(name, "ascending") for name in keys.column_names]
+
+
+# -- Sort the entries of a partition spec with Spark and write them to Avro manifests ---------------------------------
+# Entries stay in Arrow, with their Avro encoding as a column: Spark shuffles them as blobs of many rows.
+
+
+# Estimated bytes of a manifest entry: without metrics, and per column with metrics.
+_ENTRY_BYTES, _COLUMN_BYTES = 100, 12
+# Maximum number of ranges into which a task cuts its entries.
+_MOST_RANGES = 16_384
+# Bytes of entries that a task cuts into ranges at once.
+_CUT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class SortedManifests:
+    """Sorts and writes the entries of one partition spec. Picklable, for tasks.
+
+    Attributes:
+        keys: ids of the partition fields by which entries are sorted, before sequence numbers and original positions.
+    """
+
+    form: ManifestFormat
+    keys: tuple[int, ...]
+
+    def cut_entries(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut entries with the column `entry` into ranges, rows of `RANGE_SCHEMA`.
+
+        Args:
+            bounds: the last keys of the ranges.
+        """
+        for table in _joined(batches):
+            yield from cut(table, key_table(table, self.keys), bounds)
+
+    def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write ranges (adjacent rows of `RANGE_SCHEMA`) to manifests and yield rows of `MANIFEST_FILE_SCHEMA`."""
+        written = ((None, write_manifest(entries, self.form)) for entries in self._manifests(batches))
+        for _, row in put_behind(written, self.form.writer, "manifest_path"):
+            yield from row.to_batches()
+
+    def _manifests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        for table in range_tables(batches):
+            yield from manifest_pieces(ordered(table, key_table(table, self.keys)), self.form)
+
+
+def manifest_pieces(entries: pa.Table, form: ManifestFormat) -> Iterator[pa.Table]:
+    """Yield entries with the column `entry`, in one chunk, in parts of about the target size of a manifest."""
+    yield from pieces(entries, leaf_count(len(entries), packed_size(entries, form), form.target_bytes))
+
+
+def range_count(entries: int, columns: int, target_bytes: int) -> int:
+    """Return the number of ranges of about the target size of a manifest.
+
+    Args:
+        entries: the number of entries.
+        columns: the approximate number of columns with metrics.
+        target_bytes: the target size of a manifest.
+    """
+    return max(1, min(_MOST_RANGES, entries * (_ENTRY_BYTES + _COLUMN_BYTES * columns) // target_bytes))
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Merge batches of entries into larger tables."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        pending.append(batch)
+        size += batch.column(ENTRY).nbytes
+        if size >= _CUT_BYTES:
+            yield pa.Table.from_batches(pending).combine_chunks()
+            pending, size = [], 0
+    if pending:
+        yield pa.Table.from_batches(pending).combine_chunks()
+
+
+def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
+    """Return the sort keys of entries: partition values `k0`, `k1`, ..., sequence number and original position."""
+    tuples = entries.column(PARTITION) if keys else None
+    columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
+    columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
+    return pa.table({**columns, MANIFEST: entries.column(MANIFEST), ORDINAL: entries.column(ORDINAL)})
+
+
+def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
+    """Return the schema of `key_table`.
+
+    Args:
+        partition: partition field id -> type name.
+    """
+    fields = [pa.field(f"k{place}", bound_arrow_type(partition[key])) for place, key in enumerate(keys)]
+    numbers = [pa.field("sequence_number", pa.int64()), pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())]
+    return pa.schema([*fields, *numbers])
+
+
+def file_count(written: pa.Table) -> int:
+    """Return the number of live files in written manifests, rows of `MANIFEST_FILE_SCHEMA`."""
+    return live_count(written) or 0
+
+
+# -- Encode entries for Avro manifests. Spark tasks import this module ------------------------------------------------
+
+
+_SORTED = ("version_info", "record_count", PARTITION, MANIFEST, ORDINAL, ENTRY)
+
+
+@dataclass(frozen=True)
+class EntryTasks(SortedManifests):
+    """Encodes, sorts and writes the entries of one partition spec. Picklable.
+
+    Attributes:
+        snapshot_id: the manifests' snapshot. Files that it added are ADDED, all others EXISTING.
+    """
+
+    snapshot_id: int
+
+    def cut_rows(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut live entries with typed stats into ranges, rows of `RANGE_SCHEMA`.
+
+        Args:
+            bounds: the last keys of the ranges.
+        """
+        yield from self.cut_entries(bounds, map(self._encoded, batches))
+
+    def _encoded(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        batch = with_plain_types(raw)
+        info = batch.column("version_info")
+        is_added = pc.and_(
+            pc.equal(pc.struct_field(info, "status"), int(Status.ADDED)),
+            pc.equal(pc.struct_field(info, "snapshot_id"), self.snapshot_id),
+        )
+        status = pc.if_else(is_added, int(Status.ADDED), int(Status.EXISTING)).cast(pa.int32())
+        entries = with_version_info(batch, status=status)
+        return _with_entry(entries, self.form)
+
+
+def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: int) -> pa.RecordBatch:
+    """Return new files as ADDED entries of a snapshot, with the column `entry` (semantics 9.4).
+
+    Args:
+        entries: all columns of content entries, metrics maps, `partition`, `manifest` and `ordinal`.
+    """
+    rows = len(entries)
+    status = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
+    stamped = with_version_info(entries, status=status, snapshot_id=pa.repeat(pa.scalar(snapshot_id, pa.int64()), rows))
+    return _with_entry(stamped, form)
+
+
+def _with_entry(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
+    names = [name for name in _SORTED if name in entries.schema.names]
+    return entries.select(names).append_column(ENTRY, encode_entries(entries, form))
+
+
+# -- Write entries with typed stats to Avro manifests, sorted by partition, with Spark jobs ---------------------------
+
+
+@dataclass(frozen=True)
+class EntryManifests:
+    """Writes live entries of one content and partition spec to Avro manifests.
+
+    Attributes:
+        snapshot_id: the manifests' snapshot. Files that it added are ADDED, all others EXISTING.
+        count: the number of entries.
+        columns: the approximate number of columns with stats.
+    """
+
+    state: TableState
+    form: ManifestFormat
+    snapshot_id: int
+    count: int
+    columns: int
+
+    def write(self, entries: DataFrame, keys: DataFrame) -> pa.Table:
+        """Write the manifests and return their rows of `MANIFEST_FILE_SCHEMA`. Runs jobs.
+
+        Args:
+            entries: all columns of content entries, `partition` and `content_stats`, with inheritance applied.
+            keys: the same entries with `partition`, `version_info`, `manifest` and `ordinal`, by which they are sorted.
+
+        Raises:
+            ValidationError: the number of entries differs from `count`.
+        """
+        bounds = self._bounds(keys)
+        tasks = EntryTasks(self.form, self._keys, self.snapshot_id)
+        written = sorted_among_tasks(
+            entries, partial(tasks.cut_rows, bounds), tasks.write_ranges, MANIFEST_FILE_SCHEMA, self._ranges
+        )
+        table = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
+        if (count := file_count(table)) != self.count:
+            raise ValidationError(
+                f"{self.state.metadata.location}: partition spec {self.form.spec_id} has {self.count} live files in "
+                f"snapshot {self.snapshot_id}: {count} were written"
+            )
+        return table
+
+    @property
+    def _keys(self) -> tuple[int, ...]:
+        return tuple(field_id for field_id, _ in self.form.partition)
+
+    @cached_property
+    def _ranges(self) -> int:
+        return range_count(self.count, self.columns, self.form.target_bytes)
+
+    def _bounds(self, keys: DataFrame) -> pa.Table:
+        """Return the last keys of the ranges. Runs a job if there are several ranges."""
+        columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(self._keys)]
+        sequence_number = F.col("version_info.sequence_number").alias("sequence_number")
+        no_keys = key_schema(dict(self.state.types.spec_fields[self.form.spec_id]), self._keys).empty_table()
+        narrow = keys.select(*columns, sequence_number, MANIFEST, ORDINAL)
+        return sampled_bounds(narrow, no_keys, self.count, self._ranges)

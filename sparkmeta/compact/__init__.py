@@ -1,1 +1,0 @@
-"""Compaction of a metadata tree: which leaves are rewritten and why, the Spark jobs, and the commit of the result."""

@@ -1,1 +1,0 @@
-"""Measure the state of a table's metadata, and report the maintenance that it needs."""

@@ -1,0 +1,249 @@
+"""Find the delete entries that apply to no live data file, by the rules of scan planning (semantics 6.1 to 6.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.columns import sql
+from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
+from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
+from sparkmeta.commit.next_root import KindCount, TreeChange
+from sparkmeta.commit.options import ListOptions
+from sparkmeta.commit.removed_files import Removal, removal_of
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.operations.table_operations import TableT
+from sparkmeta.plan.choose import DV_COLUMNS
+from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
+from sparkmeta.plan.filter import is_live_entry, live_manifests, manifest_path, public_partition
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, FileKind
+from sparkmeta.spec.metadata import has_tree, refuse_encrypted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+ENTRY_COLUMNS = (*DV_COLUMNS, "equality_ids")
+"""The columns of delete entries that `public_rows` shows."""
+
+# What a delete entry is about, and the least sequence number of the live data files in each scope.
+_PATH, _PARTITION = "deleted_path", "deleted_partition"
+_OF_FILE, _OF_PARTITION, _OF_TABLE = "oldest_of_file", "oldest_of_partition", "oldest_of_table"
+_DATA_PATH, _DATA_PARTITION = "data_path", "data_partition"
+
+
+def dangling_deletes(state: TableState) -> DataFrame:
+    """Return the live delete entries that apply to no live data file of the snapshot, lazily.
+
+    Statistics are not considered, and neither are position deletes that a deletion vector of their file supersedes.
+    Whatever contradicts the rules of planning, such as a deletion vector that is older than its data file, stays.
+    """
+    projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
+    entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live_entry().text)
+    scopes = (data_path().alias(_PATH).selected, partition_key(state).alias(_PARTITION).selected)
+    data = _data(state)
+    by_partition = data.groupBy(_DATA_PARTITION).agg(F.min(_OF_FILE).alias(_OF_PARTITION))
+    by_file = data.groupBy(_DATA_PATH).agg(F.min(_OF_FILE).alias(_OF_FILE))
+    compared = entries.selectExpr("*", *scopes)
+    compared = compared.join(by_file, F.expr(f"{_PATH} = {_DATA_PATH}"), "left")
+    compared = compared.join(by_partition, F.expr(f"{_PARTITION} <=> {_DATA_PARTITION}"), "left")
+    if any(map(is_global, state.specs.values())):
+        oldest_of_table = by_partition.agg(F.min(_OF_PARTITION).alias(_OF_TABLE))
+        compared = compared.crossJoin(F.broadcast(oldest_of_table))
+    else:
+        compared = compared.withColumn(_OF_TABLE, F.lit(None).cast("long"))
+    return compared.where((~_applies(state)).text).select(*entries.columns)
+
+
+def _data(state: TableState) -> DataFrame:
+    """Return the path, partition and sequence number of each live data file; unknown numbers are 0."""
+    projection = state.projection(("location", "partition_spec_id", "version_info"))
+    entries = state.entries(live_manifests(state.data_manifests), projection).where(is_live_entry().text)
+    return entries.selectExpr(
+        sql.col("location").alias(_DATA_PATH).selected,
+        partition_key(state).alias(_DATA_PARTITION).selected,
+        sql.coalesce(sql.col(SEQUENCE), 0).alias(_OF_FILE).selected,
+    )
+
+
+def _applies(state: TableState) -> Sql:
+    """Return SQL for whether a delete entry, joined with the least sequence numbers, may apply to a live data file."""
+    by_partition = sql.when(is_global_delete(state), sql.col(_OF_TABLE)).otherwise(sql.col(_OF_PARTITION))
+    oldest = sql.when(sql.col(_PATH).isNotNull(), sql.col(_OF_FILE)).otherwise(by_partition)
+    is_equality = sql.col("content_type") == int(ContentType.EQUALITY_DELETES)
+    sequence = sql.col(SEQUENCE)
+    newer = sql.when(is_equality, oldest < sequence).otherwise(is_dv() | (oldest <= sequence))
+    return oldest.isNotNull() & sql.coalesce(newer, True)
+
+
+def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
+    """Return delete entries of `ENTRY_COLUMNS` as rows of `inspect.delete_files`, with the places of the entries."""
+    place = sql.col("deletion_vector")
+    columns = {
+        "content": sql.col("content_type"),
+        "file_path": sql.col("location"),
+        "file_format": sql.col("file_format"),
+        "spec_id": sql.col("partition_spec_id"),
+        **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
+        "record_count": sql.col("record_count"),
+        "file_size_in_bytes": sql.col("file_size_in_bytes"),
+        "equality_ids": sql.col("equality_ids"),
+        "referenced_data_file": sql.col("referenced_file"),
+        "content_offset": place["offset"],
+        "content_size_in_bytes": place["size_in_bytes"],
+        "data_sequence_number": sql.col(SEQUENCE),
+        "manifest_path": manifest_path(state.delete_manifests, sql.col("manifest")),
+        "manifest_pos": sql.col("ordinal"),
+    }
+    return entries.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+
+
+# -- The plan to remove dangling deletes, and the step that commits it ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DanglingDeletesSummary(RewriteSummary):
+    """The dangling deletes of a branch in numbers.
+
+    Attributes:
+        manifests: the number of manifests, and roots, that list them.
+        records: the number of deletes in the files.
+        bytes: the bytes of the files, of deletion vectors those of the blobs.
+    """
+
+    manifests: int
+    position_delete_files: int
+    equality_delete_files: int
+    deletion_vectors: int
+    records: int
+    bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.manifests
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: all deletes apply to live data files"
+        kinds = (
+            f"{self.position_delete_files} position delete files, {self.equality_delete_files} equality delete files "
+            f"and {self.deletion_vectors} deletion vectors"
+        )
+        return "\n".join(
+            [
+                f"{self.table}: {kinds} apply to no live data file",
+                f"  {self.records} deletes in {self.bytes} bytes, listed by {self.manifests} manifests",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class DanglingDeletesPlan(RewritePlan[TableT]):
+    """A plan to remove the entries of deletes that apply to no live data file, carried out by `commit`.
+
+    If other commits came first, the commit determines the dangling deletes of the newest snapshot again. It raises
+    CommitConflictError if none are left.
+    """
+
+    @cached_property
+    def _entries(self) -> DataFrame:
+        return dangling_deletes(self._state)
+
+    @cached_property
+    def _removal(self) -> Removal:
+        return removal_of(self._entries, self._state)
+
+    def files(self) -> DataFrame:
+        """Return a row for each dangling delete, with columns of `inspect.delete_files`.
+
+        Also data_sequence_number, manifest_path and manifest_pos. Lazy, except that the driver reads small manifests.
+        """
+        return public_rows(self._entries, self._state)
+
+    def summary(self) -> DanglingDeletesSummary:
+        """Return the plan in numbers. Runs jobs, once."""
+        removal = self._removal
+        counts = removal.tally.counts
+        files = {kind: counts.get(kind, KindCount()).files for kind in FileKind}
+        return DanglingDeletesSummary(
+            table=self.table.full_name,
+            snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
+            manifests=len(removal.masks) + bool(removal.keys),
+            position_delete_files=files[FileKind.POSITION_DELETES],
+            equality_delete_files=files[FileKind.EQUALITY_DELETES],
+            deletion_vectors=files[FileKind.DELETION_VECTOR],
+            records=sum(count.records for count in counts.values()),
+            bytes=sum(count.size for count in counts.values()),
+        )
+
+    def step(self) -> RewriteStep | None:
+        if self.summary().is_empty:
+            return None
+        return _DanglingStep(self.branch, self.properties, self._state, self._removal)
+
+
+@dataclass
+class _DanglingStep(RewriteStep):
+    """Removes the dangling deletes in the head of each attempt."""
+
+    planned_on: TableState
+    planned: Removal
+
+    def apply_to(self, head: TableState) -> TableMetadata:
+        """See `RewriteStep.apply_to`."""
+        refuse_rewrite(head.metadata)
+        base = base_root(head) if has_tree(head.metadata) else None
+        state = head if base is None else with_root(head, base)
+        removal = self.planned
+        if state.snapshot != self.planned_on.snapshot:
+            removal = removal_of(dangling_deletes(state), state)
+        if not (removal.masks or removal.keys):
+            raise rewritten_by_others(head)
+        if base is not None and base.root is not None:
+            new = NewSnapshot(state, base, self.branch, self.names)
+            counts = LeafCounts(kept=len(base.root.leaves))
+            change = TreeChange(removed=removal.keys, masks=removal.masks)
+            return new.commit(change, self.summary(head, counts, removed=removal.tally))
+        options = ListOptions.of(head.metadata)
+        rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), options.target_bytes)
+        listed = head.manifest_files
+        unchanged = without_manifests(listed, removal.masks.keys())
+        manifests = rewriter.without_entries(listed, removal.masks)
+        self.names.written.update(manifests.column("manifest_path").to_pylist())
+        counts = LeafCounts(len(manifests), len(unchanged), len(manifests))
+        summary = self.summary(head, counts, removed=removal.tally)
+        return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, unchanged]), summary())
+
+
+def plan_removal(table: TableT, branch: str, properties: Mapping[str, str]) -> DanglingDeletesPlan[TableT]:
+    """See `Maintenance.remove_dangling_deletes`."""
+    table.refuse_read_only()
+    refuse_rewrite(table.metadata)
+    head = branch_head(table.state, branch)
+    state = with_root(head, base_root(head)) if has_tree(head.metadata) else head
+    return DanglingDeletesPlan(table, branch, properties, state)
+
+
+def refuse_rewrite(metadata: TableMetadata) -> None:
+    """Refuse tables whose delete manifests can't be rewritten.
+
+    Raises:
+        UnsupportedError: they are encrypted, or in manifest lists of format version 4.
+    """
+    if metadata.format_version > 3 and not has_tree(metadata):
+        raise UnsupportedError(
+            f"{metadata.location}: its manifest lists are of format version {metadata.format_version}: commits need a "
+            "metadata tree, which `sparkmeta upgrade` or table.maintenance.upgrade(4) makes"
+        )
+    refuse_encrypted(metadata, "whose manifests can't be rewritten")

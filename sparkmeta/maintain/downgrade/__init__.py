@@ -1,1 +1,0 @@
-"""Downgrade a table with metadata trees to format version 3: manifest lists of Avro manifests."""

@@ -1,0 +1,336 @@
+"""The sizes by which rewrites choose files, as Iceberg's actions do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructType
+
+from sparkmeta.checks import POSITIVE, SHARE, at_least, check_options, one_of
+from sparkmeta.columns import sql
+from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.columns.sql import Sql
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.maintain.file_tasks import Packing
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.filter import ScanFilter, prune_manifests
+from sparkmeta.rows.planned import PARTITION_KEY, RowPlan, names_file, plan_rows
+from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.write.options import WriteOptions
+
+if TYPE_CHECKING:
+    from pyiceberg.table.sorting import SortOrder
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+# Shares of the target size.
+_LEAST, _MOST = 0.75, 1.8
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """Sizes of files in bytes.
+
+    Attributes:
+        target: the size that new files should have.
+        least: smaller files are rewritten.
+        most: larger files are rewritten.
+    """
+
+    target: int
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, target: int, least: int | None, most: int | None) -> FileSizes:
+        """Return sizes with the defaults for those that are None.
+
+        Raises:
+            ValidationError: they do not increase.
+        """
+        least = int(target * _LEAST) if least is None else least
+        most = max(int(target * _MOST), target + 1) if most is None else most
+        if not least < target < most:
+            raise ValidationError(
+                f"min_file_size_bytes is {least}, target_file_size_bytes {target} and max_file_size_bytes {most}: they "
+                "must increase"
+            )
+        return cls(target, least, most)
+
+    @property
+    def written(self) -> int:
+        """The size at which a new file ends: above the target, so that no small file follows for the last rows."""
+        return self.target + (self.most - self.target) // 2
+
+    def outputs(self, size: int) -> int:
+        """Return how many files of about the target size hold some bytes, as Iceberg's action computes it."""
+        if size < self.target:
+            return 1
+        whole, rest = divmod(size, self.target)
+        if not rest or (rest <= self.least and size / whole < min(1.1 * self.target, self.written)):
+            return whole
+        return whole + 1
+
+
+# -- The options of a rewrite of data files, which are those of Iceberg's procedure of that name ----------------------
+
+
+BINPACK: Final = "binpack"
+SORT: Final = "sort"
+STRATEGIES: Final = (BINPACK, SORT)
+JOB_ORDERS: Final = ("none", "bytes-asc", "bytes-desc", "files-asc", "files-desc")
+_GROUP_BYTES: Final = 100 << 30
+_COUNTS: Final = (
+    "min_input_files", "max_file_group_size_bytes", "partial_progress_max_commits", "delete_file_threshold",
+    "max_concurrent_file_group_rewrites", "target_file_size_bytes", "max_file_size_bytes", "max_file_group_input_files",
+    "max_files_to_rewrite",
+)  # fmt: skip
+_FROM_ZERO: Final = ("min_file_size_bytes", "partial_progress_max_failed_commits", "output_spec_id")
+_RULES: Final = {
+    **dict.fromkeys(_COUNTS, at_least(1)),
+    **dict.fromkeys(_FROM_ZERO, at_least(0)),
+    "strategy": one_of(*STRATEGIES),
+    "rewrite_job_order": one_of(*JOB_ORDERS),
+    "delete_ratio_threshold": SHARE,
+    "compression_factor": POSITIVE,
+}
+
+
+@dataclass(frozen=True)
+class DataRewriteOptions:
+    """See `Maintenance.rewrite_data_files`."""
+
+    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
+    strategy: str = BINPACK
+    sort_order: SortOrder | str | None = None
+    target_file_size_bytes: int | None = None
+    min_file_size_bytes: int | None = None
+    max_file_size_bytes: int | None = None
+    min_input_files: int = 5
+    delete_file_threshold: int | None = None
+    delete_ratio_threshold: float = 0.3
+    rewrite_all: bool = False
+    max_file_group_size_bytes: int = _GROUP_BYTES
+    max_concurrent_file_group_rewrites: int | None = None
+    rewrite_job_order: str = JOB_ORDERS[0]
+    partial_progress_enabled: bool = False
+    partial_progress_max_commits: int = 10
+    partial_progress_max_failed_commits: int | None = None
+    use_starting_sequence_number: bool = True
+    remove_dangling_deletes: bool = False
+    output_spec_id: int | None = None
+    compression_factor: float = 1.0
+    max_file_group_input_files: int | None = None
+    max_files_to_rewrite: int | None = None
+
+    def check(self) -> None:
+        """Check values as far as possible without a table.
+
+        Raises:
+            ValidationError: an option has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        check_options(self, _RULES)
+        parse_filter(self.row_filter)
+        if self.sort_order is not None and self.strategy != SORT:
+            raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it requires strategy='sort'")
+        if self.target_file_size_bytes is not None:
+            self._sizes(self.target_file_size_bytes)
+
+    def check_for(self, metadata: TableMetadata) -> None:
+        """Check values for a table.
+
+        Raises:
+            ValidationError: an option or table property has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        self.check()
+        if self.output_spec_id is not None and self.output_spec_id not in metadata.specs():
+            known = ", ".join(map(str, sorted(metadata.specs())))
+            problem = f"the table has the partition specs {known}"
+            raise ValidationError(f"output_spec_id is {self.output_spec_id}: {problem}")
+        self.sizes(metadata)
+
+    def sizes(self, metadata: TableMetadata) -> FileSizes:
+        """Return the sizes of files. The target defaults to `write.target-file-size-bytes`.
+
+        Raises:
+            ValidationError: sizes are not in order, or the table property is invalid.
+        """
+        target = self.target_file_size_bytes
+        if target is None:
+            target = WriteOptions.of(metadata).target_bytes
+        return self._sizes(target)
+
+    def _sizes(self, target: int) -> FileSizes:
+        return FileSizes.of(target, self.min_file_size_bytes, self.max_file_size_bytes)
+
+
+# -- Choose the data files to rewrite: those that a rewrite improves, in groups of one partition. Spark jobs ----------
+
+
+NUMBER: Final = "number"
+"""The place of a chosen group in the order in which groups are rewritten."""
+
+PLACE: Final = ("manifest_number", "manifest_pos")
+"""The columns that order files as plans of Iceberg do."""
+
+_GROUP: Final = "group"
+_KEY: Final = "group_key_{}"
+_DELETED: Final = sql.aggregate(
+    sql.filter(sql.col("deletes"), names_file), Sql("0L"), lambda total, delete: total + delete["record_count"]
+)
+_IS_DEAD: Final = (
+    "record_count = 0 OR record_count > 0 AND exists(deletes, delete -> delete.file_format = 'PUFFIN' AND "
+    "delete.record_count >= record_count)"
+)
+_LIVE_BYTES: Final = (
+    "IF(is_dead, 0L, CAST(file_size_in_bytes * (1 - coalesce(deleted_ratio, 0)) AS BIGINT)) AS live_bytes"
+)
+
+
+@dataclass(frozen=True)
+class FileGroups:
+    """The groups of data files of a snapshot to rewrite.
+
+    Attributes:
+        state: the table at the snapshot.
+        options: which files, and how.
+        sizes: the sizes of files.
+    """
+
+    state: TableState
+    options: DataRewriteOptions
+    sizes: FileSizes
+
+    @cached_property
+    def plan(self) -> RowPlan:
+        """The plan of all data files that may match the filter, with their deletes."""
+        scan = replace(ScanFilter.of(self.state, self.options.row_filter), reads_all_rows=True)
+        return plan_rows(choose(prune_manifests(scan)), sql.col("manifest").alias(PLACE[0]))
+
+    @property
+    def output_spec(self) -> int:
+        """The partition spec of new files."""
+        chosen = self.options.output_spec_id
+        return self.state.metadata.default_spec_id if chosen is None else chosen
+
+    @cached_property
+    def _packed(self) -> DataFrame:
+        """The files that a rewrite improves, each with its group."""
+        keys = self._keys
+        frame = self._improvable
+        if keys:
+            names = [_KEY.format(place) for place in range(len(keys))]
+            frame = frame.selectExpr("*", *(f"{key} AS {name}" for name, key in zip(names, keys, strict=True)))
+            placed = frame.repartition(*names).sortWithinPartitions(*names, *PLACE)
+        else:
+            names = []
+            placed = frame.coalesce(1).sortWithinPartitions(*PLACE)
+        row_type = StructType([*placed.schema.fields]).add(_GROUP, LongType())
+        packing = Packing(tuple(names), self.options.max_file_group_size_bytes, self.options.max_file_group_input_files)
+        return materialize(map_arrow(placed, packing, row_type).drop(*names))
+
+    @property
+    def _improvable(self) -> DataFrame:
+        """The files that are too small or too large, or have too many deletes."""
+        options, sizes = self.options, self.sizes
+        frame = self.plan.frame.selectExpr("*", _DELETED.alias("deleted_records").selected, f"{_IS_DEAD} AS is_dead")
+        ratio = "least(deleted_records, record_count) / CAST(nullif(record_count, 0) AS DOUBLE)"
+        frame = frame.selectExpr("*", f"{ratio} AS deleted_ratio")
+        many = f"coalesce(deleted_ratio >= {options.delete_ratio_threshold!r}D, false)"
+        if options.delete_file_threshold is not None:
+            many += f" OR size(deletes) >= {options.delete_file_threshold}"
+        frame = frame.selectExpr("*", _LIVE_BYTES, f"{many} AS has_many_deletes")
+        if options.rewrite_all:
+            return frame
+        sized = f"file_size_in_bytes < {sizes.least} OR file_size_in_bytes > {sizes.most}"
+        return frame.where(f"{sized} OR has_many_deletes")
+
+    @property
+    def _keys(self) -> list[str]:
+        """The key of partitions of the table's spec; files of other specs share the group of its nulls."""
+        spec = self.state.metadata.spec()
+        known = self.state.types.partition_fields
+        ids = [field.field_id for field in spec.fields if field.field_id in known]
+        return [f"IF(spec_id = {spec.spec_id}, {PARTITION_KEY}.p{field_id}, NULL)" for field_id in ids]
+
+    @cached_property
+    def groups(self) -> pa.Table:
+        """The groups that are worth a rewrite, in the order in which they are rewritten. Runs jobs.
+
+        Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, outputs (how many files they become), stays
+        (whether tasks can write the rows to files of the same partition and spec).
+        """
+        chosen, _ = self._chosen
+        order, _, direction = self.options.rewrite_job_order.partition("-")
+        if direction:
+            keys = [(order, f"{direction}ending"), (_GROUP, "ascending")]
+            chosen = chosen.take(pc.sort_indices(chosen, sort_keys=keys))
+        factor = self.options.compression_factor
+        outputs = [self.sizes.outputs(int(size * factor)) for size in chosen.column("live_bytes").to_pylist()]
+        chosen = chosen.append_column("outputs", pa.array(outputs, pa.int64()))
+        return chosen.append_column(NUMBER, pa.array(range(len(chosen)), pa.int64()))
+
+    @cached_property
+    def _chosen(self) -> tuple[pa.Table, DataFrame]:
+        """The groups that are worth a rewrite, and the files. As in Iceberg, the last one of the most files is cut."""
+        packed = self._packed
+        groups = self._figures(packed)
+        if not self.options.rewrite_all:
+            groups = groups.where(self._is_worth_it)
+        chosen = groups.toArrow().sort_by(_GROUP)
+        most = self.options.max_files_to_rewrite
+        if most is None or not len(chosen):
+            return chosen, packed
+        until = pc.cumulative_sum(chosen.column("files"))
+        before = pc.subtract(until, chosen.column("files"))
+        chosen = chosen.filter(pc.less(before, most))
+        left = most - before[len(chosen) - 1].as_py()
+        if chosen.column("files")[-1].as_py() <= left:
+            return chosen, packed
+        is_last = F.col(_GROUP) == chosen.column(_GROUP)[-1].as_py()
+        cut = packed.where(is_last).orderBy(*PLACE).limit(left)
+        last = self._figures(cut).toArrow().cast(chosen.schema)
+        return pa.concat_tables([chosen.slice(0, len(chosen) - 1), last]), packed.where(~is_last).union(cut)
+
+    def _figures(self, packed: DataFrame) -> DataFrame:
+        is_other = f"spec_id <> {self.output_spec} OR spec_id <> {self.state.metadata.default_spec_id}"
+        shown = {field.field_id for field in self.state.types.partition_type.fields}
+        if self.state.access.tasks is None or any(
+            field.field_id not in shown for field in self.state.metadata.spec().fields
+        ):
+            is_other = "true"
+        return packed.groupBy(_GROUP).agg(
+            F.count("*").alias("files"),
+            F.sum("file_size_in_bytes").alias("bytes"),
+            F.sum("live_bytes").alias("live_bytes"),
+            F.sum("record_count").alias("records"),
+            F.count_if("is_dead").alias("dead_files"),
+            F.max("has_many_deletes").alias("has_many_deletes"),
+            F.expr(f"NOT max({is_other})").alias("stays"),
+        )
+
+    @property
+    def _is_worth_it(self) -> str:
+        several = f"files > 1 AND (files >= {self.options.min_input_files} OR bytes > {self.sizes.target})"
+        return f"{several} OR bytes > {self.sizes.most} OR has_many_deletes"
+
+    def files(self, start: int = 0, end: int | None = None) -> DataFrame:
+        """Return the files of the chosen groups from one `NUMBER` to before another.
+
+        Columns of `plan_files`, `PLACE`, `NUMBER`, deleted_records, live_bytes, is_dead, and of the group outputs,
+        stays and group_bytes, the live bytes of its files.
+        """
+        names = [_GROUP, NUMBER, "outputs", "stays", "live_bytes"]
+        table = self.groups.select(names).slice(start, None if end is None else end - start)
+        groups = local_frame(self.state.spark, table.rename_columns([*names[:-1], "group_bytes"]))
+        return self._chosen[1].join(F.broadcast(groups), _GROUP).drop(_GROUP)

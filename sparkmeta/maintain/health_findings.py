@@ -1,0 +1,458 @@
+"""The options of `Maintenance.health`: the thresholds of findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue
+
+from sparkmeta.checks import SHARE, Rule, are_texts, at_least, check_options
+from sparkmeta.commit.compaction import CompactionOptions, compaction_of
+from sparkmeta.commit.compaction_groups import LeafRanges, Reason
+from sparkmeta.commit.options import ListOptions
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.inspect.check import inverted_summaries
+from sparkmeta.inspect.human import byte_size, counted
+from sparkmeta.maintain.file_groups import DataRewriteOptions
+from sparkmeta.maintain.health_measures import ClusteredManifests
+from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, manifest_groups
+from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
+from sparkmeta.spec.entry import FIRST_RESERVED_ID, ContentType
+from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS, metrics_modes
+
+if TYPE_CHECKING:
+    from sparkmeta.maintain.health_measures import (
+        EntryFigures,
+        History,
+        Layout,
+        SampledMetrics,
+        SampledStats,
+        SmallFileLimits,
+    )
+    from sparkmeta.maintain.rewrite_manifests import ManifestGroup
+    from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.state import TableState
+
+
+@dataclass(frozen=True)
+class HealthOptions:
+    """See `Maintenance.health`."""
+
+    columns: Sequence[str] | None = None
+    max_overlap: int = 3
+    min_small_files: int = 5
+    small_file_ratio: float = 0.25
+    max_deleted_ratio: float = 0.3
+    max_excess_stats_ratio: float = 0.1
+    max_ref_age_days: int = 30
+    max_metadata_json_bytes: int = 5 << 20
+
+    def check(self) -> None:
+        """Raise ValidationError for a value of the wrong type or out of range."""
+        check_options(self, _RULES)
+
+
+_RULES = {
+    "columns": Rule("names of columns, each once", lambda value: are_texts(value) and len(set(value)) == len([*value])),
+    "max_overlap": at_least(0),
+    "min_small_files": at_least(2),
+    "small_file_ratio": SHARE,
+    "max_deleted_ratio": SHARE,
+    "max_excess_stats_ratio": SHARE,
+    "max_ref_age_days": at_least(0),
+    "max_metadata_json_bytes": at_least(1),
+}
+
+
+# -- Metrics of columns that the table's properties would not keep ----------------------------------------------------
+
+
+# The most bytes of a character in a truncated bound.
+_CHARACTER_BYTES = 4
+_TRUNCATED = ("string", "binary")
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ExcessStats:
+    """Metrics in sampled manifests that the properties `write.metadata.metrics.*` would not keep.
+
+    Attributes:
+        columns: the names of their columns, those with most bytes first; the id of a dropped column.
+        ratio: their share of the bytes of all metrics.
+    """
+
+    columns: tuple[str, ...]
+    ratio: float
+
+    @staticmethod
+    def of(state: TableState, stats: SampledStats) -> ExcessStats:
+        """Compare sampled metrics with the table's properties, which do not govern those of metadata columns."""
+        schema = state.metadata.schema()
+        modes = metrics_modes(state.metadata, schema)
+        columns = {field_id: column for field_id, column in stats.columns.items() if field_id < FIRST_RESERVED_ID}
+        excess = {}
+        for field_id, column in columns.items():
+            type_name = str(schema.find_field(field_id).field_type) if field_id in modes else ""
+            size = _excess_bytes(column, modes.get(field_id, NO_METRICS), type_name)
+            if size:
+                excess[schema.find_column_name(field_id) or f"dropped column {field_id}"] = size
+        total = sum(column.bytes for column in columns.values())
+        names = tuple(sorted(excess, key=lambda name: -excess[name]))
+        return ExcessStats(names, sum(excess.values()) / total if total else 0.0)
+
+
+def _excess_bytes(column: SampledMetrics, mode: int, type_name: str) -> int:
+    counts = column.counts * _COUNT_BYTES
+    if mode == NO_METRICS:
+        return column.bytes
+    if mode == COUNTS_ONLY:
+        return column.bytes - counts
+    if mode == FULL or type_name not in _TRUNCATED:
+        return 0
+    longest = mode * (_CHARACTER_BYTES if type_name == "string" else 1)
+    return max(0, column.bytes - counts - column.bounds * longest) if column.longest > longest else 0
+
+
+# -- Decide which maintenance a table needs: by the plans of maintenance jobs, or else by thresholds ------------------
+
+
+_FIRST_WITH_VECTORS = 3
+
+FINDINGS = pa.schema(
+    [
+        pa.field("finding", pa.string()),
+        pa.field("items", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("problem", pa.string()),
+        pa.field("cost", pa.string()),
+        pa.field("gain", pa.string()),
+        pa.field("job", pa.string()),
+        pa.field("call", pa.string()),
+        pa.field("command", pa.string()),
+    ]
+)
+"""The columns of `HealthReport.findings`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem, its cost, and its remedy.
+
+    Attributes:
+        finding: the kind, such as `small_manifests`.
+        items: how many manifests, files, snapshots and so on it is about.
+        bytes: the bytes concerned; None if unknown.
+        problem: the finding in words.
+        cost: what it costs a plan.
+        gain: what maintenance changes.
+        job: the maintenance operation; None if another library does it.
+        call: the call that does it; None if only another library does it.
+        command: the command line that does it; None if there is none.
+        options: the options of the call.
+    """
+
+    finding: str
+    items: int
+    bytes: int | None
+    problem: str
+    cost: str
+    gain: str
+    job: str | None = None
+    call: str | None = None
+    command: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A table and its measurements.
+
+    Attributes:
+        source: the arguments that name the table on a command line.
+    """
+
+    table: BaseTable
+    options: HealthOptions
+    limits: SmallFileLimits
+    entries: EntryFigures
+    layout: Layout
+    history: History
+    source: str
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return all findings, those about manifests first."""
+        manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
+        others = (self._of_deletes(), self._of_files(), self._of_bounds(), self._of_stats(), self._of_metadata())
+        return (*manifests, *chain.from_iterable(others))
+
+    def _done_by(self, job: str, command: str, **options: float | bool) -> dict[str, Any]:
+        arguments = ", ".join(f"{name}={value}" for name, value in options.items())
+        flags = "".join(
+            f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in options.items()
+        )
+        return {
+            "job": job,
+            "call": f"table.maintenance.{job}({arguments}).commit()",
+            "command": f"sparkmeta {command} {self.source}{flags} --commit",
+            "options": options,
+        }
+
+    # -- manifests ---------------------------------------------------------------------------------------------------
+
+    def _of_tree(self) -> Iterator[Finding]:
+        options = CompactionOptions(max_overlap=self.options.max_overlap)
+        plan = compaction_of(self.table, self.table.state, options, "main", {})
+        summary = plan.summary()
+        if summary.is_empty:
+            return
+        chosen = {"max_overlap": options.max_overlap} if options.max_overlap != CompactionOptions.max_overlap else {}
+        done = self._done_by("compact_manifests", "compact", **chosen)
+        leaves = summary.data_leaves + summary.delete_leaves
+        before = f"{leaves:,} leaves and {counted(summary.moved_files, 'root file')}"
+        gain = f"{before} become about {summary.leaves_after} leaves, without {summary.masked:,} masked entries"
+        for reason, (kind, problem, cost) in _TREE_FINDINGS.items():
+            count = summary.reasons.get(reason, 0)
+            if count:
+                words = problem.format(count=f"{count:,}", overlaps=f"{summary.overlaps:.1f}")
+                yield Finding(kind, count, summary.bytes, words, cost, gain, **done)
+
+    def _of_lists(self) -> Iterator[Finding]:
+        try:
+            groups = [] if self.table.metadata.format_version > 3 else self._groups
+        except UnsupportedError:  # such as an unknown transform: no plan rewrites these manifests
+            return
+        done = self._done_by("rewrite_manifests", "rewrite-manifests")
+        before, after = sum(len(group.manifests) for group in groups), sum(group.parts for group in groups)
+        size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in groups)
+        gain = f"{before:,} manifests become about {after:,}, sorted by partition"
+        if before - after >= self._merge_count:
+            problem = f"{before:,} manifests average {byte_size(size / max(before, 1))}"
+            cost = f"a plan opens up to {before:,} files where {after:,} would do"
+            yield Finding("small_manifests", before, size, problem, cost, gain, **done)
+        data = [group for group in groups if group.content == ContentType.DATA_MANIFEST]
+        overlaps = [int(count) for group in data for count in self._ranges(group).overlaps]
+        mean = sum(overlaps) / len(overlaps) if overlaps else 0.0
+        if mean > self.options.max_overlap:
+            size = sum(pc.sum(group.manifests.column("file_size_in_bytes")).as_py() or 0 for group in data)
+            problem = f"the partition range of a data manifest overlaps {mean:.1f} others on average"
+            cost = f"a plan of one partition opens about {mean + 1:.0f} manifests where 1 or 2 would do"
+            yield Finding("overlapping_manifests", len(overlaps), size, problem, cost, gain, **done)
+
+    @property
+    def _groups(self) -> list[ManifestGroup]:
+        return manifest_groups(self.table.state, ManifestRewriteOptions(AlwaysTrue()))
+
+    @property
+    def _merge_count(self) -> int:
+        return ListOptions.of(self.table.metadata).min_count
+
+    def _ranges(self, group: ManifestGroup) -> LeafRanges:
+        keyed = ClusteredManifests.of(self.table.state, group.manifests, {})
+        return keyed.ranges(group.spec_id, group.keys)
+
+    # -- deletes -----------------------------------------------------------------------------------------------------
+
+    def _of_deletes(self) -> Iterator[Finding]:
+        entries, dangling = self.entries, self.entries.dangling
+        if dangling.files:
+            kinds = (
+                f"{dangling.position_files:,} position delete files, {dangling.equality_files:,} equality delete files "
+                f"and {dangling.vectors:,} deletion vectors apply to no data file"
+            )
+            cost = f"every plan reads and matches {counted(dangling.files, 'delete')} for nothing"
+            done = self._done_by("remove_dangling_deletes", "remove-dangling-deletes")
+            gain = f"{entries.deletes.files - dangling.files:,} of {entries.deletes.files:,} deletes remain"
+            yield Finding("dangling_deletes", dangling.files, dangling.bytes, kinds, cost, gain, **done)
+        metadata = self.table.metadata
+        takes_vectors = has_tree(metadata) or metadata.format_version == _FIRST_WITH_VECTORS
+        if takes_vectors and entries.deletes.position_files:
+            count = entries.deletes.position_files
+            yield Finding(
+                "position_delete_files",
+                count,
+                None,
+                f"{counted(count, 'position delete file')} of version 2 instead of deletion vectors",
+                "plans match them by partition, and readers open each for every data file of its partition",
+                "each data file has one deletion vector",
+                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+            )
+        merged = entries.small_puffin.merged(self.limits.puffin_sizes, DeleteRewriteOptions.min_input_files)
+        if takes_vectors and merged is not None:
+            small = entries.small_puffin
+            mean = byte_size(small.bytes / small.files)
+            yield Finding(
+                "small_puffin_files",
+                small.files,
+                small.bytes,
+                f"{counted(small.files, 'Puffin file')} have deletion vectors of {mean} on average",
+                "readers open more files than necessary",
+                f"{counted(merged, 'Puffin file')} instead of {small.files:,}",
+                **self._done_by("rewrite_position_delete_files", "rewrite-position-delete-files"),
+            )
+        if entries.dense_partitions:
+            share = f"{self.options.max_deleted_ratio:.0%}"
+            yield Finding(
+                "dense_deletes",
+                entries.dense_partitions,
+                None,
+                f"{counted(entries.dense_partitions, 'partition')} with {counted(entries.dense_files, 'data file')} "
+                f"have {share} or more of their rows deleted",
+                "readers read these rows and drop them; plans carry the deletes",
+                "data files without deleted rows, and fewer deletes",
+                **self._rewritten(delete_ratio_threshold=self.options.max_deleted_ratio),
+            )
+
+    # -- data files --------------------------------------------------------------------------------------------------
+
+    def _of_files(self) -> Iterator[Finding]:
+        entries, limits = self.entries, self.limits
+        if not entries.files_saved:
+            return
+        chosen = {"min_input_files": self.options.min_small_files}
+        default = DataRewriteOptions(target_file_size_bytes=limits.target_bytes).sizes(self.table.metadata)
+        if limits.small_bytes > default.least:
+            chosen["min_file_size_bytes"] = limits.small_bytes
+        yield Finding(
+            "small_files",
+            entries.small_files,
+            None,
+            f"{counted(entries.small_files, 'data file')} below {byte_size(limits.small_bytes)} in "
+            f"{counted(entries.crowded_partitions, 'partition')}",
+            f"{entries.files_saved / max(entries.files, 1):.0%} of the entries that plans read and of the files that "
+            "readers open",
+            f"{entries.files_saved:,} fewer data files (of {entries.files:,})",
+            **self._rewritten(**chosen),
+        )
+
+    def _rewritten(self, **options: float) -> dict[str, Any]:
+        """Return how data files are rewritten with options; nothing for tables that can't be committed to."""
+        if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
+            return {}
+        return self._done_by("rewrite_data_files", "rewrite-data-files", **options)
+
+    def _of_bounds(self) -> Iterator[Finding]:
+        """Find bounds the wrong way round, in the sampled entries and in the manifest list."""
+        stats, state = self.entries.stats, self.table.state
+        summaries = [] if state.tree is not None else [*inverted_summaries(state)]
+        count = stats.inverted + len(summaries)
+        if not count:
+            return
+        first = stats.first_inverted or f"{summaries[0].field} of {summaries[0].location}"
+        yield Finding(
+            "inverted_bounds",
+            count,
+            None,
+            f"lower bounds are above the upper ones, such as in {first}",
+            "these bounds prove nothing, so that plans can't skip the files; other engines may skip files with rows",
+            "files that are written again have right bounds; table.check() names all files",
+        )
+
+    def _of_stats(self) -> Iterator[Finding]:
+        rewritten = self._done_by("rewrite_data_files", "rewrite-data-files", rewrite_all=True)
+        excess = ExcessStats.of(self.table.state, self.entries.stats)
+        if excess.ratio < self.options.max_excess_stats_ratio:
+            return
+        yield Finding(
+            "excess_stats",
+            len(excess.columns),
+            None,
+            f"more metrics than write.metadata.metrics.* keeps, for {counted(len(excess.columns), 'column')}: "
+            f"{', '.join(excess.columns[:5])}{', ...' if len(excess.columns) > 5 else ''}",
+            f"{excess.ratio:.0%} of the metrics in manifests, which plans inflate or skip",
+            "rewritten files keep only the configured metrics",
+            # No job: a schedule must not rewrite a whole table for its metrics.
+            **{key: value for key, value in rewritten.items() if key != "job"},
+        )
+
+    # -- metadata ----------------------------------------------------------------------------------------------------
+
+    def _of_metadata(self) -> Iterator[Finding]:
+        history = self.history
+        expiry = self._done_by("expire_snapshots", "expire-snapshots") if history.may_expire else {}
+        refusal = "" if history.may_expire else "; the table property gc.enabled is false, so nothing expires"
+        if history.expired or history.expired_refs:
+            refs = f" and {counted(len(history.expired_refs), 'branch or tag')}" if history.expired_refs else ""
+            yield Finding(
+                "old_snapshots",
+                history.expired,
+                history.pinned_bytes,
+                f"{history.expired:,} of {counted(history.snapshots, 'snapshot')}{refs} are due to expire{refusal}",
+                "every load of the table parses them, and every commit writes them",
+                f"{history.snapshots - history.expired:,} snapshots remain; about {byte_size(history.pinned_bytes)} of "
+                "data files and their manifests are deleted",
+                **expiry,
+            )
+        if history.old_refs:
+            first = history.old_refs[0]
+            kind = "branch" if self.table.metadata.refs[first].snapshot_ref_type == "branch" else "tag"
+            names = f"{', '.join(history.old_refs[:5])}{', ...' if len(history.old_refs) > 5 else ''}"
+            yield Finding(
+                "old_refs",
+                len(history.old_refs),
+                None,
+                f"branches or tags older than {self.options.max_ref_age_days} days: {names}",
+                f"they keep {counted(history.kept_by_refs, 'snapshot')} with all their files",
+                "without them, these snapshots expire",
+                call=f"table.manage_snapshots().remove_{kind}({first!r}).commit()",
+            )
+        if history.metadata_json_bytes > self.options.max_metadata_json_bytes:
+            done = self._done_by("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)
+            shrinks = history.expired or history.expired_refs or history.unused_schemas
+            if not shrinks:
+                # A schedule may have an age of its own for snapshots.
+                done = {name: value for name, value in done.items() if name not in ("call", "command")}
+            less = "fewer snapshots, schemas and partition specs; " if shrinks and history.may_expire else ""
+            yield Finding(
+                "large_metadata_json",
+                1,
+                history.metadata_json_bytes,
+                f"the metadata file is {byte_size(history.metadata_json_bytes)}: {self._contents()}{refusal}",
+                "every load of the table parses it, and every commit writes it",
+                f"{less}the table property write.metadata.compression-codec=gzip makes it smaller",
+                **(done if history.may_expire else {}),
+            )
+
+    def _contents(self) -> str:
+        metadata = self.table.metadata
+        counts = {
+            "snapshot": len(metadata.snapshots),
+            "schema": len(metadata.schemas),
+            "partition spec": len(metadata.partition_specs),
+            "logged file": len(metadata.metadata_log),
+            "statistics file": len(metadata.statistics) + len(metadata.partition_statistics),
+        }
+        return ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+
+
+# Reason -> kind, problem, cost.
+_TREE_FINDINGS = {
+    Reason.LAYOUT: (
+        "old_layout",
+        "{count} leaves have the layout of versions 1 to 3",
+        "plans decode whole entries of these leaves, instead of the columns that they need",
+    ),
+    Reason.MASKED: (
+        "masked_entries",
+        "{count} leaves have many entries that a deletion vector masks",
+        "plans read these entries and drop them",
+    ),
+    Reason.SMALL: ("small_manifests", "{count} leaves are small", "plans open more files than necessary"),
+    Reason.OVERLAP: (
+        "overlapping_manifests",
+        "{count} leaves overlap too many others; a data leaf overlaps {overlaps} on average",
+        "plans with a filter open leaves that hold few matching files",
+    ),
+    Reason.ROOT: ("files_in_root", "the root lists {count} files itself", "every commit copies them"),
+    Reason.AFFINITY: (
+        "unaffiliated_deletes",
+        "{count} delete leaves hold deletion vectors of several data leaves",
+        "plans join these to data files in a Spark job, not leaf by leaf",
+    ),
+}

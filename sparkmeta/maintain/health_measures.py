@@ -1,0 +1,915 @@
+"""The size of metrics by column, in the entries of some manifests."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
+from pyiceberg.types import IntegerType
+from pyspark.sql import functions as F
+
+from sparkmeta.avro.manifest_list import SUMMARIES
+from sparkmeta.columns import sql
+from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
+from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, ORDINAL, live_counts, whole
+from sparkmeta.errors import translated_errors
+from sparkmeta.inspect.excerpt import middle_out, printable
+from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
+from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
+from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
+from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
+from sparkmeta.plan.filter import is_live_entry, live_manifests
+from sparkmeta.session import materialize
+from sparkmeta.spec.entry import BOUNDS, DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.expiry import GC_ENABLED, Expired, ExpiryRules, choose_expired, without_expired
+from sparkmeta.spec.metadata import ancestors_of
+from sparkmeta.spec.summary import summary_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.partitioning import PartitionField
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.maintain.file_groups import FileSizes
+    from sparkmeta.operations.table_operations import BaseTable
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+
+DIGEST, INVERTED = "metrics", "inverted"
+METRICS_MAPS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+
+_BOUNDS = ("lower_bounds", "upper_bounds")
+# Manifests are sampled until they have this many entries.
+_MOST_ENTRIES = 20_000
+_MOST_MANIFESTS = 4
+_MOST_DIGESTS = 2_000
+_MOST_COMPARED = 100
+# Types whose bounds have no order, or several.
+_UNORDERED = ("uuid", "unknown", "variant", "geometry", "geography")
+# An entry of a metrics map has a column's id, and a value: a count or the length of a bound.
+_COUNT_BYTES, _BOUND_BYTES = 4, 3
+
+
+@dataclass(frozen=True)
+class SampledMetrics:
+    """The metrics of a column in sampled entries.
+
+    Attributes:
+        counts: the number of counts.
+        bounds: the number of bounds.
+        bytes: about the uncompressed bytes of all of them.
+        longest: the bytes of the longest bound.
+    """
+
+    counts: int
+    bounds: int
+    bytes: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class SampledStats:
+    """The metrics in the entries of some manifests.
+
+    Attributes:
+        manifests: the number of these manifests.
+        of_manifests: the number of all data manifests.
+        columns: metrics by column id.
+        inverted: the number of entries with a lower bound above the upper one.
+        first_inverted: the file and column of one of these; None if there is none.
+    """
+
+    manifests: int = 0
+    of_manifests: int = 0
+    columns: Mapping[int, SampledMetrics] = field(default_factory=dict)
+    inverted: int = 0
+    first_inverted: str | None = None
+
+
+def sampled(manifests: pa.Table) -> pa.Table:
+    """Return few of a snapshot's data manifests, evenly spread among them, without the files of a root."""
+    files = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
+    places = np.unique(np.linspace(0, max(len(files) - 1, 0), _MOST_MANIFESTS).round().astype(np.int64))
+    # The first that is taken is in the middle, where neither the oldest nor the newest writer's files are.
+    ordered = [int(place) for place in sorted(places, key=lambda place: abs(int(place) - len(files) // 2))]
+    counts = live_counts(files).to_pylist()
+    chosen, entries = list[int](), 0
+    for place in ordered if len(files) else []:
+        if chosen and entries + (counts[place] or _MOST_ENTRIES) > _MOST_ENTRIES:
+            break
+        chosen.append(place)
+        entries += counts[place] or _MOST_ENTRIES
+    return files.take(pa.array(sorted(chosen), pa.int64()))
+
+
+def digest(manifests: pa.Table) -> tuple[str, ...]:
+    """Return a column expression: the metrics of entries as structs of column id, bytes and whether it is a bound.
+
+    Of many entries, some have a digest, evenly spread over the manifests, and the others an empty one.
+    """
+    entries = sum(count or _MOST_ENTRIES for count in live_counts(manifests).to_pylist())
+    step = max(1, entries // _MOST_DIGESTS)
+    parts = [
+        f"transform(map_entries({name}), e -> struct(e.key AS id, length(e.value) AS size, true AS is_bound))"
+        if name in _BOUNDS
+        else f"transform(map_keys({name}), k -> struct(k AS id, {_COUNT_BYTES} AS size, false AS is_bound))"
+        for name in METRICS_MAPS
+    ]
+    filled = [f"coalesce({part}, array())" for part in parts]
+    return (f"if({ORDINAL} % {step} = 0, concat({', '.join(filled)}), array()) AS {DIGEST}",)
+
+
+def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
+    """Return the columns whose bounds are compared with each other, and their types: of wide tables, the first."""
+    ordered = sorted(field_id for field_id, name in types.items() if not name.startswith(_UNORDERED))
+    return {field_id: types[field_id] for field_id in ordered[:_MOST_COMPARED]}
+
+
+def inverted_bounds(columns: Mapping[int, str]) -> tuple[str, ...]:
+    """Return a column expression: the file and the first column whose lower bound is above the upper one, or null."""
+    cases = ""
+    for field_id, type_name in columns.items():
+        lower, upper = (f"{CONTENT_STATS}.`{field_id}`.{name}" for name in BOUNDS)
+        number = f" AND NOT isnan({lower})" if type_name in ("float", "double") else ""
+        cases += f" WHEN {lower} > {upper}{number} THEN {field_id}"
+    column = f"(CASE{cases} END)" if cases else "NULL"
+    return (f"concat('column ', cast({column} AS string), ' of ', location) AS {INVERTED}",)
+
+
+def sampled_stats(sample: DataFrame | None, manifests: int, of_manifests: int) -> SampledStats:
+    """Aggregate the digests of sampled entries by column, in a job."""
+    if sample is None:
+        return SampledStats(0, of_manifests)
+    metrics = sample.select(F.explode(DIGEST).alias("metric")).select("metric.*")
+    figures = metrics.groupBy("id").agg(
+        F.expr("count_if(NOT is_bound)").alias("counts"),
+        F.expr("count_if(is_bound)").alias("bounds"),
+        F.expr(f"sum(size + if(is_bound, {_BOUND_BYTES}, 0))").alias("bytes"),
+        F.expr("coalesce(max(size) FILTER (WHERE is_bound), 0)").alias("longest"),
+    )
+    rows = figures.toArrow().to_pylist()
+    columns = {row.pop("id"): SampledMetrics(**row) for row in rows}
+    inverted = sample.agg(F.count(INVERTED).alias("files"), F.min(INVERTED).alias("first")).toArrow().to_pylist()[0]
+    return SampledStats(manifests, of_manifests, columns, inverted["files"], inverted["first"])
+
+
+# -- Arrange overlapping manifests as stacked bars in the order of the clustering columns -----------------------------
+
+
+class PlacedBar(NamedTuple):
+    """A manifest in a map of overlaps.
+
+    Attributes:
+        place: its row in the ranges.
+        start: its start in the order, from 0 to 1.
+        end: its end in the order, from 0 to 1.
+        row: the row in which it is drawn, where no other bar overlaps it.
+    """
+
+    place: int
+    start: float
+    end: float
+    row: int
+
+
+def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
+    """Yield the bars of manifests. If there are more than `most`, choose an even sample."""
+    order = ranges.order
+    if len(order) > most:
+        order = order[np.linspace(0, len(order) - 1, most).astype(np.int64)]
+    longest = max(int(ranges.upper.max(initial=0)), 1)
+    ends: list[tuple[float, int]] = []
+    for place in order.tolist():
+        start, end = int(ranges.lower[place]), int(ranges.upper[place])
+        row = heapq.heappop(ends)[1] if ends and ends[0][0] <= start else len(ends)
+        heapq.heappush(ends, (max(end, start + 0.5), row))
+        yield PlacedBar(place, start / longest, end / longest, row)
+
+
+# -- Measure the manifests of a snapshot by its manifest list or root alone: sizes, and overlaps by field -------------
+
+
+_MOST_BARS = 240
+
+
+@dataclass(frozen=True)
+class FieldDepth:
+    """How data manifests overlap in one partition field or column.
+
+    Attributes:
+        kind: "partition field" or "column".
+        manifests: the number of data manifests of the partition spec.
+        overlaps: the mean number of others that a manifest overlaps.
+        most_overlaps: the largest number of others that one overlaps.
+    """
+
+    name: str
+    kind: str
+    spec_id: int
+    manifests: int
+    overlaps: float
+    most_overlaps: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The manifests of a snapshot in numbers.
+
+    Attributes:
+        data_manifests: the number of manifests with live data files.
+        delete_manifests: the number of manifests with live deletes.
+        data_bytes: the bytes of the first.
+        delete_bytes: the bytes of the second.
+        masked: entries that deletion vectors of manifests mask.
+        root_files: live files that a root lists itself.
+        sizes: (exponent, manifests) of those from 2^exponent bytes up to twice that.
+        depths: by partition field and column.
+        bars: a map of the data manifests of the most common partition spec, in its order.
+        mapped: the number of these manifests.
+    """
+
+    data_manifests: int
+    delete_manifests: int
+    data_bytes: int
+    delete_bytes: int
+    masked: int
+    root_files: int
+    sizes: tuple[tuple[int, int], ...]
+    depths: tuple[FieldDepth, ...]
+    bars: tuple[PlacedBar, ...]
+    mapped: int
+
+
+def measure_layout(state: TableState, columns: Mapping[int, str], bounds: Mapping[int, ManifestBounds]) -> Layout:
+    """Measure the manifests of a state's snapshot, without a job.
+
+    Args:
+        columns: ids of columns -> names.
+        bounds: bounds of columns by manifest, for manifest lists, which have none.
+    """
+    live = live_manifests(state.manifests)
+    in_root = pc.equal(live.column("file_format"), IN_ROOT)
+    files, root = live.filter(pc.invert(in_root)), live.filter(in_root)
+    data, deletes = (_of(files, content) for content in (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST))
+    keyed = ClusteredManifests.of(state, data, bounds)
+    specs = Counter(data.column("partition_spec_id").to_pylist())
+    spec_id = max(specs, key=lambda spec: (specs[spec], spec), default=state.metadata.default_spec_id)
+    ranges = keyed.ranges(spec_id, keyed.partition_keys(spec_id) or list(columns))
+    sizes = Counter((size or 1).bit_length() - 1 for size in files.column("file_size_in_bytes").to_pylist())
+    return Layout(
+        data_manifests=len(data),
+        delete_manifests=len(deletes),
+        data_bytes=_total(data, "file_size_in_bytes"),
+        delete_bytes=_total(deletes, "file_size_in_bytes"),
+        masked=_total(files, MASKED) if MASKED in files.column_names else 0,
+        root_files=_total(root, "record_count") if len(root) else 0,
+        sizes=tuple(sorted(sizes.items())),
+        depths=tuple(keyed.depths(columns)),
+        bars=tuple(placed_bars(ranges, _MOST_BARS)),
+        mapped=len(ranges.lower),
+    )
+
+
+@dataclass(frozen=True)
+class ClusteredManifests:
+    """Data manifests with bounds of partition fields and columns, as `content_stats`.
+
+    Attributes:
+        manifests: the manifests; their stats are named by the ids of `keys` and of columns.
+        keys: spec id -> (key, name) of its partition fields.
+    """
+
+    manifests: pa.Table
+    keys: Mapping[int, Sequence[tuple[int, str]]]
+
+    @staticmethod
+    def of(state: TableState, manifests: pa.Table, bounds: Mapping[int, ManifestBounds]) -> ClusteredManifests:
+        """Return data manifests, rows of `state.manifests`, with bounds of columns."""
+        names = {part.field_id: part.name for spec in state.specs.values() for part in spec.fields}
+        if CONTENT_STATS in manifests.column_names:
+            sources = state.types.tuple_sources
+            keys = {spec: [(source, names[field]) for field, source in pairs] for spec, pairs in sources.items()}
+            return ClusteredManifests(manifests, keys)
+        keys = {spec_id: [(part.field_id, part.name) for part in spec.fields] for spec_id, spec in state.specs.items()}
+        stats = {**_summary_stats(manifests), **_column_stats(manifests, bounds)}
+        if stats:
+            column = pa.StructArray.from_arrays(list(stats.values()), names=[str(key) for key in stats])
+        else:
+            column = pa.nulls(len(manifests), pa.struct([]))
+        return ClusteredManifests(manifests.append_column(CONTENT_STATS, column), keys)
+
+    def partition_keys(self, spec_id: int) -> list[int]:
+        """Return the keys of a spec's partition fields."""
+        return [key for key, _ in self.keys[spec_id]]
+
+    def ranges(self, spec_id: int, keys: Sequence[int]) -> LeafRanges:
+        """Return the ranges of a spec's manifests in the order of keys."""
+        of_spec = self.manifests.filter(pc.equal(self.manifests.column("partition_spec_id"), spec_id))
+        return leaf_ranges(of_spec, keys, frozenset(self.partition_keys(spec_id)))
+
+    def depths(self, columns: Mapping[int, str]) -> list[FieldDepth]:
+        """Return the depths of all partition fields of specs with manifests, and of columns."""
+        depths = []
+        for spec_id in sorted(set(self.manifests.column("partition_spec_id").to_pylist())):
+            fields = [(key, name, "partition field") for key, name in self.keys[spec_id]]
+            fields += [(key, name, "column") for key, name in columns.items()]
+            for key, name, kind in fields:
+                overlaps = self.ranges(spec_id, [key]).overlaps
+                mean, most = round(float(np.mean(overlaps)), 2), int(overlaps.max())
+                depths.append(FieldDepth(name, kind, spec_id, len(overlaps), mean, most))
+        return depths
+
+
+def _summary_stats(manifests: pa.Table) -> dict[int, pa.Array]:
+    """Return partition summaries as stats by partition field id. A null counts as one of two values."""
+    if SUMMARIES not in manifests.column_names or not len(manifests):
+        return {}
+    summaries = whole(manifests.column(SUMMARIES))
+    stats = {}
+    for column, summary in zip(summaries.type, summaries.flatten(), strict=True):
+        lower, upper, nulls = (summary.field(name) for name in ("lower_bound", "upper_bound", "contains_null"))
+        # A child of a null struct has any value.
+        lower, upper, nulls = (pc.if_else(summary.is_valid(), child, None) for child in (lower, upper, nulls))
+        stats[int(column.name)] = _stats(lower, upper, nulls)
+    return stats
+
+
+def _column_stats(manifests: pa.Table, bounds: Mapping[int, ManifestBounds]) -> dict[int, pa.Array]:
+    stats = {}
+    for field_id, of_column in bounds.items():
+        places = pc.index_in(manifests.column(MANIFEST).combine_chunks(), of_column.manifest)
+        lower, upper = of_column.lower.take(places), of_column.upper.take(places)
+        stats[field_id] = _stats(lower, upper, pa.repeat(False, len(lower)))
+    return stats
+
+
+def _stats(lower: pa.Array, upper: pa.Array, contains_null: pa.Array) -> pa.StructArray:
+    nulls = contains_null.cast(pa.int64())
+    values = pc.if_else(lower.is_valid(), pa.scalar(2, pa.int64()), pa.scalar(1, pa.int64()))
+    names = ["lower_bound", "upper_bound", "null_value_count", "value_count"]
+    return pa.StructArray.from_arrays([lower, upper, nulls, values], names=names)
+
+
+def _of(manifests: pa.Table, content: ContentType) -> pa.Table:
+    return manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
+
+
+def _total(manifests: pa.Table, name: str) -> int:
+    return pc.sum(manifests.column(name)).as_py() or 0
+
+
+# -- Measure the live entries of a snapshot by Spark jobs, which read each manifest once ------------------------------
+# Deletes are read first. Then data files are read, and aggregated by manifest, partition and size. Spark keeps the
+# result, and all figures are queries over it. If deletes name their data files, it also keeps hashes of all paths.
+
+
+_KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"
+_DATA_KEY, _DATA_PATH, _DATA_SEQUENCE = "data_key", "data_path", "data_sequence"
+_DATA_COLUMNS = ("version_info", "partition_spec_id", "record_count", "file_size_in_bytes")
+_POSITION, _EQUALITY = int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES)
+_LARGEST_BIN = 62
+
+
+@dataclass(frozen=True)
+class SmallFileLimits:
+    """The limits by which files are counted as small or their rows as deleted.
+
+    Attributes:
+        target_bytes: the target size of data files.
+        small_bytes: smaller files are small.
+        min_small_files: the number of small files at which a partition is crowded.
+        max_deleted_ratio: the share of deleted rows at which a partition is dense.
+        puffin_sizes: the sizes that Puffin files should have.
+        partitions: the maximum number of partitions to list, per kind.
+    """
+
+    target_bytes: int
+    small_bytes: int
+    min_small_files: int
+    max_deleted_ratio: float
+    puffin_sizes: FileSizes
+    partitions: int = 12
+
+
+@dataclass(frozen=True)
+class PartitionFigures:
+    """A partition in numbers.
+
+    Attributes:
+        values: spec id and partition values, by partition field id.
+        deleted: the rows deleted by deletion vectors and position deletes whose entries name the data file.
+    """
+
+    spec_id: int
+    values: Mapping[int, Any]
+    files: int
+    bytes: int
+    records: int
+    small_files: int
+    deleted: int
+
+    @property
+    def deleted_ratio(self) -> float:
+        """The share of its rows that are deleted, at most 1."""
+        return min(1.0, self.deleted / self.records) if self.records else float(self.deleted > 0)
+
+
+@dataclass(frozen=True)
+class DeleteFigures:
+    """Delete entries in numbers: files by kind, records, and bytes (of the blobs for deletion vectors)."""
+
+    position_files: int = 0
+    equality_files: int = 0
+    vectors: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    @property
+    def files(self) -> int:
+        """The number of all delete entries."""
+        return self.position_files + self.equality_files + self.vectors
+
+
+@dataclass(frozen=True)
+class ManifestBounds:
+    """The bounds of a column in each data manifest, from its files; null where a file has none."""
+
+    manifest: pa.Array
+    lower: pa.Array
+    upper: pa.Array
+
+
+@dataclass(frozen=True)
+class EntryFigures:
+    """The live entries of a snapshot in numbers.
+
+    Attributes:
+        sizes: (exponent, files, bytes) of the data files from 2^exponent bytes up to twice that.
+        partitions: the number of partitions.
+        crowded_partitions: the number of those with too many small files.
+        small_files: the number of small files in crowded partitions.
+        files_saved: the number of files that merging these would save.
+        dense_partitions: the number of partitions with too many deleted rows.
+        dense_files: the data files in dense partitions.
+        crowded: the partitions with most small files.
+        densest: the partitions with the largest share of deleted rows.
+        deletes: all delete entries.
+        dangling: the delete entries that apply to no live data file.
+        small_puffin: the Puffin files that are too small.
+        bounds: bounds by column.
+        stats: the metrics of some manifests' entries.
+    """
+
+    files: int
+    bytes: int
+    records: int
+    sizes: tuple[tuple[int, int, int], ...]
+    partitions: int
+    crowded_partitions: int
+    small_files: int
+    files_saved: int
+    dense_partitions: int
+    dense_files: int
+    crowded: tuple[PartitionFigures, ...]
+    densest: tuple[PartitionFigures, ...]
+    deletes: DeleteFigures
+    dangling: DeleteFigures
+    small_puffin: SmallPuffinFiles
+    bounds: Mapping[int, ManifestBounds]
+    stats: SampledStats
+
+
+def measure_entries(state: TableState, limits: SmallFileLimits, columns: Sequence[int]) -> EntryFigures:
+    """Measure the live entries of a state's snapshot.
+
+    Args:
+        columns: ids of columns whose bounds are aggregated by manifest.
+
+    Raises:
+        CorruptFileError: a manifest is damaged.
+    """
+    with translated_errors():
+        return _Measurement(state, limits, tuple(columns)).figures()
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    state: TableState
+    limits: SmallFileLimits
+    columns: tuple[int, ...]
+
+    def figures(self) -> EntryFigures:
+        deletes = _figures(self._delete_counts)
+        totals = self._totals()
+        oldest = totals.pop("oldest")
+        sizes = self._groups.groupBy(_BIN).agg(F.sum("files"), F.sum("bytes")).orderBy(_BIN)
+        return EntryFigures(
+            **totals,
+            sizes=tuple(tuple(row.values()) for row in sizes.toArrow().to_pylist()),
+            crowded=self._partitions_by("small_files", f"small_files >= {self.limits.min_small_files}")
+            if totals["crowded_partitions"]
+            else (),
+            densest=self._partitions_by("ratio", "deleted > 0") if self._names_files else (),
+            deletes=deletes,
+            dangling=self._dangling(oldest) if deletes.files else DeleteFigures(),
+            small_puffin=self._small_puffin() if deletes.vectors else SmallPuffinFiles(0, 0),
+            bounds=self._bounds(),
+            stats=sampled_stats(self._sample, len(self._sampled_manifests), len(self._data_manifests)),
+        )
+
+    # -- what is read ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _deletes(self) -> DataFrame | None:
+        """The live delete entries, kept by Spark; None without any."""
+        state = self.state
+        manifests = live_manifests(state.delete_manifests)
+        if not len(manifests):
+            return None
+        entries = state.entries(manifests, state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID}))
+        path = data_path()
+        columns = {
+            _KEY: partition_key(state),
+            "content": sql.col("content_type"),
+            "is_vector": is_dv(),
+            "is_global": is_global_delete(state),
+            _SEQUENCE: sql.col(SEQUENCE),
+            _PATH: sql.when(path.isNotNull(), sql.call("xxhash64", path)),
+            "is_named": sql.col("referenced_file").isNotNull(),
+            _FILE: sql.when(is_dv(), sql.call("xxhash64", sql.col("location"))),
+            "records": sql.col("record_count"),
+            "bytes": sql.coalesce(sql.col("deletion_vector.size_in_bytes"), sql.col("file_size_in_bytes")),
+        }
+        live = entries.where(is_live_entry().text)
+        return materialize(live.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items())))
+
+    @cached_property
+    def _delete_counts(self) -> dict[str, int]:
+        """`DeleteFigures` of all deletes by name, and the number of those that name their data file."""
+        return _counted(self._deletes)
+
+    @property
+    def _names_files(self) -> bool:
+        """Whether some delete names its data file."""
+        return self._delete_counts[_NAMED] > 0
+
+    @cached_property
+    def _data_manifests(self) -> pa.Table:
+        return live_manifests(self.state.data_manifests)
+
+    @cached_property
+    def _sampled_manifests(self) -> pa.Table:
+        return sampled(self._data_manifests)
+
+    @cached_property
+    def _sample(self) -> DataFrame | None:
+        """The data files of some manifests, with digests of their metrics maps, kept by Spark."""
+        if not len(self._sampled_manifests):
+            return None
+        compared = compared_columns(self.state.types.column_types)
+        extra = (*digest(self._sampled_manifests), *inverted_bounds(compared))
+        return materialize(self._rows(self._sampled_manifests, METRICS_MAPS, extra, compared))
+
+    @cached_property
+    def _data(self) -> DataFrame:
+        """The live data files, kept by Spark if their paths are needed later."""
+        ids = self._sampled_manifests.column(MANIFEST).combine_chunks()
+        others = self._data_manifests.filter(pc.invert(pc.is_in(self._data_manifests.column(MANIFEST), ids)))
+        parts = [] if self._sample is None else [self._sample.drop(DIGEST, INVERTED)]
+        if len(others) or not parts:
+            parts.append(self._rows(others, (), ()))
+        rows = reduce(lambda left, right: left.unionByName(right), parts)
+        return materialize(rows) if self._names_files else rows
+
+    def _rows(
+        self, manifests: pa.Table, maps: Sequence[str], extra: Sequence[str], compared: Iterable[int] = ()
+    ) -> DataFrame:
+        state = self.state
+        paths = ("location",) if self._names_files else ()
+        columns = {*_DATA_COLUMNS, *paths, *maps, *(("location",) if extra else ())}
+        projection = replace(state.projection(columns, {*self.columns, *compared}), as_written=bool(extra))
+        entries = state.entries(manifests, projection)
+        bounds = [
+            sql.col(f"{CONTENT_STATS}.`{field_id}`.{end}_bound").alias(f"{end}_{field_id}").selected
+            for field_id in self.columns
+            for end in ("lower", "upper")
+        ]
+        return entries.where(is_live_entry().text).selectExpr(
+            MANIFEST,
+            partition_key(state).alias(_KEY).selected,
+            f"{SEQUENCE} AS {_SEQUENCE}",
+            "record_count AS records",
+            "coalesce(file_size_in_bytes, 0) AS bytes",
+            *(f"xxhash64(location) AS {_PATH}" for _ in paths),
+            *bounds,
+            *extra,
+        )
+
+    # -- what is aggregated ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _groups(self) -> DataFrame:
+        """The data files by manifest, partition and size, kept by Spark."""
+        small = f"bytes < {self.limits.small_bytes}"
+        # A little more than the logarithm, since that of a power of two may be a little less than whole.
+        size_bin = f"cast(least(floor(log2(greatest(bytes, 1)) + 1e-9), {_LARGEST_BIN}) AS int) AS {_BIN}"
+        bounds = [
+            column
+            for field_id in self.columns
+            for column in (
+                F.expr(f"min(lower_{field_id})").alias(f"lower_{field_id}"),
+                F.expr(f"max(upper_{field_id})").alias(f"upper_{field_id}"),
+                F.expr(f"count_if(lower_{field_id} IS NULL OR upper_{field_id} IS NULL)").alias(f"without_{field_id}"),
+            )
+        ]
+        grouped = self._data.selectExpr("*", size_bin).groupBy(MANIFEST, _KEY, _BIN)
+        return materialize(
+            grouped.agg(
+                F.count("*").alias("files"),
+                F.sum("bytes").alias("bytes"),
+                F.sum("records").alias("records"),
+                F.expr(f"min(coalesce({_SEQUENCE}, 0))").alias("oldest"),
+                F.expr(f"count_if({small})").alias("small_files"),
+                F.expr(f"coalesce(sum(bytes) FILTER (WHERE {small}), 0)").alias("small_bytes"),
+                *bounds,
+            )
+        )
+
+    @cached_property
+    def _partitions(self) -> DataFrame:
+        """A row for each partition with data files, kept by Spark."""
+        names = ("files", "bytes", "records", "small_files", "small_bytes")
+        data = self._groups.selectExpr(_KEY, *names, "oldest", "0L AS deleted")
+        if self._names_files:
+            nothing = [f"0L AS {name}" for name in names]
+            data = data.unionByName(self._deleted.selectExpr(_KEY, *nothing, "NULL AS oldest", "deleted"))
+        sums = [F.sum(name).alias(name) for name in (*names, "deleted")]
+        partitions = data.groupBy(_KEY).agg(*sums, F.min("oldest").alias("oldest")).where("files > 0")
+        return materialize(partitions.selectExpr("*", "if(records = 0, 0D, least(1D, deleted / records)) AS ratio"))
+
+    def _totals(self) -> dict[str, Any]:
+        limits = self.limits
+        crowded = f"small_files >= {limits.min_small_files}"
+        dense = f"ratio >= {limits.max_deleted_ratio}"
+        # Small files become at least one file.
+        merged = f"greatest(1L, cast(ceil(small_bytes / {limits.target_bytes}D) AS bigint))"
+        sums = {
+            "files": "sum(files)",
+            "bytes": "sum(bytes)",
+            "records": "sum(records)",
+            "partitions": "count(*)",
+            "crowded_partitions": f"count_if({crowded})",
+            "small_files": f"sum(small_files) FILTER (WHERE {crowded})",
+            "files_saved": f"sum(small_files - {merged}) FILTER (WHERE {crowded})",
+            "dense_partitions": f"count_if({dense})",
+            "dense_files": f"sum(files) FILTER (WHERE {dense})",
+        }
+        figures = [F.expr(f"coalesce({text}, 0L)").alias(name) for name, text in sums.items()]
+        (row,) = self._partitions.agg(*figures, F.min("oldest").alias("oldest")).toArrow().to_pylist()
+        return dict(row)
+
+    def _partitions_by(self, order: str, condition: str) -> tuple[PartitionFigures, ...]:
+        """Return the first partitions by a column, in descending order."""
+        first = self._partitions.where(condition).orderBy(F.desc(order), F.desc("files")).limit(self.limits.partitions)
+        rows = []
+        for row in first.drop("small_bytes", "oldest", "ratio").toArrow().to_pylist():
+            spec_id, *values = row.pop(_KEY).values()
+            by_field = dict(zip(self.state.types.partition_fields, values, strict=True))
+            rows.append(PartitionFigures(spec_id, by_field, **row))
+        return tuple(rows)
+
+    def _bounds(self) -> dict[int, ManifestBounds]:
+        if not self.columns:
+            return {}
+        known = [
+            F.expr(f"if(sum(without_{field_id}) = 0, {which}({end}_{field_id}), NULL)").alias(f"{end}_{field_id}")
+            for field_id in self.columns
+            for which, end in (("min", "lower"), ("max", "upper"))
+        ]
+        table = self._groups.groupBy(MANIFEST).agg(*known).toArrow().combine_chunks()
+        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        return {
+            field_id: ManifestBounds(columns[MANIFEST], columns[f"lower_{field_id}"], columns[f"upper_{field_id}"])
+            for field_id in self.columns
+        }
+
+    # -- deletes -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _named(self) -> DataFrame:
+        """The deletes of a single data file, each with the file if it applies to it, kept by Spark."""
+        assert self._deletes is not None
+        columns = {_PATH: _DATA_PATH, _SEQUENCE: _DATA_SEQUENCE, _KEY: _DATA_KEY}
+        data = self._data.select(*(F.col(name).alias(new) for name, new in columns.items()))
+        older = f"(is_vector OR coalesce({_DATA_SEQUENCE}, 0) <= coalesce({_SEQUENCE}, {_DATA_SEQUENCE}, 0))"
+        named = self._deletes.where(f"{_PATH} IS NOT NULL")
+        return materialize(named.join(data, F.expr(f"{_PATH} = {_DATA_PATH} AND {older}"), "left"))
+
+    @property
+    def _deleted(self) -> DataFrame:
+        """The number of deleted rows of each data file, counted as rewrites of data files count them.
+
+        Those are deletes whose entry names the file. A deletion vector supersedes the others of its file.
+        """
+        applied = self._named.where(f"is_named AND {_DATA_PATH} IS NOT NULL")
+        deleted = "coalesce(sum(records) FILTER (WHERE is_vector), sum(records)) AS deleted"
+        return applied.groupBy(_DATA_KEY, _DATA_PATH).agg(F.expr(deleted)).withColumnRenamed(_DATA_KEY, _KEY)
+
+    def _small_puffin(self) -> SmallPuffinFiles:
+        assert self._deletes is not None
+        return small_puffin_files(self._deletes.where("is_vector"), _FILE, "bytes", self.limits.puffin_sizes)[1]
+
+    def _dangling(self, oldest_of_table: int | None) -> DeleteFigures:
+        """Count the deletes that apply to no data file, by the rules of `dangling_deletes`, with paths as hashes.
+
+        Args:
+            oldest_of_table: the least sequence number of all data files.
+        """
+        assert self._deletes is not None
+        deletes = self._deletes
+        later = f"(content = {_EQUALITY} AND oldest < {_SEQUENCE} OR content != {_EQUALITY} AND oldest <= {_SEQUENCE})"
+        applies = f"oldest IS NOT NULL AND coalesce({later}, true)"
+        by_partition = deletes.where(f"{_PATH} IS NULL")
+        oldest = self._partitions.select(F.col(_KEY).alias(_DATA_KEY), "oldest")
+        joined = by_partition.join(oldest, F.expr(f"{_KEY} <=> {_DATA_KEY}"), "left")
+        whole = "NULL" if oldest_of_table is None else str(oldest_of_table)
+        scoped = joined.withColumn("oldest", F.expr(f"if(is_global, {whole}, oldest)"))
+        dangling = [scoped.where(f"NOT ({applies})").select(*deletes.columns)]
+        if self._names_files:
+            dangling.append(self._named.where(f"{_DATA_PATH} IS NULL").select(*deletes.columns))
+        return _figures(_counted(reduce(lambda left, right: left.unionByName(right), dangling)))
+
+
+def _counted(deletes: DataFrame | None) -> dict[str, int]:
+    if deletes is None:
+        return dict.fromkeys(_DELETE_COUNTS, 0)
+    figures = [F.coalesce(F.expr(text), F.lit(0)).alias(name) for name, text in _DELETE_COUNTS.items()]
+    return dict(deletes.agg(*figures).toArrow().to_pylist()[0])
+
+
+_NAMED = "naming_files"
+_DELETE_COUNTS = {
+    "position_files": f"count_if(content = {_POSITION} AND NOT is_vector)",
+    "equality_files": f"count_if(content = {_EQUALITY})",
+    "vectors": "count_if(is_vector)",
+    "records": "sum(records)",
+    "bytes": "sum(bytes)",
+    _NAMED: f"count_if({_PATH} IS NOT NULL)",
+}
+
+
+def _figures(counts: Mapping[str, int]) -> DeleteFigures:
+    return DeleteFigures(**{name: count for name, count in counts.items() if name != _NAMED})
+
+
+# -- Partitions as text -----------------------------------------------------------------------------------------------
+
+
+_PERIODS = (YearTransform, MonthTransform, HourTransform)
+_MOST_CHARACTERS = 60
+
+
+def partition_text(state: TableState, partition: PartitionFigures) -> str:
+    """Return a partition such as `day=2026-01-31, country=NO`, shortened if it is long."""
+    fields = state.specs[partition.spec_id].fields
+    texts = [f"{field.name}={_value_text(field, partition.values.get(field.field_id))}" for field in fields]
+    return middle_out(printable(", ".join(texts) or "whole table"), _MOST_CHARACTERS)
+
+
+def _value_text(field: PartitionField, value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(field.transform, _PERIODS) and isinstance(value, int):
+        return str(field.transform.to_human_string(IntegerType(), value))
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+# -- Measure the table metadata: snapshots, branches and tags, files of metadata and statistics -----------------------
+
+
+_DAY_MS = 86_400_000
+_MOST_POINTS = 160
+
+
+@dataclass(frozen=True)
+class SnapshotPoint:
+    """A snapshot in a picture of the history.
+
+    Attributes:
+        bytes: the bytes of its live files; None if its summary does not say.
+        expires: whether `expire_snapshots` removes it.
+    """
+
+    timestamp_ms: int
+    files: int | None
+    bytes: int | None
+    expires: bool
+
+
+@dataclass(frozen=True)
+class History:
+    """The snapshots of a table in numbers.
+
+    Attributes:
+        snapshots: the number of all snapshots.
+        expired: the number of those that expire by the table's properties.
+        expired_refs: the branches and tags that expire with them.
+        pinned_bytes: the bytes of data files that only expired snapshots of main need, estimated from summaries.
+        old_refs: branches and tags, other than main, whose snapshot is older than `max_ref_age_days`.
+        kept_by_refs: the number of snapshots that would expire without these.
+        unused_schemas: the number of schemas that no remaining snapshot uses, if all partition specs stay.
+        may_expire: whether the table property `gc.enabled` permits it.
+        metadata_json_bytes: the size of the current metadata file.
+        statistics_bytes: the bytes of statistics files.
+        points: snapshots by time, evenly chosen of many.
+    """
+
+    snapshots: int
+    expired: int
+    expired_refs: tuple[str, ...]
+    pinned_bytes: int
+    old_refs: tuple[str, ...]
+    kept_by_refs: int
+    unused_schemas: int
+    may_expire: bool
+    metadata_json_bytes: int
+    statistics_bytes: int
+    points: tuple[SnapshotPoint, ...]
+
+
+def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> History:
+    """Measure the history of a table, without a job.
+
+    Raises:
+        ValidationError: a table property has an invalid value.
+    """
+    metadata = table.metadata
+    may_expire = metadata.properties.get(GC_ENABLED, "true").lower() == "true"
+    permitted = metadata.model_copy(update={"properties": {**metadata.properties, GC_ENABLED: "true"}})
+    rules = ExpiryRules(now_ms)
+    expired = choose_expired(permitted, rules)
+    old = _old_refs(permitted, expired, now_ms - max_ref_age_days * _DAY_MS)
+    others = {name: ref for name, ref in permitted.refs.items() if name not in old}
+    without = choose_expired(permitted.model_copy(update={"refs": others}), rules) if old else expired
+    gone = {snapshot.snapshot_id for snapshot in expired.snapshots}
+    # Snapshots of trees do not tell which specs they use, so that expiry keeps all specs and schemas with them.
+    specs = None if table.state.has_trees else {spec.spec_id for spec in metadata.partition_specs}
+    remaining = without_expired(permitted, expired, specs, now_ms)
+    statistics = [*metadata.statistics, *metadata.partition_statistics]
+    return History(
+        snapshots=len(metadata.snapshots),
+        expired=len(gone),
+        expired_refs=expired.refs,
+        pinned_bytes=_pinned_bytes(metadata, gone),
+        old_refs=old,
+        kept_by_refs=len(without.snapshots) - len(gone),
+        unused_schemas=len(metadata.schemas) - len(remaining.schemas),
+        may_expire=may_expire,
+        metadata_json_bytes=table.state.files.length(table.metadata_location),
+        statistics_bytes=sum(file.file_size_in_bytes for file in statistics),
+        points=tuple(_points(metadata.snapshots, gone)),
+    )
+
+
+def _old_refs(metadata: TableMetadata, expired: Expired, oldest_ms: int) -> tuple[str, ...]:
+    times = {snapshot.snapshot_id: snapshot.timestamp_ms for snapshot in metadata.snapshots}
+    return tuple(
+        name
+        for name, ref in sorted(metadata.refs.items())
+        if name not in (MAIN_BRANCH, *expired.refs) and times.get(ref.snapshot_id, oldest_ms) < oldest_ms
+    )
+
+
+def _pinned_bytes(metadata: TableMetadata, expired: set[int]) -> int:
+    """Return the bytes of files that were removed by snapshots of main whose parents expire."""
+    history = ancestors_of(metadata, metadata.current_snapshot_id)
+    return sum(
+        summary_number(snapshot, "removed-files-size") or 0
+        for snapshot in history
+        if snapshot.parent_snapshot_id in expired
+    )
+
+
+def _points(snapshots: Sequence[Snapshot], expired: set[int]) -> list[SnapshotPoint]:
+    ordered = sorted(snapshots, key=lambda snapshot: snapshot.timestamp_ms)
+    step = max(1, -(-len(ordered) // _MOST_POINTS))
+    # Counted from the end, so that the newest snapshot is shown.
+    return [
+        SnapshotPoint(
+            snapshot.timestamp_ms,
+            summary_number(snapshot, "total-data-files"),
+            summary_number(snapshot, "total-files-size"),
+            snapshot.snapshot_id in expired,
+        )
+        for snapshot in ordered[::-1][::step][::-1]
+    ]

@@ -1,0 +1,399 @@
+"""List files, compare their locations, and find other tables by metadata files. Spark tasks import this module."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkmeta.commit.sorted_manifests import most_tasks
+from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
+from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.storage.content import read_ahead
+from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.listing import WALKED, with_status
+from sparkmeta.storage.location import file_name, is_local, join, parents, parts_of, path_of
+from sparkmeta.storage.reading import authority_of, path_key, scheme_of
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sparkmeta.operations.table_operations import BaseTable
+
+
+# -- Compare locations of files in Spark: by their path, then by their scheme and authority (semantics 14.3) ----------
+
+
+_LOCAL = "file"
+_EQUAL_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+
+
+def hidden_pattern(specs: Iterable[PartitionSpec]) -> str:
+    """Return a regular expression that finds a hidden name in a path: one that begins with ``_`` or a dot.
+
+    Names that begin with that of a partition field and ``=`` are not hidden.
+    """
+    names = {spec_field.name for spec in specs for spec_field in spec.fields if spec_field.name[:1] in {"_", "."}}
+    partitions = "|".join(f"{re.escape(name)}=" for name in sorted(names))
+    return f"(?:^|/)(?!{partitions})[._]" if partitions else "(?:^|/)[._]"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder with which the locations of files are compared.
+
+    Attributes:
+        location: the folder.
+        schemes: scheme in lower case -> the scheme that it equals, besides s3a and s3n, which equal s3.
+        authorities: authority in lower case -> the authority that it equals.
+    """
+
+    location: str
+    schemes: Mapping[str, str] = field(default_factory=dict)
+    authorities: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        location: str,
+        equal_schemes: Mapping[str, str] | None = None,
+        equal_authorities: Mapping[str, str] | None = None,
+    ) -> Folder:
+        """Return a folder, with schemes and authorities whose keys may be lists such as ``s3a,s3n``.
+
+        Raises:
+            ValidationError: the location is all of a disk, or a scheme or authority is empty.
+        """
+        schemes = equal_names(equal_schemes, "equal_schemes")
+        folder = Folder(location, schemes, equal_names(equal_authorities, "equal_authorities"))
+        if folder.key == "/" and is_local(location):
+            raise ValidationError(f"location is {shown(location)}: expected a folder")
+        return folder
+
+    @cached_property
+    def key(self) -> str:
+        """The folder's path with a slash at its end. Those of files below it begin so."""
+        return join(path_of(self.location), "")
+
+    def key_of(self, path: Column) -> Column:
+        """Return the path of locations without scheme and authority, in the form of `storage.location.path_of`."""
+        rest = F.substr(path, F.lit(len(self._beginning)))
+        return F.when(self._is_plain(path), F.concat(F.lit(self.key.rstrip("/")), rest)).otherwise(path_key(path))
+
+    def has_prefix_of(self, path: Column, *, or_none: bool) -> Column:
+        """Return whether locations have the folder's scheme and authority, ignoring case.
+
+        Args:
+            path: the locations.
+            or_none: whether a location without a scheme, or without an authority, may have any.
+        """
+        scheme, authority = parts_of(self.location)
+        schemes = {**_EQUAL_SCHEMES, **self.schemes}
+        tests = (
+            _equals(scheme_of(path), scheme or _LOCAL, schemes, or_none),
+            _equals(authority_of(path), authority, self.authorities, or_none),
+        )
+        return F.when(self._is_plain(path), True).otherwise(tests[0] & tests[1])
+
+    @property
+    def _beginning(self) -> str:
+        return join(self.location, "")
+
+    def _is_plain(self, path: Column) -> Column:
+        """Return whether locations begin with the folder as it is written, and need no further look."""
+        rest = F.substr(path, F.lit(len(self._beginning)))
+        odd = rest.contains("//") | rest.contains("/.") | rest.endswith("/")
+        return path.startswith(self._beginning) & ~odd
+
+
+def equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
+    """Return each name in lower case -> the name that it equals.
+
+    Args:
+        names: lists of names such as ``s3a,s3n`` -> the name that they equal.
+        option: what they are called in an error message.
+
+    Raises:
+        ValidationError: a name is empty.
+    """
+    equal: dict[str, str] = {}
+    for several, name in (names or {}).items():
+        parts = [part.strip().lower() for part in several.split(",")]
+        if not (all(parts) and name.strip()):
+            problem = f"{shown(several)}: {shown(name)}: expected names, as in 's3a,s3n': 's3'"
+            raise ValidationError(f"{option} has {problem}")
+        equal.update(dict.fromkeys(parts, name.strip().lower()))
+    return equal
+
+
+def prefix_of(path: Column) -> Column:
+    """Return the scheme and authority of locations as text."""
+    return F.concat(scheme_of(path), F.lit("://"), authority_of(path))
+
+
+def _equals(part: Column, name: str, equal: Mapping[str, str], or_none: bool) -> Column:
+    names = [each for each in equal if _resolved(each, equal) == _resolved(name, equal)]
+    same = F.lower(part).isin(sorted({name.lower(), _resolved(name, equal), *names}))
+    if or_none:
+        return same | (part == "")
+    return same | (part == "") if name == _LOCAL else same
+
+
+def _resolved(name: str, equal: Mapping[str, str]) -> str:
+    return equal.get(name.lower(), name.lower())
+
+
+# -- List the files below a location by Spark tasks, or take them from an inventory -----------------------------------
+
+
+# The types of an inventory's columns.
+_INVENTORY = {"file_path": T.StringType, "last_modified": T.TimestampType, "size": T.LongType}
+_OPTIONAL = "size"
+
+# Levels of folders to list one by one, so that there are enough folders for all tasks.
+_LEVELS = 3
+
+_FOLDERS = pa.schema([WALKED.field("path")])
+
+FILES = ("path", "length", "modified_ms")
+"""The columns of listed files: those of `WALKED` without folders."""
+
+
+def walked_files(spark: SparkSession, reader: ExecutorReader, location: str, hidden: str) -> DataFrame:
+    """List the files below a location, and return their `FILES` columns. Runs jobs.
+
+    Tasks list the folders of the upper levels each by itself, then whole folders with all levels below.
+
+    Args:
+        spark: the session.
+        reader: lists folders in tasks.
+        location: the folder.
+        hidden: a pattern of hidden names; see `hidden_pattern`. Folders of such names in the upper levels are left out.
+    """
+    tasks = most_tasks(spark)
+    folders = local_frame(spark, pa.table([[location]], _FOLDERS))
+    levels: list[DataFrame] = []
+    for _ in range(_LEVELS):
+        level = materialize(map_arrow(folders, _Walker(reader, recursive=False), WALKED))
+        levels.append(level.where("NOT is_folder").select(*FILES))
+        below = level.where("is_folder").where(~F.substring_index("path", "/", -1).rlike(hidden)).select("path")
+        count = below.count()
+        folders = below.repartition(min(max(count, 1), tasks))
+        if count >= tasks or not count:
+            break
+    if count:
+        levels.append(map_arrow(folders, _Walker(reader, recursive=True), WALKED).select(*FILES))
+    return reduce(lambda above, level: above.union(level), levels)
+
+
+def inventory_files(inventory: DataFrame) -> DataFrame:
+    """Return the files of an inventory as `FILES`.
+
+    Args:
+        inventory: has the columns file_path (string), last_modified (timestamp) and optionally size (bigint).
+
+    Raises:
+        ValidationError: it is no DataFrame, or a column is missing, or has another type.
+    """
+    if not hasattr(inventory, "toArrow"):
+        raise ValidationError(f"files is {shown(inventory)}: expected a DataFrame")
+    types = {field.name: field.dataType for field in inventory.schema}
+    for name, expected in _INVENTORY.items():
+        if name not in types and name != _OPTIONAL:
+            problem = f"files has no column {name}: expected file_path, last_modified and, if known, size"
+            raise ValidationError(f"{problem}, and has {shown(', '.join(types))}")
+        if name in types and not isinstance(types[name], expected):
+            simple = types[name].simpleString()
+            raise ValidationError(f"files.{name} is of type {simple}: expected {expected().simpleString()}")
+    size = F.col(_OPTIONAL) if _OPTIONAL in types else F.lit(None).cast("long")
+    modified = F.unix_millis("last_modified").alias("modified_ms")
+    return inventory.select(F.col("file_path").alias("path"), size.alias("length"), modified)
+
+
+def with_local_status(files: DataFrame) -> DataFrame:
+    """Return local files with their lengths and times, which a listing leaves out, except for those that are gone.
+
+    Args:
+        files: `FILES`, and other columns.
+    """
+    return map_arrow(files, _statuses, files.schema)
+
+
+def _statuses(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from map(with_status, batches)
+
+
+@dataclass(frozen=True)
+class _Walker:
+    """Lists folders in tasks. Picklable."""
+
+    reader: ExecutorReader
+    recursive: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for folder in batch.column("path").to_pylist():
+                yield from self.reader.walk(folder, recursive=self.recursive)
+
+
+# -- Find other tables that share a location, by their metadata files -------------------------------------------------
+
+
+# Bytes at the beginning of a metadata file that have the table's uuid, if one of the usual libraries wrote it.
+_HEAD_BYTES = 1 << 16
+_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
+_IS_GZIP = b"\x1f\x8b"
+
+# Most metadata files of other tables to name.
+_NAMED_UUIDS = 3
+
+_UUIDS = pa.schema([pa.field("path", pa.string()), pa.field("table_uuid", pa.string())])
+
+
+class OtherTables(NamedTuple):
+    """Other tables that share a location.
+
+    Attributes:
+        below: the folders of tables below the location: rows of `key`, a path with a slash at its end.
+        in_it: some metadata files of tables whose folder is the location or above it, or the table's own folder.
+    """
+
+    below: DataFrame
+    in_it: list[str]
+
+
+def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, listed: DataFrame) -> OtherTables:
+    """Find the other tables whose folders are below a folder or above it. Runs jobs.
+
+    A table's folder is the one above `metadata`. In the table's own folder, and in those that contain `folder`,
+    metadata files with another uuid or without one are another table's, unless the table's log names them. So is the
+    current metadata file at another path, as in a copy of the table.
+
+    Args:
+        table: the table.
+        reader: opens files in tasks.
+        folder: the folder.
+        listed: the files below it: rows of `path`.
+    """
+    spark = table.state.spark
+    logged = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
+    own_keys = sorted({path_of(location) for location in logged})
+    # The folder itself too, since an inventory may be older than its newest metadata file.
+    above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
+    siblings = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
+    is_metadata = F.col("path").contains(".metadata.json") & F.col("path").rlike(METADATA_FILE)
+    named = listed.select("path").where(is_metadata).union(siblings.select("path"))
+    named = named.withColumn("key", folder.key_of(F.col("path"))).dropDuplicates(["key"])
+    keys = local_frame(spark, pa.table([own_keys], ["key"]))
+    files = materialize(named.join(F.broadcast(keys), "key", "left_anti").withColumn("table", _table_key()))
+    _refuse_copy(table, files)
+    own_tables = {join(path_of(table.metadata.location), ""), _folder_of(path_of(table.metadata_location))}
+    holds = F.lit(folder.key).startswith(F.col("table")) | F.col("table").isin(sorted(own_tables))
+    uuids = map_arrow(files.where(holds).select("path"), _UuidReader(reader), _UUIDS)
+    is_other = F.substring_index("path", "/", -1) == file_name(table.metadata_location)
+    if table.metadata.table_uuid is not None:
+        # Metadata of version 1 may have no uuid.
+        is_other |= ~F.lower("table_uuid").eqNullSafe(str(table.metadata.table_uuid))
+    in_it = [row.path for row in uuids.where(is_other).limit(_NAMED_UUIDS).collect()]
+    return OtherTables(files.where(~holds).select(F.col("table").alias("key")).distinct(), in_it)
+
+
+def _refuse_copy(table: BaseTable, files: DataFrame) -> None:
+    """Raise ValidationError if the table's location has its current metadata file, and it was opened elsewhere.
+
+    Args:
+        table: the table.
+        files: metadata files that the table does not name: rows of `path` and `key`.
+    """
+    opened = table.metadata_location
+    at_location = join(join(path_of(table.metadata.location), METADATA), file_name(opened))
+    for row in files.where(F.col("key") == at_location).limit(1).collect():
+        problem = f"it was opened by {opened}, and its location has this file as {row.path}: open the table there"
+        raise ValidationError(f"{table.full_name}: {problem}")
+
+
+def refuse_shared(table: BaseTable, location: str, metadata_files: list[str]) -> None:
+    """Raise ValidationError if there are metadata files of other tables that share a location."""
+    if metadata_files:
+        problem = f"another table shares {location}, and its files would be deleted"
+        raise ValidationError(
+            f"{table.full_name}: {problem}: it has {', '.join(metadata_files)}; the option shared_location permits it"
+        )
+
+
+def _table_key() -> Any:
+    """Return the folder of the table that has a metadata file, by the file's `key`."""
+    return F.regexp_extract("key", rf"(?s)^(.*?/)(?:{METADATA}/)?[^/]*$", 1)
+
+
+def _folder_of(key: str) -> str:
+    folder = key.rpartition("/")[0]
+    return join(folder.removesuffix(f"/{METADATA}"), "")
+
+
+@dataclass(frozen=True)
+class _MetadataFolders:
+    """Lists the metadata files directly in folders, and passes over those that it may not list. Picklable."""
+
+    reader: ExecutorReader
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for folder in batch.column("path").to_pylist():
+                with suppress(FileAccessError):
+                    for files in self.reader.walk(folder, recursive=False):
+                        names = pc.match_substring_regex(files.column("path"), METADATA_FILE)
+                        yield files.filter(names)
+
+
+@dataclass(frozen=True)
+class _UuidReader:
+    """Reads the uuids of tables from their metadata files; null for a file without. Picklable.
+
+    Files that are gone, or cut short before they say anything, are passed over.
+    """
+
+    reader: ExecutorReader
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            texts = read_ahead(batch.to_pylist(), self._text, lambda _: _HEAD_BYTES)
+            read = [(row["path"], text) for row, text in texts if text is not None]
+            rows = [{"path": path, "table_uuid": _uuid(text)} for path, text in read if _is_metadata(text)]
+            yield pa.RecordBatch.from_pylist(rows, schema=_UUIDS)
+
+    def _text(self, row: Mapping[str, Any]) -> bytes | None:
+        """Return a metadata file up to its uuid or its end; None if it is gone."""
+        try:
+            head = _inflated(self.reader.read_range(row["path"], 0, _HEAD_BYTES))
+            return head if _uuid(head) is not None else _inflated(self.reader.read(row["path"]))
+        except NotFoundError:
+            return None
+
+
+def _is_metadata(text: bytes) -> bool:
+    return _uuid(text) is not None or b'"format-version"' in text
+
+
+def _uuid(text: bytes) -> str | None:
+    match = _UUID.search(text)
+    return None if match is None else match[1].decode()
+
+
+def _inflated(data: bytes) -> bytes:
+    """Return the content of a file, of a gzip file as far as `data` holds it."""
+    if not data.startswith(_IS_GZIP):
+        return data
+    with suppress(zlib.error):
+        return zlib.decompressobj(31).decompress(data)
+    return b""

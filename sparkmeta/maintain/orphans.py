@@ -1,0 +1,436 @@
+"""Delete the files in a table's folder that the table does not need."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.checks import Rule, check_options, one_of
+from sparkmeta.commit.sorted_manifests import task_reader
+from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
+from sparkmeta.maintain.expire_snapshots import to_millis
+from sparkmeta.maintain.orphan_tasks import (
+    FILES,
+    Folder,
+    equal_names,
+    hidden_pattern,
+    inventory_files,
+    other_tables,
+    prefix_of,
+    refuse_shared,
+    walked_files,
+    with_local_status,
+)
+from sparkmeta.maintain.reachable import count_files, reachable_paths
+from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
+from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE, VERSION_HINT
+from sparkmeta.operations.table_operations import TableT
+from sparkmeta.session import local_frame, materialize
+from sparkmeta.spec.expiry import refuse_without_gc
+from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.storage.location import is_local, join, local_path, path_of, scheme
+from sparkmeta.storage.writing import TEMPORARY_PATTERN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.operations.table_operations import BaseTable
+
+
+# -- The options of `Maintenance.remove_orphan_files` -----------------------------------------------------------------
+
+
+ERROR: Final = "error"
+IGNORE: Final = "ignore"
+DELETE: Final = "delete"
+
+_HOUR_MS = 60 * 60 * 1000
+_LEAST_AGE_MS = 24 * _HOUR_MS
+_DEFAULT_AGE_MS = 3 * 24 * _HOUR_MS
+
+
+@dataclass(frozen=True)
+class OrphanOptions:
+    """See `Maintenance.remove_orphan_files`."""
+
+    older_than: datetime | int | None = None
+    location: str | None = None
+    prefix_mismatch_mode: str = ERROR
+    equal_schemes: Mapping[str, str] | None = None
+    equal_authorities: Mapping[str, str] | None = None
+    force: bool = False
+    shared_location: bool = False
+
+    def check(self) -> None:
+        """Raise ValidationError for a value out of range or of the wrong type."""
+        check_options(self, _RULES)
+        equal_names(self.equal_schemes, "equal_schemes")
+        equal_names(self.equal_authorities, "equal_authorities")
+        if self.location is not None:
+            Folder.of(self.location)
+        now = int(time.time() * 1000)
+        if self.older_than_ms(now) > now - _LEAST_AGE_MS and not self.force:
+            problem = "less than 24 hours ago: files of writers that have not committed yet would be deleted"
+            raise ValidationError(f"older_than is {shown(self.older_than)}: {problem}; the option force permits it")
+
+    def older_than_ms(self, now: int) -> int:
+        """Return the time before which files were modified, in milliseconds since 1970.
+
+        Args:
+            now: the current time, from which the default is counted.
+        """
+        return now - _DEFAULT_AGE_MS if self.older_than is None else to_millis(self.older_than)
+
+
+def _is_absolute(location: Any) -> bool:
+    return isinstance(location, str) and (location.startswith("/") or scheme(location) != "")
+
+
+_RULES = {
+    "location": Rule("the URI or absolute path of a folder", _is_absolute),
+    "prefix_mismatch_mode": one_of(ERROR, IGNORE, DELETE),
+}
+
+
+# -- The plan to delete the files in a table's folder that the table does not need ------------------------------------
+
+
+# Most folders, and pairs of prefixes, to name.
+_NAMED = 10
+
+
+@dataclass(frozen=True)
+class OrphanRules:
+    """Which files are orphans.
+
+    Attributes:
+        folder: the folder below which they are, and what its scheme and authority equal.
+        older_than_ms: they were modified before this time, in milliseconds since 1970.
+        mismatch: what becomes of files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
+        shared_location: whether the folder may be shared with another table.
+    """
+
+    folder: Folder
+    older_than_ms: int
+    mismatch: str
+    shared_location: bool
+
+
+@dataclass(frozen=True)
+class OrphanSummary:
+    """The files that nothing needs; `str` formats them.
+
+    Attributes:
+        location: the folder that was searched.
+        older_than: files that were modified at this time or later stay, whether anything needs them or not.
+        listed: the number of files below the location, except hidden ones.
+        files: content ("data", "metadata" or "unfinished write") -> the number of orphans.
+        bytes: content -> their bytes, as far as an inventory says.
+        elsewhere: the number of files that the table needs, and that are not below the location.
+        mismatched: the number of old files that stay, since the table has them under another scheme or authority.
+        other_tables: some folders of other tables below the location; their files stay.
+    """
+
+    table: str
+    location: str
+    older_than: str
+    listed: int
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    elsewhere: int
+    mismatched: int
+    other_tables: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, as for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        total = f"{sum(self.files.values())} of {self.listed} files are orphans, with {sum(self.bytes.values())} bytes"
+        elsewhere = (
+            f"  {self.elsewhere} files referenced by the table are outside this location, which was not searched"
+        )
+        mismatched = f"  {self.mismatched} files are kept: the table has them under another scheme or authority"
+        others = f"  files of other tables stay: {', '.join(self.other_tables)}"
+        return "\n".join(
+            [
+                f"{self.table}: below {self.location}, {total}; they are older than {self.older_than}",
+                *(f"  {content}: {count} files, {self.bytes[content]} bytes" for content, count in self.files.items()),
+                *([elsewhere] if self.elsewhere else []),
+                *([mismatched] if self.mismatched else []),
+                *([others] if self.other_tables else []),
+            ]
+        )
+
+
+class _Orphans(NamedTuple):
+    """Orphans as of a version of the table.
+
+    Attributes:
+        files: they, and files under another scheme or authority.
+        elsewhere: the number of files that the table needs, and that are not below the location.
+    """
+
+    metadata_location: str
+    files: DataFrame
+    elsewhere: int
+
+
+@dataclass(frozen=True)
+class OrphanPlan(Generic[TableT]):
+    """A plan to delete orphans, carried out by `commit`. The table itself does not change.
+
+    Attributes:
+        table: the table.
+        rules: which files are orphans.
+        inventory: the files, instead of a listing.
+    """
+
+    table: TableT
+    rules: OrphanRules
+    inventory: DataFrame | None = None
+    _done: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def files(self) -> DataFrame:
+        """Return a row for each orphan. Runs jobs.
+
+        Columns: content ("data", "metadata" or "unfinished write"), file_path, file_size_in_bytes (null if the
+        inventory does not say), last_modified.
+
+        Raises:
+            NotFoundError: there is no file below the location, or a manifest or list of the table is gone.
+            ValidationError: another table shares the location, or files have another scheme or authority in the table.
+        """
+        orphans = _deletable(self._orphans.files)
+        path, size = F.col("path").alias("file_path"), F.col("length").alias("file_size_in_bytes")
+        return orphans.select("content", path, size, F.timestamp_millis("modified_ms").alias("last_modified"))
+
+    def summary(self) -> OrphanSummary:
+        """Return the plan in numbers. Runs the jobs of `files`."""
+        return self._summary
+
+    def commit(self) -> Deletion:
+        """Delete the orphans by tasks. Deleted files can't be restored.
+
+        If the table has changed since the files were found, those that it needs now stay. A file that can't be
+        deleted is no error: it is counted, and the next plan retries it. A second call deletes nothing.
+
+        Returns:
+            What was deleted, by the first call that raised no error.
+
+        Raises:
+            NoSuchTableError: the table is gone. No file is deleted.
+            NotFoundError, ValidationError: see `files`. No file is deleted.
+        """
+        if not self._done:
+            self._done.append(self._commit())
+        return self._done[0]
+
+    def _commit(self) -> Deletion:
+        # Counted before the deletion: serverless sessions, which keep no rows, list the files again to count.
+        self.summary()
+        orphans = self._orphans
+        current = self.table.refresh()
+        if current.metadata_location != orphans.metadata_location:
+            with translated_errors():
+                orphans = self._unneeded(current, orphans.files)
+        return delete_files(_deletable(orphans.files), executor_writer(current.state.files))
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and the deleted files, null before the commit, as for JSON."""
+        committed = asdict(self._done[0]) if self._done else None
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+    @cached_property
+    def _summary(self) -> OrphanSummary:
+        counts = count_files(_deletable(self._orphans.files))
+        others = self._other_tables.limit(_NAMED).collect()
+        return OrphanSummary(
+            table=self.table.full_name,
+            location=self.rules.folder.location,
+            older_than=datetime.fromtimestamp(self.rules.older_than_ms / 1000, UTC).isoformat(timespec="seconds"),
+            listed=self._listed.count(),
+            files=counts.files,
+            bytes=counts.bytes,
+            elsewhere=self._orphans.elsewhere,
+            mismatched=self._orphans.files.where("is_mismatched").count() if self.rules.mismatch == IGNORE else 0,
+            other_tables=tuple(sorted(row.key for row in others)),
+        )
+
+    @cached_property
+    def _listed(self) -> DataFrame:
+        """The files below the location, except hidden ones: `FILES`, with the hash of their key."""
+        folder, state = self.rules.folder, self.table.state
+        spark = state.spark
+        hidden = hidden_pattern(self.table.metadata.partition_specs)
+        path = F.col("path")
+        if self.inventory is None:
+            files = walked_files(spark, task_reader(state), folder.location, hidden)
+        else:
+            files = inventory_files(self.inventory).where(folder.has_prefix_of(path, or_none=False))
+        keyed = files.withColumn("key", folder.key_of(path)).where(F.col("key").startswith(folder.key))
+        below = F.substr("key", F.lit(len(folder.key)))
+        may_hide = below.contains("/_") | below.contains("/.")
+        listed = materialize(keyed.where(~(may_hide & below.rlike(hidden))).select(*FILES, _hash()))
+        if listed.isEmpty() and (self.inventory is None or not self.inventory.isEmpty()):
+            where = "" if self.inventory is None else " in the inventory"
+            raise NotFoundError(f"{folder.location}: there is no file below it{where}")
+        return listed
+
+    @cached_property
+    def _other_tables(self) -> DataFrame:
+        """The folders of other tables below the location: rows of `key`."""
+        others = other_tables(self.table, task_reader(self.table.state), self.rules.folder, self._listed)
+        if not self.rules.shared_location:
+            refuse_shared(self.table, self.rules.folder.location, others.in_it)
+        return materialize(others.below)
+
+    @cached_property
+    def _orphans(self) -> _Orphans:
+        with translated_errors():
+            files = self._listed
+            if not self._other_tables.isEmpty():
+                folders = F.broadcast(self._other_tables.withColumnRenamed("key", "folder"))
+                is_below = self.rules.folder.key_of(F.col("path")).startswith(F.col("folder"))
+                files = files.join(folders, is_below, "left_anti")
+            # The table is loaded after the listing, so that it has the files of commits that ended before it.
+            return self._unneeded(self.table.refresh(), files)
+
+    def _unneeded(self, table: BaseTable, files: DataFrame) -> _Orphans:
+        """Return those of some files that are old and that a version of the table does not need. Runs jobs.
+
+        Raises:
+            ValidationError: see `files`.
+        """
+        refuse_without_gc(table.metadata)
+        files, needed = files.select(*FILES, "hash"), _needed_paths(table)
+        _refuse_link(table, self.rules.folder, needed)
+        by_hash = self._compared(files, needed)
+        is_old = F.col("newest") < self.rules.older_than_ms
+        if self._lacks_times:
+            is_old |= F.col("newest").isNull()
+        is_orphan = is_old & ~F.coalesce("has_prefix", F.lit(False))
+        chosen = materialize(by_hash.where(~F.col("is_below") | is_orphan))
+        is_mismatched = F.lit(False) if self.rules.mismatch == DELETE else F.col("has_prefix").isNotNull()
+        rows = files.join(chosen.where("is_below"), "hash").withColumn("is_mismatched", is_mismatched)
+        if self._lacks_times:
+            statted = with_local_status(rows.select(*FILES, "hash", "is_mismatched"))
+            rows = statted.where(F.col("modified_ms") < self.rules.older_than_ms)
+        else:
+            # An inventory of a bucket with versions has several rows for a file, of which the newest counts.
+            rows = rows.where("modified_ms = newest").dropDuplicates(["path"])
+        keyed = rows.withColumn("key", self.rules.folder.key_of(F.col("path")))
+        unneeded = materialize(
+            keyed.select(_content(table).alias("content"), "path", "key", *FILES[1:], "hash", "is_mismatched")
+        )
+        if self.rules.mismatch == ERROR:
+            _refuse_mismatched(self.rules.folder, unneeded.where("is_mismatched"), needed)
+        return _Orphans(table.metadata_location, unneeded, chosen.where("NOT is_below").count())
+
+    def _compared(self, files: DataFrame, needed: DataFrame) -> DataFrame:
+        """Return a row for each hash of a key of listed or needed files.
+
+        `newest` is the time of the newest listed file, `has_prefix` whether one of the needed files has the folder's
+        prefix, null if none is needed, and `is_below` whether one is below the folder. Spark groups numbers faster than
+        paths. An orphan whose hash is that of another path stays.
+        """
+        folder, path = self.rules.folder, F.col("path")
+        no_time, no_file = F.lit(None).cast("long"), F.lit(None).cast("boolean")
+        listed = files.select("hash", "modified_ms", no_file, F.lit(True))
+        keyed = needed.select("path", folder.key_of(path).alias("key"))
+        is_below, has_prefix = F.col("key").startswith(folder.key), folder.has_prefix_of(path, or_none=True)
+        names = ("newest", "has_prefix", "is_below")
+        both = listed.union(keyed.select(_hash(), no_time, has_prefix, is_below)).toDF("hash", *names)
+        return both.groupBy("hash").agg(*(F.max(name).alias(name) for name in names))
+
+    @property
+    def _lacks_times(self) -> bool:
+        """Whether the listing leaves out lengths and times."""
+        return self.inventory is None and is_local(self.rules.folder.location)
+
+
+def plan_orphans(table: TableT, options: OrphanOptions, files: DataFrame | None) -> OrphanPlan[TableT]:
+    """See `Maintenance.remove_orphan_files`."""
+    options.check()
+    location = table.metadata.location if options.location is None else options.location
+    folder = Folder.of(location, options.equal_schemes, options.equal_authorities)
+    older_than_ms = options.older_than_ms(int(time.time() * 1000))
+    refuse_without_gc(table.metadata)
+    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    table.refuse_read_only()
+    executor_writer(table.state.files)
+    if files is not None:
+        inventory_files(files)
+    rules = OrphanRules(folder, older_than_ms, options.prefix_mismatch_mode, options.shared_location)
+    return OrphanPlan(table, rules, files)
+
+
+def _refuse_link(table: BaseTable, folder: Folder, needed: DataFrame) -> None:
+    """Raise ValidationError if a local folder is a link, and the table names files where the link points to.
+
+    Such files are also listed by way of the link, where nothing needs them. A tree with relative locations takes the
+    link for its own location.
+    """
+    path = local_path(folder.location) if is_local(folder.location) else ""
+    target = os.path.realpath(path) if path else ""
+    if target.rstrip("/") == path.rstrip("/"):
+        return
+    for row in needed.where(folder.key_of(F.col("path")).startswith(join(target, ""))).limit(1).collect():
+        problem = f"{path} is a link to {target}, where the table has the file {row.path}: open the table there"
+        raise ValidationError(f"{table.full_name}: {problem}")
+
+
+def _hash() -> Column:
+    return F.xxhash64("key").alias("hash")
+
+
+def _needed_paths(table: BaseTable) -> DataFrame:
+    """Return the files that a table needs: those of its snapshots, its metadata files and its hint; rows of `path`."""
+    paths = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
+    folders = {join(table.metadata.location, METADATA), table.metadata_location.rpartition("/")[0]}
+    paths += [join(folder, VERSION_HINT) for folder in folders]
+    of_metadata = local_frame(table.state.spark, pa.table([paths], ["path"]))
+    return reachable_paths(table.state).union(of_metadata)
+
+
+def _content(table: BaseTable) -> Column:
+    """Return the kind of a file, by its name and folder."""
+    metadata = {path_of(join(table.metadata.location, METADATA)), path_of(table.metadata_location.rpartition("/")[0])}
+    is_metadata = F.col("path").rlike(METADATA_FILE)
+    for each in sorted(metadata):
+        is_metadata |= F.col("key").startswith(join(each, ""))
+    is_unfinished = F.substring_index("path", "/", -1).rlike(f"^{TEMPORARY_PATTERN}$")
+    return F.when(is_unfinished, "unfinished write").when(is_metadata, "metadata").otherwise("data")
+
+
+def _deletable(files: DataFrame) -> DataFrame:
+    return files.where("NOT is_mismatched")
+
+
+def _refuse_mismatched(folder: Folder, mismatched: DataFrame, needed: DataFrame) -> None:
+    if mismatched.isEmpty():
+        return
+    path = F.col("path")
+    keyed = needed.select(folder.key_of(path).alias("key"), prefix_of(path).alias("prefix"))
+    by_prefix = keyed.join(mismatched, "key").groupBy("prefix")
+    counts = by_prefix.agg(F.count_distinct("path").alias("files"), F.min("path").alias("path"))
+    pairs = counts.orderBy("prefix").limit(_NAMED).collect()
+    listed = "; ".join(f"{row.prefix} has {row.files} files, such as {row.path}" for row in pairs)
+    raise ValidationError(
+        f"{folder.location}: the table has files of the same paths under another scheme or authority: {listed}: "
+        "say which are equal by equal_schemes and equal_authorities, or set prefix_mismatch_mode to ignore or delete"
+    )

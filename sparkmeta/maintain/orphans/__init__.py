@@ -1,1 +1,0 @@
-"""Find the files in a table's folder that the table does not need, and delete them."""

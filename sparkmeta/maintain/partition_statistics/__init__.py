@@ -1,1 +1,0 @@
-"""Compute partition statistics: the rows, the file, and the plan."""

@@ -1,0 +1,354 @@
+"""Find the files that snapshots need, and those that only expired snapshots or a dropped table need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkmeta.arrow_types import spark_schema
+from sparkmeta.avro.manifest_list import inline_manifest_list
+from sparkmeta.commit.sorted_manifests import task_reader
+from sparkmeta.errors import CommitFailedError, translated_errors
+from sparkmeta.maintain.reachable_tasks import (
+    CONTENTS,
+    LISTED,
+    MANIFEST,
+    MANIFEST_DV,
+    MISSING,
+    PATHS,
+    REACHED,
+    ROOT,
+    SNAPSHOTS,
+    ContentReader,
+    Deletion,
+    ListReader,
+    SharedFiles,
+    delete_files,
+    listed_manifests,
+)
+from sparkmeta.operations.table_operations import BaseTable
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.expiry import Expired, expired_ids, refuse_without_gc
+from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.storage.files import executor_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorReader
+
+
+# -- Find the files that snapshots need, and those that only expired snapshots need -----------------------------------
+#     SELECT content, path, max(length) FROM
+#       statistics UNION lists UNION manifests UNION manifest DVs UNION live files of manifests
+#     GROUP BY path HAVING NOT any(retained)
+#
+# Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
+# snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `reachable_tasks`
+# says which of them are likely to; the others are read only if a data file would be deleted otherwise.
+
+
+UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
+_DATA_KIND = 0
+_IS_READABLE = f"content IN ('{MANIFEST}', '{ROOT}') AND NOT removed"
+_STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
+
+
+def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> DataFrame:
+    """Find the files that only expired snapshots need, and return them as `UNREACHABLE`. Runs jobs.
+
+    Files that are gone already, and that files of an expired snapshot name, have the content `MISSING`.
+
+    Args:
+        state: the table, with the expired snapshots.
+        expired: the ids of the expired snapshots.
+        content_files: whether to look for data and delete files too, not only for files of metadata.
+
+    Raises:
+        NotFoundError: a list or manifest of a retained snapshot is gone.
+        UnsupportedError: tasks can't open the table's files.
+    """
+    if not expired:
+        return local_frame(state.spark, UNREACHABLE.empty_table())
+    with translated_errors():
+        manifests = materialize(_listed(state, task_reader(state), expired))
+        if not content_files or manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
+            return materialize(_unneeded(_of_metadata(state, manifests, expired)))
+        needed = materialize(_needed(state, manifests))
+        reached = _of_metadata(state, manifests, expired).union(_content_files(state, needed, REACHED))
+        unneeded = materialize(_unneeded(reached))
+        others = manifests.where(_IS_READABLE).where(f"retained AND kind = {_DATA_KIND} AND has_live IS NOT false")
+        others = others.join(needed.select("path"), "path", "left_anti").select(*LISTED.names)
+        if others.isEmpty() or unneeded.where(F.col("content") == CONTENTS[ContentType.DATA]).isEmpty():
+            return unneeded
+        return materialize(unneeded.join(_content_files(state, others, PATHS), "path", "left_anti"))
+
+
+class FileCounts(NamedTuple):
+    """The numbers of files, and their bytes as far as metadata says, by content; and how many files are missing."""
+
+    files: dict[str, int]
+    bytes: dict[str, int]
+    missing: int
+
+
+def count_files(files: DataFrame) -> FileCounts:
+    """Count files, rows of `UNREACHABLE`, by a job."""
+    grouped = files.groupBy("content").agg(F.count("*").alias("files"), F.sum("length").alias("bytes"))
+    # Without checkpoints, the job also computes which files these are.
+    with translated_errors():
+        rows = {row.content: row for row in grouped.orderBy("content").collect()}
+    missing = rows.pop(MISSING, None)
+    return FileCounts(
+        {content: row.files for content, row in rows.items()},
+        {content: row.bytes or 0 for content, row in rows.items()},
+        missing.files if missing is not None else 0,
+    )
+
+
+def public_files(files: DataFrame) -> DataFrame:
+    """Return files, rows of `UNREACHABLE`, as plans show them: without the missing ones."""
+    shown = files.where(F.col("content") != MISSING)
+    return shown.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
+
+
+def reachable_paths(state: TableState) -> DataFrame:
+    """Return the paths of the files that snapshots need, and of their statistics; some several times. Runs a job.
+
+    Raises:
+        NotFoundError: a list or manifest is gone.
+        UnsupportedError: tasks can't open the table's files.
+    """
+    with translated_errors():
+        manifests = materialize(_listed(state, task_reader(state), ()))
+    return _of_metadata(state, manifests, ()).select("path").union(_content_files(state, manifests, PATHS))
+
+
+def _unneeded(reached: DataFrame) -> DataFrame:
+    """Return the files that no retained snapshot needs, rows of `UNREACHABLE`, of rows of `REACHED`."""
+    # A manifest that is gone has a row of its list too.
+    missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
+    content = F.coalesce(missing, F.min("content")).alias("content")
+    lengths = F.max("length").alias("length")
+    by_path = reached.groupBy("path").agg(content, lengths, F.max("retained").alias("retained"))
+    return by_path.where("NOT retained").select(*UNREACHABLE.names)
+
+
+def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
+    """Return the expired manifests, rows of `LISTED`, and the retained ones that probably list a file of theirs."""
+    readable = manifests.where(_IS_READABLE)
+    if state.has_trees:
+        return readable
+    with_files = readable.where("has_live IS NOT false").select(*LISTED.names)
+    expired = with_files.where("NOT retained").select("kind", "spec_id").distinct().collect()
+    of_kinds = with_files.where(F.col("kind").isin({row.kind for row in expired}))
+    specs = {row.spec_id for row in expired if row.kind == _DATA_KIND}
+    if len(specs) != 1:
+        return of_kinds
+    is_comparable = (F.col("kind") == _DATA_KIND) & F.col("spec_id").eqNullSafe(*specs)
+    shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
+    compared = of_kinds.where(is_comparable).groupBy("spec_id")
+    # PySpark takes a method for a function of two arguments.
+    chosen = compared.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
+    return chosen.union(of_kinds.where(~is_comparable))
+
+
+def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[int]) -> DataFrame:
+    """Return statistics, lists, roots, manifests and their deletion vectors as `REACHED`."""
+    paths = manifests.select("content", "path", "length", "retained")
+    dvs = manifests.where("dv.location IS NOT NULL").select(
+        F.lit(MANIFEST_DV).alias("content"), F.col("dv.location").alias("path"), F.lit(None).cast("long"), "retained"
+    )
+    return local_frame(state.spark, _statistics(state.metadata, expired)).union(paths).union(dvs)
+
+
+def _content_files(state: TableState, manifests: DataFrame, schema: pa.Schema) -> DataFrame:
+    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`."""
+    trees = state.types.tree_types if state.has_trees else None
+    read = ContentReader(task_reader(state), trees, state.types.locations, schema)
+    return map_arrow(manifests.where(_IS_READABLE).repartition(read_tasks(state.spark)), read, schema)
+
+
+def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
+    """Return the ids of the partition specs of the retained snapshots' manifests. Runs a job.
+
+    Returns:
+        None if snapshots have trees, in whose leaves files of several specs may be.
+    """
+    if state.has_trees:
+        return None
+    manifests = _listed(state, task_reader(state), expired).where("retained AND spec_id IS NOT NULL")
+    return {row.spec_id for row in manifests.select("spec_id").distinct().collect()}
+
+
+def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int]) -> DataFrame:
+    """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
+    read = ListReader(reader, state.types.tree_types if state.has_trees else None, state.types.locations)
+    lists = local_frame(state.spark, _snapshots(state.metadata, expired)).repartition(read_tasks(state.spark))
+    rows = map_arrow(lists, read, LISTED)
+    inline = [*_inline_lists(state.metadata, expired)]
+    if inline:
+        rows = rows.union(local_frame(state.spark, pa.Table.from_batches(inline, LISTED)))
+    keys = ("content", "path", "dv", "removed")
+    firsts = [F.first(name).alias(name) for name in LISTED.names if name not in (*keys, "retained")]
+    distinct = rows.groupBy(*keys).agg(F.max("retained").alias("retained"), *firsts)
+    return distinct.select(*LISTED.names)
+
+
+def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+    rows = [
+        {
+            "snapshot_id": snapshot.snapshot_id,
+            "sequence_number": snapshot.sequence_number,
+            "location": snapshot.manifests_location,
+            "retained": snapshot.snapshot_id not in expired,
+        }
+        for snapshot in metadata.snapshots
+        if snapshot.manifests_location
+    ]
+    return pa.Table.from_pylist(rows, SNAPSHOTS)
+
+
+def _inline_lists(metadata: TableMetadata, expired: Collection[int]) -> Iterator[pa.RecordBatch]:
+    """Yield the manifests of v1 snapshots whose manifests the table metadata lists, as `LISTED`."""
+    for snapshot in metadata.snapshots:
+        if paths := _inline(snapshot):
+            manifests = inline_manifest_list(paths, [0] * len(paths), snapshot.snapshot_id)
+            yield listed_manifests(manifests, retained=snapshot.snapshot_id not in expired)
+
+
+def _inline(snapshot: Snapshot) -> list[str]:
+    return [] if snapshot.manifests_location else list(snapshot.inline_manifests or ())
+
+
+def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
+    rows = [
+        {
+            "content": content,
+            "path": file.statistics_path,
+            "length": file.file_size_in_bytes,
+            "retained": file.snapshot_id not in expired,
+        }
+        for name, content in _STATISTICS.items()
+        for file in getattr(metadata, name)
+    ]
+    return pa.Table.from_pylist(rows, REACHED)
+
+
+# -- Drop a table and delete its files, which are those that its metadata and manifests reference ---------------------
+
+
+_METADATA = "metadata"
+
+
+@dataclass(frozen=True)
+class PurgeSummary:
+    """The files that a purge deletes; `str` formats them.
+
+    Attributes:
+        table: the table's name.
+        files: content -> the number of files.
+        bytes: content -> their size, as far as metadata records it.
+        missing: the number of missing lists and manifests. Files that they list are kept.
+        by_catalog: whether the catalog deletes the files, now or later.
+    """
+
+    table: str
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    missing: int
+    by_catalog: bool
+
+    def __str__(self) -> str:
+        who = "the catalog deletes" if self.by_catalog else "a purge deletes"
+        total = f"{self.table}: {who} {sum(self.files.values())} files with at least {sum(self.bytes.values())} bytes"
+        gone = f"  {self.missing} lists and manifests are missing; the files that they list stay"
+        sizes = {content: f", {size} bytes" for content, size in self.bytes.items() if size}
+        counts = (f"  {content}: {count} files{sizes.get(content, '')}" for content, count in self.files.items())
+        return "\n".join([total, *counts, *([gone] if self.missing else [])])
+
+
+@dataclass(frozen=True)
+class PurgePlan:
+    """A plan to drop a table and delete its files, carried out by `commit`.
+
+    Files shared with other tables are deleted as well. Files that no snapshot references are kept.
+
+    Attributes:
+        table: the table.
+        drop: drops the table and returns the files that remain of it.
+        by_catalog: whether the catalog then deletes the table's files itself.
+    """
+
+    table: BaseTable
+    drop: Callable[[], Sequence[str]]
+    by_catalog: bool
+
+    def files(self) -> DataFrame:
+        """Return one row per file: content, file_path, file_size_in_bytes; see `ExpiryPlan.files`. Runs jobs.
+
+        Metadata files have the content "metadata".
+        """
+        return public_files(self._files)
+
+    def summary(self) -> PurgeSummary:
+        """Return the plan in numbers. Runs the jobs of `files`."""
+        return PurgeSummary(self.table.full_name, *count_files(self._files), self.by_catalog)
+
+    def commit(self) -> Deletion | None:
+        """Drop the table, then delete its files in tasks. This can't be undone.
+
+        If this process dies in between, the table is gone from its catalog and files remain. If a manifest is damaged,
+        nothing is dropped.
+
+        Returns:
+            What was deleted; None if the catalog deletes the files itself.
+
+        Raises:
+            NoSuchTableError: the table is gone.
+            CommitFailedError: the table has changed since the plan. Nothing was dropped.
+            CatalogError: the catalog refused to drop it, or did not answer.
+        """
+        if self.table.refresh().metadata_location != self.table.metadata_location:
+            raise CommitFailedError(f"{self.table.full_name}: the table has changed since the plan: plan again")
+        if self.by_catalog:
+            self.drop()
+            return None
+        writer, files = executor_writer(self.table.state.files), self._files
+        # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
+        count_files(files)
+        self.table.state.files.delete_many(self.drop())
+        return delete_files(files, writer)
+
+    @cached_property
+    def _files(self) -> DataFrame:
+        state, metadata = self.table.state, self.table.metadata
+        paths = [*(entry.metadata_file for entry in metadata.metadata_log), self.table.metadata_location]
+        rows = [{"content": _METADATA, "path": path} for path in dict.fromkeys(paths)]
+        everything = Expired(tuple(metadata.snapshots), tuple(metadata.refs))
+        of_snapshots = unreachable_files(state, expired_ids(metadata, everything))
+        return of_snapshots.union(local_frame(state.spark, pa.Table.from_pylist(rows, UNREACHABLE)))
+
+
+def plan_purge(table: BaseTable, drop: Callable[[], Sequence[str]], *, by_catalog: bool) -> PurgePlan:
+    """Plan to drop a table and delete its files; see `PurgePlan`.
+
+    Raises:
+        ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
+        UnsupportedError: only Spark can open the table's files, or the table is encrypted.
+    """
+    refuse_without_gc(table.metadata)
+    if not by_catalog:
+        refuse_encrypted(table.metadata, "so that its manifests can't be read")
+        executor_writer(table.state.files)
+    return PurgePlan(table, drop, by_catalog)

@@ -1,1 +1,0 @@
-"""Find the files that snapshots reach, and delete those that nothing needs."""

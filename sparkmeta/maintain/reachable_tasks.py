@@ -1,0 +1,462 @@
+"""Read which files snapshots reach, and delete files, in Spark tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.avro.container import Data, manifest_data
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
+from sparkmeta.columns.bounds import ANY
+from sparkmeta.entries.arrays import EntryProjection, kept_rows, may_be_live
+from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
+from sparkmeta.manifests.decoder import decode
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
+from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, is_live, read_root, version
+from sparkmeta.session import map_arrow, read_tasks
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.locations import Locations
+from sparkmeta.storage.content import read_ahead
+from sparkmeta.storage.executors import ExecutorReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.storage.executors import ExecutorWriter
+
+
+# -- Choose the retained manifests that are likely to list a file of an expired manifest, by their partition summaries
+# After a rewrite of manifests, they list all of the files of the expired ones, and no other manifest has to be read:
+#
+# - A data file is in no delete manifest, and no delete file is in a data manifest. Without an expired manifest of a
+#   content that has live entries, no manifest of that content is read.
+# - Entries of one data file and spec usually name the same partition tuple. So two data manifests of one spec share no
+#   file if their summaries exclude each other in some field. This does not hold after the repair of a wrong tuple: the
+#   manifests left out are read before a data file is deleted.
+#
+# Nothing else is concluded:
+#
+# - A file may be added again under another spec. If expired data manifests are of several specs, all retained ones are
+#   read, and those of other specs always.
+# - A file may be added again by a later snapshot: cherry-picks do that, and reverts. Sequence numbers and snapshot ids
+#   exclude nothing.
+# - Deletion vectors of several partitions share a Puffin file. Delete manifests are compared by content only.
+# - Floats, UUIDs and unknown transforms have no order that all writers share.
+
+
+_UNORDERED = ("float", "double", "uuid", ANY)
+
+
+@dataclass(frozen=True)
+class SharedFiles:
+    """Chooses among the data manifests of one partition spec. Picklable.
+
+    Attributes:
+        spec_fields: spec id -> (partition field id, type name) of its fields, in the spec's order.
+    """
+
+    spec_fields: Mapping[int, Sequence[tuple[int, str]]]
+
+    def chosen(self, manifests: pa.Table) -> pa.Table:
+        """Return the expired manifests, and the retained ones that may list one of their files.
+
+        Args:
+            manifests: rows of `LISTED` of one spec.
+        """
+        retained = np.asarray(manifests.column("retained").to_numpy(zero_copy_only=False), bool)
+        spec_id = manifests.column("spec_id")[0].as_py()
+        if retained.all() or not retained.any() or not self.spec_fields.get(spec_id):
+            return manifests
+        try:
+            summaries = self._summaries(manifests)
+        except CorruptFileError:  # they exclude nothing
+            return manifests
+        fields = [
+            _overlaps(summaries.field(str(field_id)), retained)
+            for field_id, kind in self.spec_fields[spec_id]
+            if kind not in _UNORDERED
+        ]
+        # Expired manifests overlap with themselves.
+        return manifests.filter(pa.array(reduce(np.logical_and, fields, np.ones(len(manifests), bool))))
+
+    def _summaries(self, manifests: pa.Table) -> pa.StructArray:
+        known = {
+            "manifest_path": manifests.column("path"),
+            "partition_spec_id": manifests.column("spec_id"),
+            "partitions": manifests.column("partitions"),
+            "content": pa.repeat(pa.scalar(0, pa.int32()), len(manifests)),
+        }
+        columns = [known.get(field.name, pa.nulls(len(manifests), field.type)) for field in MANIFEST_FILE_SCHEMA]
+        listed = pa.Table.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA).combine_chunks()
+        return manifests_of_list(listed, self.spec_fields, "partition summaries").column(SUMMARIES).combine_chunks()
+
+
+def _overlaps(summaries: pa.StructArray, retained: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return which manifests may have a value of a partition field in common with an expired one."""
+    everything = np.ones(len(summaries), bool)
+    lower, upper = (_codes(summaries, name) for name in ("lower_bound", "upper_bound"))
+    unknown = np.asarray(summaries.is_null().to_numpy(zero_copy_only=False), bool)
+    nulls = pc.fill_null(summaries.field("contains_null"), True).to_numpy(zero_copy_only=False) | unknown
+    has_bounds = (lower >= 0) & (upper >= 0)
+    only_nulls = ~unknown & (lower < 0) & (upper < 0) & nulls
+    strange = ~has_bounds & ~only_nulls | (has_bounds & (lower > upper))
+    if strange[~retained].any():
+        return everything
+    expired = has_bounds & ~retained
+    starting = np.searchsorted(np.sort(lower[expired]), upper, "right")
+    ended = np.searchsorted(np.sort(upper[expired]), lower, "left")
+    values_in_common = has_bounds & (starting > ended)
+    nulls_in_common = nulls & nulls[~retained].any()
+    return np.asarray(values_in_common | nulls_in_common | strange, bool)
+
+
+def _codes(summaries: pa.StructArray, name: str) -> np.ndarray[Any, Any]:
+    """Return the bounds as numbers in the same order, -1 for null. Lower and upper bounds have one numbering."""
+    both = pa.concat_arrays([summaries.field("lower_bound"), summaries.field("upper_bound")])
+    both = both.cast(pa.int8()) if pa.types.is_boolean(both.type) else both
+    values = both.drop_null().unique()
+    ordered = values.take(pc.sort_indices(values))
+    codes = pc.fill_null(pc.index_in(both, ordered), -1).to_numpy(zero_copy_only=False)
+    half = len(summaries)
+    return np.asarray(codes[:half] if name == "lower_bound" else codes[half:], np.int64)
+
+
+# -- Read which files snapshots reach, in Spark tasks: manifests by their lists, content files by their manifests
+# Light: tasks import this.
+
+
+LIST, ROOT, MANIFEST = "manifest list", "root", "manifest"
+MANIFEST_DV = "manifest deletion vectors"
+CONTENTS = {
+    ContentType.DATA: "data file",
+    ContentType.POSITION_DELETES: "position delete file",
+    ContentType.EQUALITY_DELETES: "equality delete file",
+}
+MISSING = "missing"
+"""The content of a row about a file that only expired snapshots need, and that is gone."""
+
+# A snapshot, and its manifest list or root.
+SNAPSHOTS = pa.schema(
+    [
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("location", pa.string()),
+        pa.field("retained", pa.bool_()),
+    ]
+)
+
+# A manifest list, a root, or a manifest with the deletion vector that masks it in a snapshot.
+LISTED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("retained", pa.bool_()),
+        pa.field("length", pa.int64()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("dv", pa.struct(list(DV_SCHEMA))),
+        pa.field("kind", pa.int32()),  # 0 data, 1 deletes; null for leaves of trees
+        pa.field("has_live", pa.bool_()),  # null if unknown
+        pa.field("removed", pa.bool_()),  # whether a root has it as DELETED, so that only `file_changes` reads it
+        pa.field("partitions", MANIFEST_FILE_SCHEMA.field("partitions").type),
+    ]
+)
+
+REACHED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("length", pa.int64()),
+        pa.field("retained", pa.bool_()),
+    ]
+)
+
+PATHS = pa.schema([REACHED.field("path")])
+# What is read of entries for the columns of `REACHED`.
+_SOURCES = {"content": "content_type", "path": "location", "length": "file_size_in_bytes"}
+_MAGIC = b"PAR1"
+# Assumed of a manifest list or root, whose length no metadata says.
+_LIST_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ListReader:
+    """Reads the lists and roots of snapshots. Picklable.
+
+    Attributes:
+        trees: the types of the table's V4 manifests; None if it has none.
+        locations: resolves the locations in lists and roots.
+    """
+
+    reader: ExecutorReader
+    trees: TreeTypes | None
+    locations: Locations
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the lists of snapshots, rows of `SNAPSHOTS`, and the manifests in them, as `LISTED`.
+
+        Raises:
+            NotFoundError: the list of a retained snapshot is gone.
+        """
+        for batch in batches:
+            for row, data in read_ahead(batch.to_pylist(), self._read, lambda _: _LIST_BYTES):
+                if data is None:
+                    yield listed(MISSING, {"path": [row["location"]]}, retained=False)
+                else:
+                    yield from self._rows(data, row)
+
+    def _read(self, row: Mapping[str, Any]) -> bytes | None:
+        return _unless_missing(row, lambda: self.reader.read(row["location"]))
+
+    def _rows(self, data: bytes, row: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        location, retained = row["location"], row["retained"]
+        file = {"path": [location], "length": [len(data)]}
+        if self.trees is None or not data.startswith(_MAGIC):
+            yield listed(LIST, file, retained=retained)
+            yield listed_manifests(decode_manifest_list(data, location, self.locations), retained=retained)
+            return
+        stamp = (row["snapshot_id"], row["sequence_number"] or 0)
+        fields = stats_of_fields(self.trees.sources)
+        root = read_root(data, self.trees.stats, self.trees.spec_fields, location, stamp, self.locations, fields)
+        inherited = {name: [row[name]] for name in ("sequence_number", "snapshot_id")}
+        yield listed(ROOT, file | inherited | {"spec_id": [_spec_id(root)]}, retained=retained)
+        yield listed(MANIFEST, _leaves(root), retained=retained)
+        for content, kinds in ((MANIFEST, LEAVES), (MANIFEST_DV, MANIFEST_DVS)):
+            yield listed(content, _removed(root, kinds), retained=retained, removed=True)
+
+
+def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordBatch:
+    """Return rows of `MANIFEST_FILE_SCHEMA` as `LISTED`."""
+    columns = {
+        "path": "manifest_path",
+        "length": "manifest_length",
+        "spec_id": "partition_spec_id",
+        "sequence_number": "sequence_number",
+        "snapshot_id": "added_snapshot_id",
+        "kind": "content",
+        "partitions": "partitions",
+    }
+    values = {name: manifests.column(source) for name, source in columns.items()}
+    return listed(MANIFEST, values | {"has_live": may_be_live(manifests)}, retained=retained)
+
+
+def listed(content: str, columns: Mapping[str, Any], *, retained: bool, removed: bool = False) -> pa.RecordBatch:
+    """Return columns as `LISTED`, with nulls in those that are not given."""
+    size = len(columns["path"])
+    constants = {"content": content, "retained": retained, "removed": removed}
+    table = pa.table(dict(columns) | {name: pa.repeat(value, size) for name, value in constants.items()})
+    arrays = [
+        table[field.name].combine_chunks().cast(field.type) if field.name in table.schema.names
+        else pa.nulls(size, field.type)
+        for field in LISTED
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=LISTED)
+
+
+def _spec_id(root: Root) -> int | None:
+    """Return a partition spec of a root's own files."""
+    files = root.of(FILES, live=False)
+    return files.column("partition_spec_id")[0].as_py() if len(files) else None
+
+
+def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
+    leaves, dvs = root.leaves, manifest_dvs(root)
+    # Deletion vectors of one leaf are equal if they are the same one.
+    dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
+    places = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
+    return {
+        "path": leaves.column("location"),
+        "length": leaves.column("file_size_in_bytes"),
+        "spec_id": leaves.column("partition_spec_id"),
+        "sequence_number": version(leaves, "sequence_number"),
+        "snapshot_id": version(leaves, "snapshot_id"),
+        "dv": dvs.to_struct_array().combine_chunks().take(places),
+    }
+
+
+def _removed(root: Root, kinds: Collection[ContentType]) -> dict[str, pa.ChunkedArray]:
+    """Return the files of DELETED entries. Changes of the root's snapshot are computed from them."""
+    entries = root.of(kinds, live=False)
+    has_file = pc.greater(pc.utf8_length(entries.column("location")), 0)
+    removed = entries.filter(pc.and_not(pc.fill_null(has_file, False), is_live(entries)))
+    return {"path": removed.column("location"), "length": removed.column("file_size_in_bytes")}
+
+
+@dataclass(frozen=True)
+class ContentReader:
+    """Reads the live files of manifests. Picklable.
+
+    Attributes:
+        locations: resolves the locations in manifests.
+        schema: the columns of `REACHED` to return.
+    """
+
+    reader: ExecutorReader
+    trees: TreeTypes | None
+    locations: Locations
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the live files of manifests, rows of `LISTED`, as `schema`.
+
+        Raises:
+            NotFoundError: a manifest of a retained snapshot is gone.
+        """
+        for batch in batches:
+            for row, data in read_ahead(batch.to_pylist(), self._read, lambda row: row["length"] or 0):
+                path = row["path"]
+                if data is not None:
+                    manifest, dv = data
+                    if row["dv"] is None or dv is not None:
+                        for entries in self._entries(manifest, row, dv):
+                            yield self._live_files(entries, row["retained"])
+                        continue
+                    path = row["dv"]["location"]
+                missing = {"content": MISSING, "path": path, "retained": False}
+                yield pa.RecordBatch.from_pylist([missing], schema=self.schema)
+
+    def _read(self, row: Mapping[str, Any]) -> tuple[Data, Mapping[str, Any] | None] | None:
+        """Return a manifest, and its deletion vector with its bitmap; None for each that is missing."""
+        data = _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
+        if data is None or row["dv"] is None:
+            return None if data is None else (data, None)
+        dvs = _unless_missing(row, lambda: inlined([row["dv"]], self.reader))
+        return data, None if dvs is None else dvs[0]
+
+    def _entries(self, data: Data, row: Mapping[str, Any], dv: Mapping[str, Any] | None) -> Iterator[pa.RecordBatch]:
+        batches = decode(data, _part(row), self._projection, self.trees, self.locations)
+        if dv is None:
+            yield from batches
+            return
+        table = pa.Table.from_batches(batches, self._projection.schema)
+        yield from kept_rows(table, unmasked(len(table), dv)).to_batches()
+
+    @cached_property
+    def _projection(self) -> EntryProjection:
+        names = (_SOURCES[name] for name in self.schema.names if name in _SOURCES)
+        return EntryProjection.of({*names, "version_info"})
+
+    def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
+        status = pc.struct_field(entries.column("version_info"), "status")
+        live = entries.filter(pc.not_equal(status, int(Status.DELETED)))
+        columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live))}
+        for name in _SOURCES.keys() & self.schema.names:
+            columns[name] = live.column(_SOURCES[name])
+        if "content" in columns:
+            columns["content"] = _CONTENT_NAMES.take(columns["content"])
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+
+_CONTENT_NAMES = pa.array([CONTENTS.get(ContentType(number)) for number in range(len(ContentType))])
+
+
+def _part(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole manifest, a row of `LISTED`, as a row of `PART_SCHEMA`."""
+    return {
+        "manifest": 0,
+        "location": row["path"],
+        "file_format": "PARQUET" if row["path"].lower().endswith(".parquet") else "AVRO",
+        "partition_spec_id": row["spec_id"],
+        "snapshot_id": row["snapshot_id"],
+        "sequence_number": row["sequence_number"],
+        "first_row_id": None,
+        "part": 0,
+        "parts": 1,
+        "file_size_in_bytes": row["length"],
+    }
+
+
+def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
+    """Return what is read, or None for a missing file that no retained snapshot needs."""
+    try:
+        return read()
+    except NotFoundError:
+        if row["retained"]:
+            raise
+        return None
+
+
+# -- Delete files in Spark tasks --------------------------------------------------------------------------------------
+
+
+# Most messages about files that could not be deleted.
+_MESSAGES = 20
+
+_DELETED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("length", pa.int64()),
+        pa.field("failed", pa.bool_()),
+        pa.field("problem", pa.string()),  # of some of the failures
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """The outcome of a deletion.
+
+    Attributes:
+        files: content -> the number of deleted files.
+        bytes: content -> their bytes, as far as metadata says.
+        failed: the number of files that could not be deleted; they are orphans now.
+        problems: some of the reasons, with the files.
+    """
+
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    failed: int
+    problems: tuple[str, ...]
+
+
+def delete_files(files: DataFrame, writer: ExecutorWriter) -> Deletion:
+    """Delete files by tasks. One that can't be deleted is not an error.
+
+    Args:
+        files: rows of `UNREACHABLE`; those of content `MISSING` are passed over.
+        writer: deletes files in tasks.
+    """
+    present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession))
+    outcomes = map_arrow(present, _Deleter(writer), _DELETED)
+    counted = outcomes.groupBy("content").agg(
+        F.count_if(~F.col("failed")).alias("files"),
+        F.sum(F.when(~F.col("failed"), F.col("length"))).alias("bytes"),
+        F.count_if("failed").alias("failed"),
+        F.slice(F.collect_list("problem"), 1, _MESSAGES).alias("problems"),
+    )
+    # Without checkpoints, the job also computes which files these are.
+    with translated_errors():
+        rows = counted.orderBy("content").collect()
+    return Deletion(
+        files={row.content: row.files for row in rows},
+        bytes={row.content: row.bytes or 0 for row in rows},
+        failed=sum(row.failed for row in rows),
+        problems=tuple(problem for row in rows for problem in row.problems)[:_MESSAGES],
+    )
+
+
+@dataclass(frozen=True)
+class _Deleter:
+    """Deletes files in tasks. Picklable."""
+
+    writer: ExecutorWriter
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            failures = dict(self.writer.delete_many(batch.column("path").to_pylist()))
+            failed = pc.is_in(batch.column("path"), pa.array(failures, pa.string()))
+            problems = {path: f"{path}: {reason}" for path, reason in [*failures.items()][:_MESSAGES]}
+            texts = pa.array([problems.get(path) for path in batch.column("path").to_pylist()], pa.string())
+            columns = [batch.column("content"), batch.column("length"), failed, texts]
+            yield pa.RecordBatch.from_arrays(columns, schema=_DELETED)

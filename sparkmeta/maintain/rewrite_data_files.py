@@ -1,0 +1,624 @@
+"""Rewrite data files: the plan, its sort order, its commits, and the jobs that write the rows."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg import transforms
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.types import PrimitiveType
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from sparkmeta.commit.attempts import RewritePlan, RewriteSummary, commit_steps
+from sparkmeta.commit.new_snapshot import branch_head
+from sparkmeta.commit.options import check_snapshot_options
+from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.sorted_manifests import most_tasks
+from sparkmeta.commit.write_target import WriteTarget
+from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
+from sparkmeta.inspect.human import byte_size
+from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
+from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, FileGroups
+from sparkmeta.maintain.file_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
+from sparkmeta.operations.table_operations import TableT
+from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.rows.file_rows import START, STOP
+from sparkmeta.rows.layouts import PLANNED, parts, task_rows
+from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
+from sparkmeta.rows.read import RowScan, rows_of
+from sparkmeta.session import map_arrow
+from sparkmeta.spec.summary import summary_number
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.write.files import (
+    CURVE_COLUMN,
+    LINEAGE,
+    Arrangement,
+    data_file_tasks,
+    lineage_columns,
+    write_files,
+    written_files,
+)
+from sparkmeta.write.input import refuse_types, way_to
+from sparkmeta.write.tasks import delete_written, deleted_on_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.transforms import Transform
+    from pyiceberg.types import NestedField
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.commit.attempts import Step
+    from sparkmeta.maintain.file_groups import DataRewriteOptions
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+
+
+# -- Write the rows of groups of data files to new files. Spark jobs --------------------------------------------------
+# Rows that stay in their partition and need no order go from file to file in Arrow (`pack_tasks`). Others are rows of
+# a DataFrame, which Spark distributes and sorts (`write/files.py`).
+
+
+_TARGET: Final = "write.target-file-size-bytes"
+# Rows from which the bounds of a z-order come.
+_SAMPLED: Final = 100_000
+_UNSORTED: Final = SortOrder(order_id=0)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Writes the rows of groups to new files.
+
+    Attributes:
+        groups: the groups.
+        order: the order of rows; None to leave them in the order in which they are read.
+    """
+
+    groups: FileGroups
+    order: RowOrder | None
+
+    @property
+    def state(self) -> TableState:
+        return self.groups.state
+
+    @cached_property
+    def target(self) -> TableState:
+        """The table, with the partition spec and the size of new files."""
+        metadata = self.state.metadata
+        properties = {**metadata.properties, _TARGET: str(self.groups.sizes.written)}
+        update = {"default_spec_id": self.groups.output_spec, "properties": properties}
+        return replace(self.state, metadata=metadata.model_copy(update=update))
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The columns of new files."""
+        fields = self.state.metadata.schema().fields
+        return Schema(*fields, *(LINEAGE if self._lineage else ()))
+
+    @property
+    def _lineage(self) -> tuple[str, ...]:
+        return lineage_columns(self.state.metadata)
+
+    def write(self, start: int, end: int) -> list[DataFrame]:
+        """Write the rows of the groups from one `NUMBER` to before another.
+
+        Returns:
+            Rows that describe the new files, as `write_files`, which Spark keeps.
+
+        Raises:
+            ValidationError: a row does not fit the table.
+            UnsupportedError: tasks can't open or write the table's files.
+            CorruptFileError: a data file or a delete file is damaged.
+        """
+        written: list[DataFrame] = []
+        try:
+            most = self.groups.options.max_concurrent_file_group_rewrites or end - start
+            for first in range(start, end, max(most, 1)):
+                self._write(first, min(first + most, end), written)
+        except BaseException:
+            for files in written:
+                delete_written(self.state, files)
+            raise
+        return written
+
+    def _write(self, start: int, end: int, written: list[DataFrame]) -> None:
+        groups = self.groups.groups.slice(start, end - start)
+        live = groups.filter(pc.field("files") > pc.field("dead_files"))
+        files = self.groups.files(start, end).where("NOT is_dead")
+        stays = live.column("stays").to_pylist()
+        outputs = live.column("outputs").to_pylist()
+        if self.order is None:
+            if any(stays):
+                packed = sum(count for count, is_packed in zip(outputs, stays, strict=True) if is_packed)
+                written.append(self._pack(files.where("stays"), packed))
+            if not all(stays):
+                moved = sum(count for count, is_packed in zip(outputs, stays, strict=True) if not is_packed)
+                written.append(self._arrange(files.where("NOT stays"), _UNSORTED, moved))
+            return
+        # Ranges would cut small groups in two, whose rows a single task can sort.
+        for by_range, condition in ((False, "outputs = 1"), (True, "outputs > 1")):
+            count = sum(count for count in outputs if (count > 1) == by_range)
+            if count:
+                order = self.order.order
+                written.append(self._arrange(files.where(condition), order, count, by_range=by_range))
+
+    # -- from file to file ------------------------------------------------------------------------------------------
+
+    def _pack(self, files: DataFrame, outputs: int) -> DataFrame:
+        """Write the rows of files to new files of the same partition and spec."""
+        schema = self.state.metadata.schema()
+        rows = task_rows(self.state, schema, self._lineage)
+        tasks = replace(data_file_tasks(self.target, self.schema), sort_order_id=_UNSORTED.order_id)
+        names = {field.field_id: field.name for field in self.state.types.partition_type.fields}
+        fields = tuple(names[field.field_id] for field in self.target.metadata.spec().fields)
+        pack = PackTasks(rows, tuple(field.name for field in self.schema.fields), tasks, fields)
+        placed = self._outputs(files).repartition(max(1, min(outputs, most_tasks(self.state.spark))))
+        return written_files(self.state, map_arrow(placed, pack.write, tasks.result_schema), tasks.name)
+
+    def _outputs(self, files: DataFrame) -> DataFrame:
+        """Return a row for each new file with `PARTS`, the parts of files whose rows go there, in their order."""
+        tuples = [PARTITION] if PARTITION in files.columns else []
+        cut = parts(files, *tuples, *PLACE, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
+        share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
+        weighed = cut.withColumn("weight", F.expr(f"live_bytes * {share}"))
+        until = Window.partitionBy(NUMBER).orderBy(*PLACE, START).rowsBetween(Window.unboundedPreceding, 0)
+        middle = F.sum("weight").over(until) - F.col("weight") / 2
+        place = F.floor(middle * F.col("outputs") / F.greatest("group_bytes", F.lit(1)))
+        assigned = weighed.withColumn("output", F.least(place, F.col("outputs") - 1))
+        part = F.struct(*PLACE, START, STOP, *PLANNED, *tuples)
+        listed = assigned.groupBy(NUMBER, "output").agg(F.sort_array(F.collect_list(part)).alias(PARTS))
+        return listed.select(PARTS)
+
+    # -- by Spark ---------------------------------------------------------------------------------------------------
+
+    def _arrange(self, files: DataFrame, order: SortOrder, outputs: int, *, by_range: bool = False) -> DataFrame:
+        """Write the rows of files to new files, distributed by partition, and sorted."""
+        planned = PlannedFiles.of([RowPlan(files, self.groups.plan.deletes)], self.state)
+        curve = None if self.order is None or not self.order.curve else self._curve(planned)
+        tasks = max(1, min(outputs, most_tasks(self.state.spark)))
+        rows = rows_of(self._scan(self.state.metadata.schema(), self._lineage), planned)
+        arrangement = Arrangement(order, tasks, by_range, curve)
+        return write_files(self.target, rows, lineage=bool(self._lineage), arrangement=arrangement)
+
+    def _scan(self, projection: Schema, metadata_columns: tuple[str, ...] = ()) -> RowScan:
+        return RowScan(ScanFilter.of(self.state, AlwaysTrue()), projection, metadata_columns)
+
+    def _curve(self, files: PlannedFiles) -> Curve:
+        """Return the z-order of files' rows, of which some are read."""
+        assert self.order is not None
+        schema, columns = self.state.metadata.schema(), self.order.curve
+        ways = [way_to(schema, column.field_id) for column in columns]
+        paths: list[Path] = [(way[0].name, *(field.name for field in way[1:])) for way in ways]
+        read = prune_columns(schema, {column.field_id for column in columns})
+        count = sum(files.numbers("record_count").tolist())
+        rows = rows_of(self._scan(read), files)
+        sample = rows.sample(min(1.0, _SAMPLED / max(count, 1)), seed=7).limit(2 * _SAMPLED).toArrow()
+        of_rows: list[Path] = [(schema.fields.index(way[0]), *path[1:]) for way, path in zip(ways, paths, strict=True)]
+        return replace(Curve.of(CURVE_COLUMN, paths, sample), paths=tuple(of_rows))
+
+
+# -- Sort orders that a rewrite is given: as objects, or as text that Iceberg's procedure takes -----------------------
+# The text is `id DESC NULLS LAST, bucket(16, name)`, or `zorder(x, y)`.
+
+
+_TERM: Final = re.compile(
+    r"(?P<term>.+?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE | re.DOTALL
+)
+# A part of a column's name, with its backquotes.
+_QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
+_CALL: Final = re.compile(rf"(?P<name>\w+)\s*\((?P<arguments>(?:{_QUOTED.pattern}|[^()`])*)\)")
+_UNSIZED: Final[tuple[Transform[Any, Any], ...]] = (
+    transforms.IdentityTransform(), transforms.YearTransform(), transforms.MonthTransform(),
+    transforms.DayTransform(), transforms.HourTransform(),
+)  # fmt: skip
+# As in partition specs, and as functions of Spark.
+_PLAIN: Final = {name: transform for transform in _UNSIZED for name in (str(transform), f"{transform}s")}
+_Identity = transforms.IdentityTransform
+_SIZED: Final[dict[str, Any]] = {"bucket": transforms.BucketTransform, "truncate": transforms.TruncateTransform}
+_ZORDER: Final = "zorder"
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """The order of the rows of new files.
+
+    Attributes:
+        order: the sort order, unsorted if there are curve columns; its id is 0 unless the table has the same order.
+        curve: the columns of a z-order, without those that are the same in all rows of a partition.
+    """
+
+    order: SortOrder
+    curve: tuple[NestedField, ...] = ()
+
+
+def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrder:
+    """Return the order that an option of a rewrite names; None is the table's sort order.
+
+    Raises:
+        ValidationError: the table has no sort order, or the order is of another type or not one of the table's columns.
+    """
+    if wanted is None:
+        order = metadata.sort_order()
+        if not order.fields:
+            problem = "the table has no sort order: give sort_order, or use the strategy binpack"
+            raise ValidationError(f"{metadata.location}: {problem}")
+        return RowOrder(order)
+    if isinstance(wanted, SortOrder):
+        return RowOrder(_checked(metadata, wanted))
+    if not isinstance(wanted, str):
+        raise ValidationError(f"sort_order is {shown(wanted)}: expected text, or a SortOrder of pyiceberg")
+    schema, terms = metadata.schema(), list(_terms(wanted))
+    calls = [_CALL.fullmatch(term) for term in terms]
+    curves = [call for call in calls if call is not None and call["name"].lower() == _ZORDER]
+    if not curves:
+        return RowOrder(_known(metadata, tuple(_field(schema, term, wanted) for term in terms)))
+    if len(terms) > 1:
+        raise ValidationError(f"sort_order is {shown(wanted)}: zorder(...) can't be combined with other columns")
+    columns = [_column(schema, name, wanted) for name in _terms(curves[0]["arguments"])]
+    if len(set(columns)) < len(columns):
+        raise ValidationError(f"sort_order is {shown(wanted)}: a column occurs twice")
+    identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, _Identity)}
+    chosen = tuple(column for column in columns if column.field_id not in identities)
+    if not 0 < len(chosen) <= MOST_COLUMNS:
+        problem = f"expected 1 to {MOST_COLUMNS} columns that are not the source of an identity partition field"
+        raise ValidationError(f"sort_order is {shown(wanted)}: {problem}")
+    return RowOrder(SortOrder(order_id=0), chosen)
+
+
+def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
+    """Return an order whose fields the table's rows have values of."""
+    whole, schema = ", ".join(map(str, wanted.fields)), metadata.schema()
+    if not wanted.fields:
+        raise ValidationError("sort_order is unsorted: it has no fields")
+    for sort_field in wanted.fields:
+        try:
+            column = schema.find_field(sort_field.source_id)
+        except ValueError:
+            problem = f"the table has no column with the id {sort_field.source_id}"
+            raise ValidationError(f"sort_order is {shown(whole)}: {problem}") from None
+        _check(schema, column, sort_field.transform, whole)
+    return _known(metadata, tuple(wanted.fields))
+
+
+def _known(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
+    """Return the table's order of these fields; else one with the id of unsorted files."""
+    for order in metadata.sort_orders:
+        if [*order.fields] == [*fields]:
+            return order
+    return SortOrder(*fields, order_id=0)
+
+
+def _terms(text: str) -> Iterator[str]:
+    """Yield the parts between commas that are not in parentheses or backquotes."""
+    depth, start, is_quoted = 0, 0, False
+    for place, character in enumerate(text):
+        is_quoted ^= character == "`"
+        if is_quoted:
+            continue
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and not depth:
+            yield text[start:place].strip()
+            start = place + 1
+    yield text[start:].strip()
+
+
+def _field(schema: Schema, text: str, whole: str) -> SortField:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise ValidationError(f"sort_order is {shown(whole)}: a part of it is empty")
+    column, transform = _transformed(schema, match["term"], whole)
+    direction = SortDirection.DESC if (match["direction"] or "").lower() == "desc" else SortDirection.ASC
+    nulls = match["nulls"] or ("first" if direction == SortDirection.ASC else "last")
+    null_order = NullOrder.NULLS_FIRST if nulls.lower() == "first" else NullOrder.NULLS_LAST
+    return SortField(source_id=column.field_id, transform=transform, direction=direction, null_order=null_order)
+
+
+def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Transform[Any, Any]]:
+    call = _CALL.fullmatch(term)
+    if call is None:
+        return _column(schema, term, whole), transforms.IdentityTransform()
+    name, arguments = call["name"].lower(), list(_terms(call["arguments"]))
+    numbers = [argument for argument in arguments if argument.isdecimal()]
+    columns = [argument for argument in arguments if not argument.isdecimal()]
+    if len(columns) == 1 and name in _SIZED and len(numbers) == 1 and int(numbers[0]):
+        transform = _SIZED[name](int(numbers[0]))
+    elif len(columns) == 1 and name in _PLAIN and not numbers:
+        transform = _PLAIN[name]
+    else:
+        raise ValidationError(f"sort_order is {shown(whole)}: {term} is not a transform of a column")
+    column = _column(schema, columns[0], whole)
+    _check(schema, column, transform, whole)
+    return column, transform
+
+
+def _column(schema: Schema, name: str, whole: str) -> NestedField:
+    """Return a primitive column that is in no list and no map."""
+    plain = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
+    try:
+        field = schema.find_field(plain)
+    except ValueError:
+        raise ValidationError(f"sort_order is {shown(whole)}: the table has no column {shown(plain)}") from None
+    _check(schema, field, transforms.IdentityTransform(), whole)
+    return field
+
+
+def _check(schema: Schema, column: NestedField, transform: Transform[Any, Any], whole: str) -> None:
+    """Raise ValidationError for a column that can't be sorted by, or one without this transform."""
+    structs = all(parent.field_type.is_struct for parent in way_to(schema, column.field_id)[:-1])
+    problem = None
+    if not isinstance(column.field_type, PrimitiveType) or not structs:
+        name = schema.find_column_name(column.field_id)
+        problem = f"column {name} of type {column.field_type} can't be sorted by"
+    elif not transform.can_transform(column.field_type):
+        problem = f"values of type {column.field_type} have no transform {transform}"
+    if problem:
+        raise ValidationError(f"sort_order is {shown(whole)}: {problem}")
+
+
+# -- The plan to rewrite data files, and its commits ------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+
+# What a snapshot's summary counts, and the names in `result`.
+_COUNTED = {
+    "added_data_files": "added-data-files",
+    "added_bytes": "added-files-size",
+    "removed_delete_files": "removed-delete-files",
+}
+
+
+@dataclass(frozen=True)
+class DataRewriteSummary(RewriteSummary):
+    """The data files to rewrite, in numbers.
+
+    Attributes:
+        strategy: binpack or sort.
+        groups: the number of groups of files that are rewritten together.
+        data_files: the number of files to rewrite.
+        bytes: their bytes.
+        records: their rows, deleted ones included.
+        deleted_files: how many of them have only deleted rows. They are not read.
+        new_files: about how many files replace them.
+        commits: the number of commits.
+    """
+
+    strategy: str
+    groups: int
+    data_files: int
+    bytes: int
+    records: int
+    deleted_files: int
+    new_files: int
+    commits: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.groups
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: its data files need no rewrite"
+        what = f"{self.data_files} data files in {self.groups} groups become about {self.new_files}"
+        commits = f", in {self.commits} commits" if self.commits > 1 else ""
+        gone = f", {self.deleted_files} files have only deleted rows" if self.deleted_files else ""
+        return f"{self.table}: {what} ({self.strategy}){commits}\n  {self.records} rows, {byte_size(self.bytes)}{gone}"
+
+
+@dataclass
+class _Done:
+    """What a plan's commits did.
+
+    Attributes:
+        snapshot_id: the snapshot of the last one.
+    """
+
+    snapshot_id: int | None = None
+    commits: int = 0
+    failed_commits: int = 0
+    rewritten_data_files: int = 0
+    rewritten_bytes: int = 0
+    failed_data_files: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+
+
+@dataclass(frozen=True)
+class DataRewritePlan(RewritePlan[TableT]):
+    """A plan to rewrite data files, carried out by `commit`."""
+
+    options: DataRewriteOptions
+    order: RowOrder | None
+    _done: _Done = field(default_factory=_Done, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _groups(self) -> FileGroups:
+        return FileGroups(self._state, self.options, self.options.sizes(self._state.metadata))
+
+    @cached_property
+    def _rewrite(self) -> Rewrite:
+        return Rewrite(self._groups, self.order)
+
+    def files(self) -> DataFrame:
+        """Return a row for each data file to rewrite, with the number of its group.
+
+        Columns: file_group, file_path, file_format, spec_id, partition (where the table has any), record_count,
+        file_size_in_bytes, data_sequence_number, delete_files (how many apply to it), deleted_records (by deletes
+        that name the file), manifest_path, manifest_pos. Runs jobs, once.
+        """
+        frame = self._groups.files()
+        tuples = [PARTITION] if PARTITION in frame.columns else []
+        return frame.selectExpr(
+            f"{NUMBER} AS file_group", "file_path", "file_format", "spec_id", *tuples, "record_count",
+            "file_size_in_bytes", "data_sequence_number", "size(deletes) AS delete_files", "deleted_records",
+            "manifest_path", "manifest_pos",
+        )  # fmt: skip
+
+    def summary(self) -> DataRewriteSummary:
+        """Return the plan in numbers. Runs jobs, once."""
+        groups, head = self._groups.groups, self._state.snapshot
+        total = {name: pc.sum(groups.column(name)).as_py() or 0 for name in ("files", "bytes", "records", "dead_files")}
+        live = groups.filter(pc.field("files") > pc.field("dead_files"))
+        return DataRewriteSummary(
+            table=self.table.full_name,
+            snapshot_id=None if head is None else head.snapshot_id,
+            strategy=self.options.strategy,
+            groups=len(groups),
+            data_files=total["files"],
+            bytes=total["bytes"],
+            records=total["records"],
+            deleted_files=total["dead_files"],
+            new_files=pc.sum(live.column("outputs")).as_py() or 0,
+            commits=len(list(self._parts)),
+        )
+
+    @property
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """Yield the groups of each commit: from one `NUMBER` to before another.
+
+        If the first commit assigns row ids, it is the only one: the rows of later ones would be read without theirs.
+        """
+        count, head = len(self._groups.groups), self._state.snapshot
+        has_no_ids = head is not None and head.first_row_id is None
+        assigns_ids = has_no_ids and bool(lineage_columns(self.table.metadata))
+        is_partial = self.options.partial_progress_enabled and not assigns_ids
+        commits = self.options.partial_progress_max_commits if is_partial else 1
+        size = max(1, -(-count // commits))
+        for start in range(0, count, size):
+            yield start, min(start + size, count)
+
+    # -- the commits ------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step | None:
+        """See `RewritePlan.step`. Writes the new data files of all groups."""
+        count = len(self._groups.groups)
+        return self._step(self._rewrite.write(0, count), 0, count) if count else None
+
+    def _step(self, written: list[DataFrame], start: int, end: int) -> Step:
+        chosen = self._groups.files(start, end)
+        names = [name for name in ("file_path", "manifest_path", "spec_id", PARTITION) if name in chosen.columns]
+        added = reduce(lambda left, right: left.unionByName(right), written) if written else None
+        number, head = None, self._state.snapshot
+        if self.options.use_starting_sequence_number and head is not None and self.table.metadata.format_version > 1:
+            number = head.sequence_number
+        update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
+        return update.rewrite(chosen.select(*names), added, data_sequence_number=number)
+
+    def commit(self) -> TableT:
+        """Write the new data files, and commit them. Return the new table, or the same if there is nothing to do.
+
+        Other commits stay valid. With partial progress, groups are committed one part after another; a part that fails
+        is logged, and the others go on. After an error, `is_partly_committed` says whether parts were committed, and
+        `result` what they did.
+
+        Raises:
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitConflictError: another commit removed one of the files or deleted rows of it, or a part of this plan
+                was committed before an error: plan again.
+            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+            CorruptFileError: a data file or a delete file is damaged.
+            ValidationError: a row does not fit the table, or the branch was set back to an earlier snapshot.
+        """
+        if not self._committed:
+            if self.is_partly_committed:
+                problem = "parts of the plan were committed before an error: plan again"
+                raise CommitConflictError(f"{self.table.metadata.location}: {problem}")
+            self._committed.append(self._commit())
+        return self._committed[0]
+
+    @property
+    def is_partly_committed(self) -> bool:
+        """Whether `commit` raised an error after it had committed a part of the plan."""
+        return not self._committed and self._done.commits > 0
+
+    def _commit(self) -> TableT:
+        table, done = self.table, self._done
+        done.failed_commits = done.failed_data_files = 0
+        errors: list[SparkmetaError] = []
+        for start, end in self._parts:
+            groups = self._groups.groups.slice(start, end - start)
+            try:
+                table = self._commit_part(table, start, end)
+            except CommitStateUnknownError:
+                raise
+            except SparkmetaError as error:
+                errors.append(error)
+                done.failed_commits += 1
+                done.failed_data_files += _sum(groups, "files")
+                most = self.options.partial_progress_max_failed_commits
+                if not self.options.partial_progress_enabled or (most is not None and len(errors) > most):
+                    raise
+                which = f"file group {start} was" if end - start == 1 else f"file groups {start} to {end - 1} were"
+                _log.warning("%s: %s not rewritten: %s", table.full_name, which, error)
+                continue
+            done.commits += 1
+            done.rewritten_data_files += _sum(groups, "files")
+            done.rewritten_bytes += _sum(groups, "bytes")
+            self._count(table.metadata.snapshot_by_name(self.branch))
+        if errors and not done.commits:
+            raise errors[-1]
+        if self.options.remove_dangling_deletes and done.commits and table.metadata.format_version > 1:
+            before = table.metadata.snapshot_by_name(self.branch)
+            table = plan_removal(table, self.branch, self.properties).commit()
+            after = table.metadata.snapshot_by_name(self.branch)
+            if after != before:
+                self._count(after)
+        return table
+
+    def _commit_part(self, table: TableT, start: int, end: int) -> TableT:
+        written = self._rewrite.write(start, end)
+        with deleted_on_failure(self._state, written):
+            return commit_steps(table, [self._step(written, start, end)])
+
+    def _count(self, snapshot: Snapshot | None) -> None:
+        if snapshot is None:
+            return
+        self._done.snapshot_id = snapshot.snapshot_id
+        for name, key in _COUNTED.items():
+            self._done.counts[name] += summary_number(snapshot, key) or 0
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and the counts of the commits, null before them, as for JSON."""
+        done, committed = self._done, None
+        if done.commits:
+            committed = {
+                "snapshot_id": done.snapshot_id,
+                "commits": done.commits,
+                "failed_commits": done.failed_commits,
+                "rewritten_data_files": done.rewritten_data_files,
+                "rewritten_bytes": done.rewritten_bytes,
+                "failed_data_files": done.failed_data_files,
+                **done.counts,
+            }
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+
+def _sum(groups: pa.Table, column: str) -> int:
+    return int(pc.sum(groups.column(column)).as_py() or 0)
+
+
+def plan_data_rewrite(
+    table: TableT, options: DataRewriteOptions, branch: str, properties: Mapping[str, str]
+) -> DataRewritePlan[TableT]:
+    """See `Maintenance.rewrite_data_files`."""
+    table.refuse_read_only()
+    metadata = table.metadata
+    refuse_rewrite(metadata)
+    check_snapshot_options(metadata)
+    head = branch_head(table.state, branch)
+    refuse_types(metadata.schema(), metadata.location)
+    executor_writer(head.files)
+    options.check_for(metadata)
+    ScanFilter.of(head, options.row_filter)
+    order = row_order(metadata, options.sort_order) if options.strategy == SORT else None
+    return DataRewritePlan(table, branch, properties, head, options, order)

@@ -1,0 +1,427 @@
+"""Group the manifests of a v1 to v3 table that are rewritten together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyspark.sql import functions as F
+
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.avro.write import manifest_codec
+from sparkmeta.checks import Rule, check_options, is_whole, names_of
+from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.commit.lists import NewList, manifest_format, refuse_rewrite, without_manifests
+from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
+from sparkmeta.commit.options import MOST_BYTES, ListOptions
+from sparkmeta.commit.sorted_manifests import (
+    file_count,
+    key_schema,
+    sampled_bounds,
+    sorted_among_tasks,
+    spread,
+    task_reader,
+)
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, live_count, live_counts
+from sparkmeta.entries.records import manifest_parts
+from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
+from sparkmeta.maintain.file_tasks import ManifestTasks
+from sparkmeta.operations.table_operations import TableT
+from sparkmeta.plan.filter import ScanFilter, matching_manifests
+from sparkmeta.session import local_frame
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.spec.summary import summary_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.avro.write import ManifestFormat
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+
+CONTENTS = {ContentType.DATA_MANIFEST: "data", ContentType.DELETE_MANIFEST: "deletes"}
+
+REWRITTEN = "sparkmeta.rewritten-manifests"
+"""A key in the summary of a snapshot that rewrote manifests. Its value is JSON with the parameters.
+
+`target-bytes` is the target size of a manifest, `sorted-by` maps spec ids to ids of partition fields in order.
+"""
+
+# A single manifest is left alone up to this multiple of the target size.
+_SURPLUS = 1.1
+
+
+@dataclass(frozen=True)
+class ManifestRewriteOptions:
+    """See `Maintenance.rewrite_manifests`."""
+
+    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
+    spec_id: int | None = None
+    sort_by: Sequence[str] | None = None
+    target_manifest_bytes: int | None = None
+
+    def check(self) -> None:
+        """Check values as far as possible without a table.
+
+        Raises:
+            ValidationError: an option has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        check_options(self, _RULES)
+        parse_filter(self.row_filter)
+
+
+_RULES = {
+    "sort_by": names_of("partition fields"),
+    "target_manifest_bytes": Rule(
+        f"a number of bytes from 1 to {MOST_BYTES}", lambda value: is_whole(value) and 1 <= value <= MOST_BYTES
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ManifestGroup:
+    """The manifests of one content and spec that are rewritten together, rows of `TableState.manifests`.
+
+    Attributes:
+        keys: ids of the partition fields by which entries are sorted.
+        parts: the expected number of new manifests.
+    """
+
+    content: ContentType
+    spec_id: int
+    manifests: pa.Table
+    keys: tuple[int, ...]
+    parts: int
+
+    @property
+    def paths(self) -> set[str]:
+        return set(self.manifests.column("location").to_pylist())
+
+
+def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[ManifestGroup]:
+    """Return the groups that are not in order yet.
+
+    Raises:
+        ValidationError: an option is not valid for the table.
+        InvalidFilterError: the filter is not valid for the table.
+        UnsupportedError: a manifest can't be rewritten.
+    """
+    options.check()
+    target = target_bytes(state.metadata, options)
+    manifest_codec(state.metadata)
+    keys = _keys(state, options)
+    manifests = matching_manifests(state.manifests, ScanFilter.of(state, options.row_filter))
+    groups = []
+    for content in CONTENTS:
+        of_content = manifests.filter(pc.equal(manifests.column("content_type"), int(content)))
+        for spec_id in sorted(set(of_content.column("partition_spec_id").to_pylist()) & keys.keys()):
+            of_spec = of_content.filter(pc.equal(of_content.column("partition_spec_id"), spec_id))
+            parts = max(1, min(-(-total_bytes(of_spec) // target), live_count(of_spec) or total_bytes(of_spec)))
+            group = ManifestGroup(content, spec_id, of_spec, keys[spec_id], parts)
+            if not _is_in_order(group, state, target):
+                refuse_rewrite(group.manifests, spec_id, state)
+                groups.append(group)
+    return groups
+
+
+def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
+    """Return whether a group need not be rewritten.
+
+    It is one manifest that is not too large, or manifests that one rewrite wrote in the same order and size.
+    """
+    count = len(group.manifests)
+    if count == 1 and total_bytes(group.manifests) <= _SURPLUS * target:
+        return True
+    writers = pc.struct_field(group.manifests.column("version_info"), "snapshot_id").unique().to_pylist()
+    writer = state.metadata.snapshot_by_id(writers[0]) if len(writers) == 1 and writers[0] is not None else None
+    try:
+        how = json.loads(summary_of(writer).get(REWRITTEN, "{}"))
+    except ValueError:  # written by another library
+        return False
+    known = how.get("sorted-by", {}) if isinstance(how, dict) else {}
+    return known.get(str(group.spec_id)) == list(group.keys) and how.get("target-bytes") == target
+
+
+def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple[int, ...]]:
+    """Return the ids of the partition fields by which entries are sorted, for each spec to rewrite."""
+    specs = state.specs
+    if options.spec_id is not None:
+        if options.spec_id not in specs:
+            known = ", ".join(map(str, sorted(specs)))
+            raise ValidationError(
+                f"{state.metadata.location} has no partition spec {options.spec_id!r}: it has {known}"
+            )
+        specs = {options.spec_id: specs[options.spec_id]}
+    default = {key: tuple(part.field_id for part in spec.fields) for key, spec in specs.items()}
+    names = options.sort_by
+    if names is None:
+        return default
+    by_name = {key: {part.name: part.field_id for part in spec.fields} for key, spec in specs.items()}
+    for name in names:
+        if not any(name in fields for fields in by_name.values()):
+            raise ValidationError(
+                f"{state.metadata.location}: sort_by names {name!r}: there is no such partition field"
+            )
+    named = {key: tuple(fields[name] for name in names if name in fields) for key, fields in by_name.items()}
+    return {key: chosen or default[key] for key, chosen in named.items()}
+
+
+def target_bytes(metadata: TableMetadata, options: ManifestRewriteOptions) -> int:
+    """Return the target size of a manifest.
+
+    Raises:
+        ValidationError: the table property has an invalid value.
+    """
+    size = options.target_manifest_bytes
+    return ListOptions.of(metadata).target_bytes if size is None else size
+
+
+def total_bytes(manifests: pa.Table) -> int:
+    """Return the total size of manifests in bytes."""
+    return pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
+
+
+# -- The Spark jobs that rewrite a group of Avro manifests ------------------------------------------------------------
+
+
+# Most ranges into which a task cuts its entries.
+_MOST_RANGES = 16_384
+# Estimated bytes of an entry, for manifests without counts.
+_ENTRY_BYTES = 200
+
+
+@dataclass(frozen=True)
+class ManifestJob:
+    """The Spark jobs that rewrite a group.
+
+    Attributes:
+        name: the beginning of the names of new manifests.
+    """
+
+    state: TableState
+    group: ManifestGroup
+    options: ManifestRewriteOptions
+    name: str
+
+    def run(self) -> pa.Table:
+        """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
+
+        Raises:
+            UnsupportedError: tasks can't open the table's files.
+            CorruptFileError: a manifest is damaged.
+            ValidationError: the manifests don't hold as many files as the manifest list says.
+        """
+        state, group = self.state, self.group
+        tasks = ManifestTasks(self._form, group.keys, task_reader(state))
+        ranges = min(group.parts, _MOST_RANGES)
+        bounds = self._bounds(ranges)
+        projection = state.projection(("first_row_id",))
+        units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
+        cut = partial(tasks.cut_parts, bounds)
+        written = sorted_among_tasks(units, cut, tasks.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
+        with translated_errors():
+            manifests = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
+        self._check_count(manifests)
+        return manifests
+
+    def _check_count(self, written: pa.Table) -> None:
+        known, count = live_count(self.group.manifests), file_count(written)
+        if known is not None and known != count:
+            raise ValidationError(
+                f"{self.state.metadata.location}: the manifest list says that the {CONTENTS[self.group.content]} "
+                f"manifests of partition spec {self.group.spec_id} have {known} live files: they have {count}"
+            )
+
+    @cached_property
+    def _form(self) -> ManifestFormat:
+        target = target_bytes(self.state.metadata, self.options)
+        return manifest_format(self.state, self.group.content, self.group.spec_id, self.name, target)
+
+    def _bounds(self, ranges: int) -> pa.Table:
+        """Return the last keys of the ranges. Runs a job that reads only keys."""
+        state, group = self.state, self.group
+        frame = state.entries(group.manifests, state.projection(("version_info",)))
+        live = frame.where(F.col("version_info.status") != int(Status.DELETED))
+        columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(group.keys)]
+        keys = live.select(*columns, F.col("version_info.sequence_number").alias("sequence_number"), MANIFEST, ORDINAL)
+        entries = live_count(group.manifests)
+        entries = total_bytes(group.manifests) // _ENTRY_BYTES if entries is None else entries
+        no_keys = key_schema(dict(state.types.spec_fields[group.spec_id]), group.keys).empty_table()
+        return sampled_bounds(keys, no_keys, entries, ranges)
+
+
+# -- The plan to rewrite Avro manifests, and the step that commits it -------------------------------------------------
+
+
+PLANNED = pa.schema(
+    [
+        pa.field("content", pa.string()),
+        pa.field("file_path", pa.string()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("live_files", pa.int64()),
+        pa.field("deleted_files", pa.int64()),
+        pa.field("file_size_in_bytes", pa.int64()),
+    ]
+)
+"""The columns of `ManifestRewritePlan.files`."""
+
+
+@dataclass(frozen=True)
+class ManifestRewriteSummary(RewriteSummary):
+    """The numbers of a rewrite, computed from the manifest list alone.
+
+    Attributes:
+        manifests_after: the expected number of new manifests.
+        live_files: entries to write; None if a manifest does not count them.
+        bytes: bytes of manifests to read.
+    """
+
+    data_manifests: int
+    delete_manifests: int
+    kept_manifests: int
+    manifests_after: int
+    live_files: int | None
+    bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.data_manifests or self.delete_manifests)
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: its manifests are in order"
+        files = "an unknown number of" if self.live_files is None else str(self.live_files)
+        manifests = f"{self.data_manifests} data manifests and {self.delete_manifests} delete manifests"
+        return "\n".join(
+            [
+                f"{self.table}: {manifests} become about {self.manifests_after}; {self.kept_manifests} stay",
+                f"  {files} live files in {self.bytes} bytes",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class ManifestRewritePlan(RewritePlan[TableT]):
+    """A plan to rewrite Avro manifests, carried out by `commit`."""
+
+    options: ManifestRewriteOptions
+    _groups: tuple[ManifestGroup, ...]
+
+    def files(self) -> DataFrame:
+        """Return a row for each manifest to rewrite, without a job.
+
+        Columns: content ("data", "deletes"), file_path, spec_id, live_files and deleted_files (null if the list does
+        not count them), file_size_in_bytes.
+        """
+        tables = [PLANNED.empty_table()]
+        for group in self._groups:
+            manifests = group.manifests
+            stats = manifests.column("manifest_stats").combine_chunks()
+            columns = {
+                "content": pa.repeat(CONTENTS[group.content], len(manifests)),
+                "file_path": manifests.column("location"),
+                "spec_id": manifests.column("partition_spec_id"),
+                "live_files": live_counts(manifests),
+                "deleted_files": stats.field("deleted_files_count").cast(pa.int64()),
+                "file_size_in_bytes": manifests.column("file_size_in_bytes"),
+            }
+            tables.append(pa.table(columns, schema=PLANNED))
+        return local_frame(self._state.spark, pa.concat_tables(tables))
+
+    def summary(self) -> ManifestRewriteSummary:
+        """Return the plan in numbers, without a job."""
+        counts = dict.fromkeys(CONTENTS, 0)
+        for group in self._groups:
+            counts[group.content] += len(group.manifests)
+        live = [live_count(group.manifests) for group in self._groups]
+        return ManifestRewriteSummary(
+            table=self.table.full_name,
+            snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
+            data_manifests=counts[ContentType.DATA_MANIFEST],
+            delete_manifests=counts[ContentType.DELETE_MANIFEST],
+            kept_manifests=len(self._state.manifests) - sum(counts.values()),
+            manifests_after=sum(group.parts for group in self._groups),
+            live_files=None if None in live else sum(count or 0 for count in live),
+            bytes=sum(total_bytes(group.manifests) for group in self._groups),
+        )
+
+    def step(self) -> RewriteStep | None:
+        """See `RewritePlan.step`."""
+        if not self._groups:
+            return None
+        return _ManifestStep(self.branch, self.properties, self._state, self.options, self._groups)
+
+
+@dataclass
+class _ManifestStep(RewriteStep):
+    """Writes manifests once; each attempt adds them to the newest manifest list."""
+
+    planned_on: TableState
+    options: ManifestRewriteOptions
+    groups: tuple[ManifestGroup, ...]
+    written: list[pa.Table] | None = None
+
+    def apply_to(self, head: TableState) -> TableMetadata:
+        """See `RewriteStep.apply_to`."""
+        _refuse(head)
+        if self.written is None:
+            self.written = [self._write(group) for group in self.groups]
+        planned, present = _inherited(self.planned_on), _inherited(head)
+        same_version = head.metadata.format_version == self.planned_on.metadata.format_version
+        fitting = [
+            (group, manifests)
+            for group, manifests in zip(self.groups, self.written, strict=True)
+            if same_version and all(present.get(path) == planned[path] for path in group.paths)
+        ]
+        if not fitting:
+            raise rewritten_by_others(head)
+        manifests = pa.concat_tables([manifests for _, manifests in fitting])
+        replaced = set().union(*(group.paths for group, _ in fitting))
+        counts = LeafCounts(len(manifests), len(present) - len(replaced), len(replaced), file_count(manifests))
+        sorted_by = {str(group.spec_id): group.keys for group, _ in fitting}
+        how = {"target-bytes": target_bytes(self.planned_on.metadata, self.options), "sorted-by": sorted_by}
+        summary = self.summary(head, counts, {REWRITTEN: json.dumps(how)})
+        listed = pa.concat_tables([manifests, without_manifests(head.manifest_files, replaced)])
+        return NewList(head, self.branch, self.names).commit(listed, summary())
+
+    def _write(self, group: ManifestGroup) -> pa.Table:
+        manifests = ManifestJob(self.planned_on, group, self.options, self.names.file("m")).run()
+        self.names.written.update(manifests.column("manifest_path").to_pylist())
+        return manifests
+
+
+def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
+    """Return the content, spec and inherited values of each manifest of a snapshot, by path."""
+    names = ("manifest_path", "partition_spec_id", "content", "added_snapshot_id", "sequence_number", "first_row_id")
+    rows = zip(*(state.manifest_files.column(name).to_pylist() for name in names), strict=True)
+    return {path: tuple(values) for path, *values in rows}
+
+
+def plan_rewrite(
+    table: TableT, options: ManifestRewriteOptions, branch: str, properties: Mapping[str, str]
+) -> ManifestRewritePlan[TableT]:
+    """See `Maintenance.rewrite_manifests`."""
+    table.refuse_read_only()
+    head = branch_head(table.state, branch)
+    _refuse(head)
+    return ManifestRewritePlan(table, branch, properties, head, options, tuple(manifest_groups(head, options)))
+
+
+def _refuse(state: TableState) -> None:
+    metadata = state.metadata
+    if metadata.format_version > 3:
+        raise UnsupportedError(
+            f"{metadata.location}: Avro manifests are rewritten in tables of format version 1 to 3; the leaves of the "
+            "metadata tree that one of version 4 has, or gets by upgrade, are put in order by compact_manifests"
+        )
+    refuse_encrypted(metadata, "whose manifests can't be rewritten")

@@ -1,0 +1,635 @@
+"""The options of a rewrite of position deletes, and the table properties that they default to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from sparkmeta.arrow_types import spark_schema
+from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
+from sparkmeta.checks import at_least, check_options
+from sparkmeta.columns import sql
+from sparkmeta.columns.predicate import parse_filter
+from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, commit_steps
+from sparkmeta.commit.base_root import base_root
+from sparkmeta.commit.lists import ManifestRewriter, NewList, manifest_format, without_manifests
+from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
+from sparkmeta.commit.next_root import KindCount, Tally, file_kind
+from sparkmeta.commit.options import ListOptions, check_snapshot_options
+from sparkmeta.commit.removed_files import Removal, removal_of
+from sparkmeta.commit.snapshot_update import SnapshotUpdate
+from sparkmeta.commit.sorted_manifests import EntryManifests, most_tasks, task_reader
+from sparkmeta.commit.write_target import WriteTarget
+from sparkmeta.entries.arrays import CONTENT_STATS, FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, stats_struct
+from sparkmeta.errors import CommitConflictError, translated_errors
+from sparkmeta.inspect.file_changes import snapshots_since
+from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
+from sparkmeta.maintain.file_groups import FileSizes
+from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, target_bytes
+from sparkmeta.operations.table_operations import TableT
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.deletes.rules import data_path, partition_key
+from sparkmeta.plan.files import plan_files
+from sparkmeta.plan.filter import (
+    ScanFilter,
+    full_partition,
+    is_live_entry,
+    live_manifests,
+    manifest_path,
+    prune_manifests,
+    tuple_matches,
+)
+from sparkmeta.session import map_arrow, materialize, read_tasks
+from sparkmeta.spec.bitmap import write_deletion_vector
+from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType, Status
+from sparkmeta.spec.metadata import has_tree
+from sparkmeta.spec.summary import summary_number
+from sparkmeta.storage.files import executor_writer
+from sparkmeta.write.delete_tasks import (
+    MASK_SCHEMA,
+    WRITTEN_SCHEMA,
+    PositionFileTasks,
+    VectorFileTasks,
+    VectorTasks,
+    read_masks,
+)
+from sparkmeta.write.deletes import BY_FILE, GROUP, VECTORS_SINCE, delete_codec, delete_granularity, delete_target_bytes
+from sparkmeta.write.files import checkpointed
+from sparkmeta.write.tasks import Places, deleted_on_failure, named_on_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame
+
+    from sparkmeta.commit.attempts import Step
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.state import TableState
+    from sparkmeta.write.delete_tasks import WriteTasks
+
+
+@dataclass(frozen=True)
+class DeleteRewriteOptions:
+    """See `Maintenance.rewrite_position_delete_files`."""
+
+    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
+    target_file_size_bytes: int | None = None
+    min_file_size_bytes: int | None = None
+    max_file_size_bytes: int | None = None
+    min_input_files: int = 5
+    rewrite_all: bool = False
+
+    def check(self) -> None:
+        """Check values as far as possible without a table.
+
+        Raises:
+            ValidationError: an option has an invalid value.
+            InvalidFilterError: the filter is not valid.
+        """
+        counts = ("target_file_size_bytes", "max_file_size_bytes", "min_input_files")
+        check_options(self, {**dict.fromkeys(counts, at_least(1)), "min_file_size_bytes": at_least(0)})
+        parse_filter(self.row_filter)
+        if self.target_file_size_bytes is not None:
+            self._sizes(self.target_file_size_bytes)
+
+    def sizes(self, properties: Mapping[str, str]) -> FileSizes:
+        """Return the sizes of files, which default to table properties.
+
+        Raises:
+            ValidationError: sizes are not in order, or the table property is invalid.
+        """
+        target = self.target_file_size_bytes
+        return self._sizes(delete_target_bytes(properties) if target is None else target)
+
+    def _sizes(self, target: int) -> FileSizes:
+        return FileSizes.of(target, self.min_file_size_bytes, self.max_file_size_bytes)
+
+
+# -- Choose the position deletes to rewrite. Spark jobs ---------------------------------------------------------------
+
+
+_IS_VECTOR = "file_format = 'PUFFIN'"
+_GROUP, _PATH = "delete_group", "delete_of"
+
+
+def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> DataFrame:
+    """Return the entries of the position deletes to rewrite. May run a job."""
+    scan = ScanFilter.of(state, options.row_filter)
+    manifests = live_manifests(state.delete_manifests)
+    projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
+    live = state.entries(manifests, projection).where(is_live_entry().text)
+    positional = live.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    matching = positional.where(tuple_matches(scan).text)
+    if options.rewrite_all:
+        return matching
+    sizes = options.sizes(state.metadata.properties)
+    if state.metadata.format_version >= VECTORS_SINCE:
+        return _without_large_puffin_files(matching, options.min_input_files, sizes)
+    return _unsuitable_files(matching, state, options.min_input_files, sizes)
+
+
+class SmallPuffinFiles(NamedTuple):
+    """Puffin files with deletion vectors that are smaller than they should be, and the bytes of the vectors."""
+
+    files: int
+    bytes: int
+
+    def merged(self, sizes: FileSizes, min_input_files: int) -> int | None:
+        """Return how many files a rewrite makes of them; None if they are not worth a rewrite."""
+        after = -(-self.bytes // sizes.target)
+        return None if self.files < min_input_files or self.files <= after else after
+
+
+def small_puffin_files(
+    vectors: DataFrame, file: str, size: str, sizes: FileSizes
+) -> tuple[DataFrame, SmallPuffinFiles]:
+    """Return the small Puffin files, rows of `file`, and their number. Runs a job.
+
+    Args:
+        vectors: a row for each deletion vector.
+        file: the column that identifies the Puffin file.
+        size: the size of the vector in bytes, in SQL.
+    """
+    by_file = vectors.groupBy(file).agg(F.expr(f"sum({size})").alias("size"))
+    small = by_file.where(F.col("size") < sizes.least)
+    figures = small.agg(F.count("*").alias("files"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
+    return small.select(file), SmallPuffinFiles(**figures.toArrow().to_pylist()[0])
+
+
+def _without_large_puffin_files(matching: DataFrame, min_input_files: int, sizes: FileSizes) -> DataFrame:
+    """Return all position delete files, and the deletion vectors of small Puffin files if fewer files result."""
+    files = matching.where(f"NOT ({_IS_VECTOR})")
+    vectors = matching.where(_IS_VECTOR)
+    small, count = small_puffin_files(vectors, "location", "deletion_vector.size_in_bytes", sizes)
+    if count.merged(sizes, min_input_files) is None:
+        return files
+    return files.unionByName(vectors.join(small, "location", "left_semi").select(*files.columns))
+
+
+def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: int, sizes: FileSizes) -> DataFrame:
+    """Return the position delete files that are too small or large, of partitions in which a rewrite helps.
+
+    Their number falls, or one of them is divided. A file about a single data file can't be divided. If files are to be
+    about data files, those that are the only one of theirs stay.
+    """
+    keyed = matching.withColumns({_GROUP: partition_key(state).column(), _PATH: data_path().column()})
+    is_small, is_large = F.col("file_size_in_bytes") < sizes.least, F.col("file_size_in_bytes") > sizes.most
+    of_many = F.col(_PATH).isNull()
+    by_file = delete_granularity(state.metadata.properties) == BY_FILE
+    files = keyed.where(is_small | (is_large & of_many))
+    group = Window.partitionBy(_GROUP)
+    if by_file:
+        of_file = F.count("*").over(Window.partitionBy(_GROUP, _PATH)) > 1
+        files = files.withColumns({"of_many": F.max(of_many).over(group), "of_file": of_file})
+        files = files.where("of_many OR of_file").drop("of_many", "of_file")
+    count, total = F.count("*").over(group), F.sum("file_size_in_bytes").over(group)
+    is_many = (count >= min_input_files) | ((count > 1) & (total > sizes.target))
+    fewer = F.lit(True) if by_file else F.ceil(total / sizes.target) < count
+    helps = (is_many & fewer) | F.max(is_large).over(group)
+    return files.withColumn("helps", helps).where("helps").select(*matching.columns)
+
+
+# -- New delete files as rows for the commit to a tree, and as entries of Avro manifests. Spark jobs ------------------
+
+
+_SPEC, _DATA_PATH = "partition_spec_id", "location"
+_STATS_COLUMNS = 2
+
+
+def public_files(written: DataFrame, state: TableState) -> DataFrame:
+    """Return new deletes, rows of `WRITTEN_SCHEMA`, with the partitions of their data files, as commits take them."""
+    columns = {
+        "content": sql.lit(int(ContentType.POSITION_DELETES)),
+        "spec_id": sql.col(_SPEC),
+        **({PARTITION: full_partition(state)} if state.types.partition_fields else {}),
+        "manifest_path": manifest_path(state.data_manifests, sql.col(MANIFEST)),
+        "data_path": sql.col(_DATA_PATH),
+    }
+    named = _data(state).selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+    return written.join(named, "data_path").drop("data_path")
+
+
+def write_delete_manifests(
+    written: DataFrame, state: TableState, snapshot_id: int, name: str
+) -> tuple[pa.Table, Tally]:
+    """Write manifests of new deletes, and return their rows of `MANIFEST_FILE_SCHEMA` and counts. Runs jobs.
+
+    The entries are ADDED in the snapshot, and have explicit sequence numbers.
+
+    Args:
+        written: rows of `WRITTEN_SCHEMA`.
+        snapshot_id: the snapshot that adds the deletes.
+        name: the beginning of the names of manifests.
+    """
+    size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
+    sums = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
+    target = target_bytes(state.metadata, ManifestRewriteOptions())
+    manifests, tally = [MANIFEST_FILE_SCHEMA.empty_table()], Tally(partitions=None)
+    with translated_errors():
+        entries = materialize(_entries(written, state, snapshot_id))
+        for row in entries.groupBy(_SPEC, "file_format").agg(*sums).toArrow().to_pylist():
+            spec_id, kind = row.pop(_SPEC), file_kind(int(ContentType.POSITION_DELETES), row.pop("file_format"))
+            tally = tally.plus(Tally({kind: KindCount(**row)}, None))
+            of_spec = entries.where(F.col(_SPEC) == spec_id)
+            form = manifest_format(state, ContentType.DELETE_MANIFEST, spec_id, name, target)
+            writer = EntryManifests(state, form, snapshot_id, row["files"], _STATS_COLUMNS)
+            manifests.append(writer.write(of_spec, of_spec))
+    return pa.concat_tables(manifests), tally
+
+
+def _data(state: TableState) -> DataFrame:
+    """Return the live data entries with their partitions."""
+    projection = state.projection(("version_info", _DATA_PATH, _SPEC))
+    return state.entries(live_manifests(state.data_manifests), projection).where(is_live_entry().text)
+
+
+def _entries(written: DataFrame, state: TableState, snapshot_id: int) -> DataFrame:
+    """Return new deletes as content entries."""
+    partition = [PARTITION] if state.types.partition_fields else []
+    data = _data(state).select(F.col(_DATA_PATH).alias("data_path"), _SPEC, *partition)
+    version = F.struct(
+        F.lit(int(Status.ADDED)).alias("status"),
+        F.lit(snapshot_id).cast("long").alias("snapshot_id"),
+        F.col("sequence_number"),
+        F.lit(None).cast("long").alias("file_sequence_number"),
+    )
+    vector = F.struct(
+        F.col("content_offset").alias("offset"),
+        F.col("content_size_in_bytes").alias("size_in_bytes"),
+        F.lit(None).cast("binary").alias("inline_content"),
+    )
+    known: dict[str, Column] = {
+        "content_type": F.lit(int(ContentType.POSITION_DELETES)),
+        "location": F.col("file_path"),
+        "file_format": F.col("file_format"),
+        "version_info": version,
+        "deletion_vector": vector,
+        _SPEC: F.col(_SPEC),
+        "record_count": F.col("record_count"),
+        "file_size_in_bytes": F.col("file_size_in_bytes"),
+        "referenced_file": F.col("referenced_data_file"),
+    }
+    types = spark_schema(pa.schema([field.arrow for field in CONTENT_ENTRY]))
+    columns = [known.get(name, F.lit(None)).cast(types[name].dataType).alias(name) for name in FILE_COLUMNS]
+    stats = F.struct(
+        _stats(DELETE_FILE_PATH_ID, pa.string(), "first_path", "last_path"),
+        _stats(DELETE_FILE_POS_ID, pa.int64(), "first_position", "last_position"),
+    )
+    places = [F.lit(0).alias(MANIFEST), F.lit(0).cast("long").alias(ORDINAL)]
+    return written.join(data, "data_path").select(*columns, *partition, stats.alias(CONTENT_STATS), *places)
+
+
+def _stats(field_id: int, bound: pa.DataType, lower: str, upper: str) -> Column:
+    """Return the stats of a column of position delete files; of deletion vectors there are none."""
+    known = {"lower_bound": F.col(lower), "upper_bound": F.col(upper)}
+    counts = {"value_count": F.col("record_count"), "null_value_count": F.lit(0)}
+    is_file = F.col(lower).isNotNull()
+    values = {**known, **{name: F.when(is_file, count) for name, count in counts.items()}}
+    kind = spark_schema(pa.schema([pa.field("stats", stats_struct(bound))]))["stats"].dataType
+    fields = [values.get(name, F.lit(None)).alias(name) for name in kind.fieldNames()]  # type: ignore[attr-defined]
+    return F.struct(*fields).cast(kind).alias(str(field_id))
+
+
+# -- Rewrite the position deletes of chosen entries as deletion vectors or position delete files. Spark jobs ----------
+
+
+@dataclass(frozen=True)
+class DeleteRewrite:
+    """The position deletes of a snapshot that are to be rewritten."""
+
+    state: TableState
+    options: DeleteRewriteOptions
+
+    @cached_property
+    def entries(self) -> DataFrame:
+        """The chosen entries: position delete files, and the deletion vectors of small Puffin files. May run a job."""
+        return chosen_entries(self.state, self.options)
+
+    @property
+    def makes_vectors(self) -> bool:
+        """Whether the deletes become deletion vectors."""
+        return self.state.metadata.format_version >= VECTORS_SINCE
+
+    def write(self) -> DataFrame:
+        """Write the new files by tasks, and return rows of `WRITTEN_SCHEMA`, checkpointed.
+
+        A delete counts if plans apply its file to the data file, so positions that a deletion vector of the file
+        supersedes are left out, and so are those of data files that are gone.
+
+        Raises:
+            UnsupportedError: tasks can't open or write the table's files, or the session can't checkpoint rows.
+            CorruptFileError: a delete file is damaged.
+            ValidationError: deletes contradict each other or their data files.
+        """
+        state, properties = self.state, self.state.metadata.properties
+        target = self.options.sizes(properties).target
+        folder = Places.of(state.metadata, ()).folder
+        writer = executor_writer(state.files)
+        tasks: WriteTasks
+        with translated_errors():
+            masks = materialize(self._masks())
+            if self.makes_vectors:
+                tasks = VectorFileTasks(VectorTasks(writer, folder, target))
+                ordered = self._by_data_file(masks, target)
+            else:
+                tasks = PositionFileTasks(writer, folder, delete_codec(properties), target)
+                ordered = self._by_group(masks, target)
+            with named_on_failure(state.metadata.location, f"{tasks.name}-*-deletes.*"):
+                return checkpointed(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
+
+    def _masks(self) -> DataFrame:
+        """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""
+        state = self.state
+        place = F.col("deletion_vector")
+        vector = F.struct(
+            "referenced_file", place["offset"].alias("offset"), place["size_in_bytes"].alias("size_in_bytes"),
+            "record_count",
+        )  # fmt: skip
+        units = self.entries.groupBy("location", "file_format").agg(F.collect_list(vector).alias("vectors"))
+        read = partial(read_masks, task_reader(state), state.types.locations)
+        masks = map_arrow(units.repartition(read_tasks(state.spark)), read, MASK_SCHEMA)
+        return masks.join(_applied(state), ["delete_path", "data_path"])
+
+    def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:
+        """Return masks ordered by data file, in as many tasks as files of the target size result."""
+        size = masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0)).alias("size")).toArrow()["size"][0].as_py()
+        count = max(1, min(-(-size // target), most_tasks(self.state.spark)))
+        return masks.repartitionByRange(count, "data_path").sortWithinPartitions("data_path")
+
+    def _by_group(self, masks: DataFrame, target: int) -> DataFrame:
+        """Return masks with the column `group`, of which each becomes a file, ordered by it and by data file.
+
+        A group is a data file or a partition. A partition whose files exceed the target size is divided by data files.
+        """
+        if delete_granularity(self.state.metadata.properties) == BY_FILE:
+            grouped = masks.withColumn(GROUP, F.col("data_path"))
+        else:
+            partition = partition_key(self.state).column()
+            size = F.sum("file_size_in_bytes").over(Window.partitionBy("partition"))
+            groups = self.entries.select(
+                F.col("location").alias("delete_path"), partition.alias("partition"), "file_size_in_bytes"
+            ).select("delete_path", "partition", F.ceil(size / target).cast("int").alias("parts"))
+            part = F.pmod(F.hash("data_path"), F.col("parts"))
+            grouped = masks.join(groups, "delete_path").withColumn(GROUP, F.struct("partition", part.alias("part")))
+            grouped = grouped.drop("partition", "parts")
+        tasks = min(read_tasks(self.state.spark), most_tasks(self.state.spark))
+        return grouped.repartition(tasks, GROUP).sortWithinPartitions(GROUP, "data_path")
+
+
+def _applied(state: TableState) -> DataFrame:
+    """Return the pairs of data files and position deletes that plans make, and the deletes' sequence numbers."""
+    planned = plan_files(choose(prune_manifests(ScanFilter.of(state, AlwaysTrue()))))
+    pairs = planned.select(F.col("file_path").alias("data_path"), F.explode("deletes").alias("delete"))
+    positional = pairs.where(F.col("delete.content") == int(ContentType.POSITION_DELETES))
+    return positional.select(
+        "data_path",
+        F.col("delete.file_path").alias("delete_path"),
+        F.col("delete.data_sequence_number").alias("sequence_number"),
+    )
+
+
+# -- Commit rewritten position deletes to a table of format version 2 or 3, as a manifest list ------------------------
+
+
+_APPEND = "append"
+_KEY = ["location", "blob_offset"]
+
+
+@dataclass
+class DeleteRewriteStep(RewriteStep):
+    """Replaces the entries of rewritten position deletes; see `DeleteRewritePlan.commit`.
+
+    Manifests of new deletes are written once. Each attempt writes the manifests again that list replaced ones, unless
+    an earlier attempt has written the same.
+
+    Attributes:
+        rewrite: the deletes that are replaced.
+        new: the new deletes, rows of `WRITTEN_SCHEMA`.
+        manifests: the manifests that attempts have written and what they add, by what they depend on.
+    """
+
+    rewrite: DeleteRewrite
+    new: DataFrame
+    manifests: dict[object, tuple[pa.Table, Tally]] = field(default_factory=dict)
+
+    def apply_to(self, head: TableState) -> TableMetadata:
+        """See `RewriteStep.apply_to`."""
+        planned = self.rewrite.state
+        if head.metadata.format_version != planned.metadata.format_version:
+            raise CommitConflictError(f"{head.metadata.location}: its format version has changed: plan again")
+        is_same = head.snapshot == planned.snapshot
+        removal = removal_of(self.rewrite.entries, planned) if is_same else self._removal(head)
+        names, snapshot_id = self.names, self.names.snapshot_id
+        added, tally = self._once(
+            snapshot_id, lambda: write_delete_manifests(self.new, planned, snapshot_id, names.file("m"))
+        )
+        masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
+        unchanged = without_manifests(head.manifest_files, removal.masks.keys())
+        rest, _ = self._once((snapshot_id, masks), lambda: (self._without(head, removal), Tally()))
+        counts = LeafCounts(len(added) + len(rest), len(unchanged), len(removal.masks))
+        summary = self.summary(head, counts, removed=removal.tally, added=tally)
+        return NewList(head, self.branch, names).commit(pa.concat_tables([added, rest, unchanged]), summary())
+
+    def _without(self, head: TableState, removal: Removal) -> pa.Table:
+        """Write the manifests that list removed entries without them, and return the rows of the new ones."""
+        target = ListOptions.of(head.metadata).target_bytes
+        rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), target)
+        return rewriter.without_entries(head.manifest_files, removal.masks)
+
+    def _once(self, key: object, write: Callable[[], tuple[pa.Table, Tally]]) -> tuple[pa.Table, Tally]:
+        if key not in self.manifests:
+            self.manifests[key] = write()
+            self.names.written.update(self.manifests[key][0].column("manifest_path").to_pylist())
+        return self.manifests[key]
+
+    def _removal(self, head: TableState) -> Removal:
+        """Return the removal from a snapshot that others have committed since the plan.
+
+        Raises:
+            CommitConflictError: a replaced delete or, for deletion vectors, a data file is gone, or a data file has
+                another deletion vector, or the planned snapshot is not an ancestor.
+        """
+        planned = self.rewrite.state
+        start = planned.snapshot.snapshot_id if planned.snapshot is not None else None
+        since = snapshots_since(head, start)
+        replaced = materialize(_keyed(self.rewrite.entries).select(*_KEY))
+        deletes = materialize(_keyed(_live(head, head.delete_manifests)))
+        present = materialize(deletes.join(replaced, _KEY, "left_semi"))
+        for row in replaced.join(present, _KEY, "left_anti").limit(1).toArrow().to_pylist():
+            raise _conflict(head, f"removed {row['location']}, whose deletes are rewritten")
+        if self.rewrite.makes_vectors and any(snapshot.operation != _APPEND for snapshot in since):
+            self._check_data_files(head, deletes.join(replaced, _KEY, "left_anti"))
+        return removal_of(present.drop("blob_offset"), head)
+
+    def _check_data_files(self, head: TableState, others: DataFrame) -> None:
+        """Refuse deletion vectors of data files that are gone, or that have another deletion vector."""
+        files = self.new.select("referenced_data_file")
+        same = F.col("referenced_file") == F.col("referenced_data_file")
+        vectors = others.where("file_format = 'PUFFIN'")
+        for row in vectors.join(files, same, "left_semi").limit(1).toArrow().to_pylist():
+            raise _conflict(head, f"added a deletion vector for {row['referenced_file']}")
+        data = _live(head, head.data_manifests).select("location")
+        gone = files.join(data, F.col("referenced_data_file") == F.col("location"), "left_anti")
+        for row in gone.limit(1).toArrow().to_pylist():
+            raise _conflict(head, f"removed {row['referenced_data_file']}, whose deletes are rewritten")
+
+
+def _live(state: TableState, manifests: pa.Table) -> DataFrame:
+    return state.entries(live_manifests(manifests), state.projection(ENTRY_COLUMNS)).where(is_live_entry().text)
+
+
+def _keyed(entries: DataFrame) -> DataFrame:
+    return entries.withColumn("blob_offset", F.coalesce("deletion_vector.offset", F.lit(-1)))
+
+
+def _conflict(head: TableState, problem: str) -> CommitConflictError:
+    return CommitConflictError(f"{head.metadata.location}: another commit has {problem}: plan again")
+
+
+# -- The plan to rewrite position deletes, and its commit -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeleteRewriteSummary(RewriteSummary):
+    """The position deletes to rewrite, in numbers.
+
+    Attributes:
+        file_format: the format of the new files: PUFFIN, or PARQUET in tables of version 2.
+        position_delete_files: the number of position delete files.
+        puffin_files: the number of small Puffin files of which deletion vectors move to others.
+        deletion_vectors: the number of these deletion vectors.
+        records: the number of deleted positions.
+        bytes: the bytes of the files, of Puffin files those of the deletion vectors.
+    """
+
+    file_format: str
+    position_delete_files: int
+    puffin_files: int
+    deletion_vectors: int
+    records: int
+    bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.position_delete_files or self.deletion_vectors)
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return f"{self.table}: its position deletes need no rewrite"
+        files = f"{self.position_delete_files} position delete files"
+        vectors = f"{self.deletion_vectors} deletion vectors of {self.puffin_files} small Puffin files move"
+        makes_vectors = self.file_format == "PUFFIN"
+        what = f"{files} become deletion vectors, {vectors}" if makes_vectors else f"{files} are rewritten"
+        return f"{self.table}: {what}\n  {self.records} deletes in {self.bytes} bytes"
+
+
+@dataclass(frozen=True)
+class DeleteRewritePlan(RewritePlan[TableT]):
+    """A plan to rewrite position deletes, carried out by `commit`."""
+
+    options: DeleteRewriteOptions
+    _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _rewrite(self) -> DeleteRewrite:
+        return DeleteRewrite(self._state, self.options)
+
+    def files(self) -> DataFrame:
+        """Return a row for each position delete file and deletion vector to rewrite.
+
+        The columns are those of `inspect.delete_files`, with data_sequence_number, manifest_path and manifest_pos.
+        """
+        return public_rows(self._rewrite.entries, self._state)
+
+    def summary(self) -> DeleteRewriteSummary:
+        """Return the plan in numbers. Runs a job, once."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> DeleteRewriteSummary:
+        is_vector = F.col("file_format") == "PUFFIN"
+        size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
+        figures = self._rewrite.entries.agg(
+            F.count_if(~is_vector).alias("position_delete_files"),
+            F.count_distinct(F.when(is_vector, F.col("location"))).alias("puffin_files"),
+            F.count_if(is_vector).alias("deletion_vectors"),
+            F.coalesce(F.sum("record_count"), F.lit(0)).alias("records"),
+            F.coalesce(F.sum(size), F.lit(0)).alias("bytes"),
+        )
+        (row,) = figures.toArrow().to_pylist()
+        head = self._state.snapshot
+        snapshot_id = head.snapshot_id if head else None
+        file_format = "PUFFIN" if self._rewrite.makes_vectors else "PARQUET"
+        return DeleteRewriteSummary(self.table.full_name, snapshot_id, file_format, **row)
+
+    def step(self) -> Step | None:
+        """See `RewritePlan.step`. Writes the new delete files."""
+        if self.summary().is_empty:
+            return None
+        if not self._written:
+            self._written.append(self._rewrite.write())
+        if not has_tree(self.table.metadata):
+            return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
+        removed = self.files().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")
+        update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
+        return update.rewrite(removed, deletes=public_files(self._written[0], self._state))
+
+    def commit(self) -> TableT:
+        """Write the new delete files, and commit a snapshot with them. Return the new table, or the same if empty.
+
+        Other commits stay valid. The delete files are written once; they are deleted if the commit fails.
+
+        Raises:
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitConflictError: another commit removed a delete file or, of deletion vectors, a data file, or added a
+                deletion vector for one of the data files, or changed the format version: plan again.
+            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+            CorruptFileError: a delete file is damaged.
+            ValidationError: the branch was set back to an earlier snapshot.
+        """
+        if not self._committed:
+            self._committed.append(self._commit())
+        return self._committed[0]
+
+    def result(self) -> dict[str, Any]:
+        """See `RewritePlan.result`. The counts include the new delete files and their bytes."""
+        result = super().result()
+        if result["committed"] is not None:
+            after = self._committed[0].metadata.snapshot_by_name(self.branch)
+            names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
+            result["committed"] |= {name: summary_number(after, key) or 0 for name, key in names.items()}
+        return result
+
+    def _commit(self) -> TableT:
+        step = self.step()
+        if step is None:
+            return self.table
+        written, self._written[:] = [*self._written], []
+        with deleted_on_failure(self._state, written):
+            return commit_steps(self.table, [step])
+
+
+def plan_delete_rewrite(
+    table: TableT, options: DeleteRewriteOptions, branch: str, properties: Mapping[str, str]
+) -> DeleteRewritePlan[TableT]:
+    """See `Maintenance.rewrite_position_delete_files`."""
+    table.refuse_read_only()
+    metadata = table.metadata
+    refuse_rewrite(metadata)
+    check_snapshot_options(metadata)
+    head = branch_head(table.state, branch)
+    state = with_root(head, base_root(head)) if has_tree(metadata) else head
+    options.check()
+    options.sizes(metadata.properties)
+    delete_granularity(metadata.properties)
+    delete_codec(metadata.properties)
+    task_reader(state)
+    return DeleteRewritePlan(table, branch, properties, state, options)

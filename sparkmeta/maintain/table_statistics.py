@@ -1,0 +1,314 @@
+"""Count the distinct values of a snapshot's columns, and register statistics files."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic
+
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
+from pyiceberg.types import PrimitiveType
+
+from sparkmeta.checks import Rule, are_texts
+from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.errors import (
+    CommitConflictError,
+    UnsupportedError,
+    ValidationError,
+    proves_failure,
+    shown,
+    translated_errors,
+)
+from sparkmeta.maintain.sketches import SKETCH_SCHEMA, ColumnSketches, merge_sketches
+from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.files import count_files, plan_files
+from sparkmeta.plan.filter import ScanFilter, prune_manifests
+from sparkmeta.rows.changelog import fields_of_rows
+from sparkmeta.rows.read import RowScan, read_rows
+from sparkmeta.session import map_arrow
+from sparkmeta.spec.metadata import refuse_encrypted, snapshot_of
+from sparkmeta.spec.metadata_model import PartitionStatisticsFile, StatisticsFile
+from sparkmeta.spec.puffin import BLOB_TYPE, NDV, Blob, PuffinFile, ThetaSketch, write_puffin
+from sparkmeta.spec.updates import update_table_metadata
+from sparkmeta.storage.location import join
+from sparkmeta.storage.writing import discard
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import Snapshot, TableMetadata
+    from sparkmeta.state import TableState
+
+
+# -- Register a snapshot's statistics file in the table's metadata, replacing its previous one ------------------------
+
+
+@dataclass(frozen=True)
+class _SetStatistics:
+    """The step of the commit. The file depends only on the snapshot, so each attempt uses the same one."""
+
+    file: StatisticsFile | PartitionStatisticsFile
+
+    def apply(self, state: TableState) -> TableMetadata:
+        """See `Step.apply`."""
+        metadata, snapshot_id = state.metadata, self.file.snapshot_id
+        if metadata.snapshot_by_id(snapshot_id) is None:
+            raise CommitConflictError(
+                f"{metadata.location}: snapshot {snapshot_id} has expired: it can't get statistics"
+            )
+        is_of_partitions = isinstance(self.file, PartitionStatisticsFile)
+        kind = SetPartitionStatisticsUpdate if is_of_partitions else SetStatisticsUpdate
+        named = {"partition-statistics" if is_of_partitions else "statistics": self.file.model_dump(by_alias=True)}
+        return update_table_metadata(metadata, (kind.model_validate(named),))
+
+
+def commit_statistics(table: TableT, file: StatisticsFile | PartitionStatisticsFile) -> TableT:
+    """Register a new file and return the new table. If that fails, delete the file.
+
+    Raises:
+        CommitConflictError: the snapshot has expired.
+        CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+        CommitStateUnknownError: the commit may have succeeded; the file is kept.
+    """
+    try:
+        return commit_steps(table, [_SetStatistics(file)])
+    except Exception as error:
+        if proves_failure(error):
+            discard(table.state.files, [file.statistics_path])
+        raise
+
+
+def state_of(table: TableT, snapshot_id: int | None) -> TableState:
+    """Return the table's state at a snapshot, by default the current one.
+
+    Raises:
+        NoSuchSnapshotError: the table does not have the snapshot.
+        ValidationError: the id is not a whole number.
+    """
+    if snapshot_id is None:
+        return table.state
+    return table.state.at(snapshot_of(table.metadata, snapshot_id))
+
+
+# -- The plan to count the distinct values of a snapshot's columns, and its commit ------------------------------------
+
+
+# Primitive types whose values Spark can't give as such.
+_UNSUPPORTED = ("unknown", "geometry", "geography", "variant")
+
+
+@dataclass(frozen=True)
+class TableStatsSummary:
+    """The snapshot and columns of which statistics are computed; `str` formats them.
+
+    Attributes:
+        snapshot_id: the snapshot; None if the table is empty.
+        columns: the names of the columns.
+        data_files: the number of data files that are read.
+        is_current: whether the snapshot has sketches of all these columns, which a commit replaces.
+    """
+
+    table: str
+    snapshot_id: int | None
+    columns: tuple[str, ...]
+    data_files: int
+    is_current: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.snapshot_id is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, as for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.snapshot_id is None:
+            return f"{self.table}: the table is empty"
+        listed = ", ".join(self.columns)
+        return (
+            f"{self.table}: distinct values of {len(self.columns)} columns in {self.data_files} data files of snapshot "
+            f"{self.snapshot_id} are counted\n  {listed}"
+        )
+
+
+@dataclass(frozen=True)
+class TableStatsPlan(Generic[TableT]):
+    """A plan to compute table statistics, carried out by `commit`."""
+
+    table: TableT
+    _state: TableState
+    _columns: dict[str, int]
+    _done: list[tuple[TableT, StatisticsFile | None]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    def files(self) -> DataFrame:
+        """Return a row for each data file that is read, with the columns of `Scan.plan_files`, lazily."""
+        return plan_files(choose(prune_manifests(self._filter)))
+
+    def summary(self) -> TableStatsSummary:
+        """Return the plan in numbers, without a job if manifests have counts."""
+        snapshot = self._state.snapshot
+        snapshot_id = None if snapshot is None else snapshot.snapshot_id
+        data_files = count_files(prune_manifests(self._filter))
+        is_current = self._sketched(snapshot_id) >= {(field_id,) for field_id in self._columns.values()}
+        return TableStatsSummary(self.table.full_name, snapshot_id, tuple(self._columns), data_files, is_current)
+
+    def _sketched(self, snapshot_id: int | None) -> set[tuple[int, ...]]:
+        """Return the ids of columns of which a snapshot has sketches."""
+        files = (file for file in self.table.metadata.statistics if file.snapshot_id == snapshot_id)
+        blobs = (blob for file in files for blob in file.blob_metadata if blob.snapshot_id == snapshot_id)
+        return {tuple(blob.fields) for blob in blobs if blob.type == BLOB_TYPE}
+
+    @property
+    def _schema(self) -> Schema:
+        return self._state.types.snapshot_schema
+
+    @property
+    def _filter(self) -> ScanFilter:
+        return ScanFilter(self._state, AlwaysTrue(), self._schema)
+
+    def sketches(self) -> DataFrame:
+        """Return a row for each column: field_id int, sketch binary (a compact theta sketch). Plans the scan.
+
+        Tasks sketch the rows that they read; other tasks merge the sketches of each column.
+
+        Raises:
+            ValidationError: metadata or deletes contradict each other.
+        """
+        projection = self._schema.select(*self._columns)
+        rows = read_rows(RowScan(self._filter, projection), choose(prune_manifests(self._filter)))
+        fields = fields_of_rows(projection)
+        named = rows.toDF(*(f"c{place}" for place in range(len(projection.fields))))
+        values = named.select(*(fields[each].alias(f"value_{each}").column() for each in self._columns.values()))
+        parts = map_arrow(values, ColumnSketches(tuple(self._columns.values())).sketch, SKETCH_SCHEMA)
+        return map_arrow(parts.repartition("field_id"), merge_sketches, SKETCH_SCHEMA)
+
+    def commit(self) -> TableT:
+        """Compute and write the statistics, register the file, and return the new table, or the same if empty.
+
+        The file is written once, whatever other commits come first.
+
+        Raises:
+            CommitConflictError: the snapshot has expired.
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitStateUnknownError: the commit may have succeeded; the file stays.
+            NotFoundError: a manifest, data file or file of deletes is missing.
+        """
+        if not self._done:
+            file = self._write()
+            table = self.table if file is None else commit_statistics(self.table, file)
+            self._done.append((table, file))
+        return self._done[0][0]
+
+    def _write(self) -> StatisticsFile | None:
+        snapshot = self._state.snapshot
+        if snapshot is None:
+            return None
+        with translated_errors():
+            rows = self.sketches().toArrow().to_pylist()
+        sketches = {row["field_id"]: ThetaSketch.from_bytes(row["sketch"]) for row in rows}
+        # No task ran if the snapshot has no rows.
+        empty = ThetaSketch()
+        blobs = [_blob(snapshot, field_id, sketches.get(field_id, empty)) for field_id in self._columns.values()]
+        puffin = write_puffin(blobs)
+        name = f"{snapshot.snapshot_id}-{uuid.uuid4()}.stats"
+        location = join(metadata_folder(self._state.metadata), name)
+        self._state.files.write_new(location, puffin.data)
+        return _statistics_file(snapshot, location, puffin)
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary and the file, null before the commit, as for JSON."""
+        committed = None
+        if self._done and (file := self._done[0][1]) is not None:
+            names = {field_id: name for name, field_id in self._columns.items()}
+            committed = {
+                "metadata_location": self._done[0][0].metadata_location,
+                "statistics_path": file.statistics_path,
+                "file_size_in_bytes": file.file_size_in_bytes,
+                "distinct_values": {
+                    names[blob.fields[0]]: int((blob.properties or {})[NDV]) for blob in file.blob_metadata
+                },
+            }
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+
+
+def _blob(snapshot: Snapshot, field_id: int, sketch: ThetaSketch) -> Blob:
+    properties = {NDV: str(int(sketch.estimate))}
+    numbers = snapshot.snapshot_id, snapshot.sequence_number or 0
+    return Blob(BLOB_TYPE, sketch.to_bytes(), (field_id,), *numbers, compression_codec="zstd", properties=properties)
+
+
+def _statistics_file(snapshot: Snapshot, location: str, puffin: PuffinFile) -> StatisticsFile:
+    blobs = [
+        {
+            "type": blob.type,
+            "snapshot-id": blob.snapshot_id,
+            "sequence-number": blob.sequence_number,
+            "fields": list(blob.fields),
+            "properties": blob.properties,
+        }
+        for blob in puffin.blobs
+    ]
+    fields = {
+        "snapshot-id": snapshot.snapshot_id,
+        "statistics-path": location,
+        "file-size-in-bytes": len(puffin.data),
+        "file-footer-size-in-bytes": puffin.footer_size,
+        "blob-metadata": blobs,
+    }
+    return StatisticsFile.model_validate(fields)
+
+
+def plan_table_stats(table: TableT, snapshot_id: int | None, columns: Sequence[str] | None) -> TableStatsPlan[TableT]:
+    """See `Maintenance.compute_table_stats`."""
+    check_columns(columns)
+    state = state_of(table, snapshot_id)
+    refuse_encrypted(table.metadata, "so that its manifests can't be read")
+    table.refuse_read_only()
+    return TableStatsPlan(table, state, _chosen(state, columns))
+
+
+def check_columns(columns: Sequence[str] | None = None) -> None:
+    """Check the option of `Maintenance.compute_table_stats` as far as possible without a table.
+
+    Raises:
+        ValidationError: it is no list of names.
+    """
+    if columns is not None:
+        _NAMES.check("columns", columns)
+
+
+_NAMES = Rule("the names of columns", lambda value: are_texts(value) and len(value) > 0)
+
+
+def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
+    """Return the ids of columns by their names; by default of those at the top that are primitive."""
+    schema, where = state.types.snapshot_schema, state.metadata.location
+    if columns is None:
+        chosen = {each.name: each.field_id for each in schema.fields if _is_countable(each.field_type)}
+        if not chosen:
+            raise ValidationError(f"{where}: no column has a type whose distinct values can be counted")
+        return chosen
+    chosen = {}
+    for name in columns:
+        try:
+            column = schema.find_field(name)
+        except ValueError as error:
+            raise ValidationError(f"{where}: the schema has no column {shown(name)}") from error
+        if not _is_countable(column.field_type):
+            raise UnsupportedError(f"{where}: column {name} is of type {column.field_type}: it has no distinct values")
+        if column.field_id not in fields_of_rows(schema):
+            raise UnsupportedError(f"{where}: column {name} is in a list or map: its values can't be counted")
+        chosen[name] = column.field_id
+    return chosen
+
+
+def _is_countable(kind: Any) -> bool:
+    return isinstance(kind, PrimitiveType) and not str(kind).startswith(_UNSUPPORTED)

@@ -1,1 +1,0 @@
-"""Compute table statistics: sketches of the distinct values of columns, and the plan."""

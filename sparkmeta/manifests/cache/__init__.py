@@ -1,1 +1,0 @@
-"""The manifest cache: decoded Avro manifests, stored as Parquet leaves."""

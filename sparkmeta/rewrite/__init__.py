@@ -1,1 +1,0 @@
-"""Rewrites of data files, position deletes and Avro manifests: plans that change nothing before `commit()`."""

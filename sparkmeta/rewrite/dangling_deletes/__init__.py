@@ -1,1 +1,0 @@
-"""Remove delete entries that apply to no live data file."""

@@ -1,1 +1,0 @@
-"""Sort the Avro manifests of a v1 to v3 table by partition."""

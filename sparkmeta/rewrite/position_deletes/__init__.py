@@ -1,1 +1,0 @@
-"""Rewrite position delete files and small Puffin files as deletion vectors."""

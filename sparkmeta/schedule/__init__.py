@@ -1,1 +1,0 @@
-"""Maintain the tables of a configuration: jobs that their health makes necessary, table after table."""

@@ -1,0 +1,665 @@
+"""Write data files in Parquet, ORC and Avro, and find what Java's readers can't read. Spark tasks import this
+module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+from sparkmeta.avro.container import SYNC_SIZE, container_blocks, container_header, deflater
+from sparkmeta.avro.schema import fixed_sizes, named_once
+from sparkmeta.avro.write import ColumnEncoder
+from sparkmeta.entries.arrays import field_id
+from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.rows.data_file import row_group_start
+from sparkmeta.rows.orc import (
+    BYTES,
+    SECONDARY,
+    TIMESTAMPS,
+    Field,
+    Numbers,
+    OrcParts,
+    decoded_runs,
+    encoded,
+    encoded_runs,
+    number_in,
+    parsed,
+    with_numbers,
+)
+from sparkmeta.rows.resolve import IcebergColumn
+from sparkmeta.spec.avro_name import avro_name
+from sparkmeta.write.file_schema import written
+
+if TYPE_CHECKING:
+    from sparkmeta.write.options import WriteOptions
+
+
+# -- The Avro schema of data files (table spec, Avro). Spark tasks import this module, so it imports little -----------
+
+
+_PRIMITIVES: Final[dict[str, Any]] = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "bytes",
+    "date": {"type": "int", "logicalType": "date"},
+    "time": {"type": "long", "logicalType": "time-micros"},
+    "timestamp": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False},
+    "timestamptz": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
+    "timestamp_ns": {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False},
+    "timestamptz_ns": {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True},
+    "uuid": {"type": "fixed", "name": "uuid_fixed", "size": 16, "logicalType": "uuid"},
+}
+
+
+def avro_schema(columns: Sequence[IcebergColumn]) -> dict[str, Any]:
+    """Return the Avro schema of rows. Named types, such as fixed, are defined at each occurrence.
+
+    Args:
+        columns: the columns of the table.
+    """
+    return {"type": "record", "name": "table", "fields": [_field(column) for column in written(columns)]}
+
+
+def _field(column: IcebergColumn) -> dict[str, Any]:
+    name = avro_name(column.name)
+    field = {"name": name, "type": _type(column), "field-id": column.id}
+    if not column.required:
+        field["default"] = None
+    return field if name == column.name else {**field, "iceberg-field-name": column.name}
+
+
+def _type(column: IcebergColumn) -> Any:
+    kind = _value_type(column)
+    return kind if column.required else ["null", kind]
+
+
+def _value_type(column: IcebergColumn) -> Any:
+    match column.type:
+        case "struct":
+            return {"type": "record", "name": f"r{column.id}", "fields": list(map(_field, written(column.children)))}
+        case "list":
+            (element,) = column.children
+            return {"type": "array", "items": _type(element), "element-id": element.id}
+        case "map":
+            return _map(*column.children)
+    if column.type.startswith("decimal"):
+        precision, scale = map(int, column.type[len("decimal(") : -1].split(","))
+        known = {"logicalType": "decimal", "precision": precision, "scale": scale}
+        return {"type": "fixed", "name": f"decimal_{precision}_{scale}", "size": _decimal_bytes(precision), **known}
+    if column.type.startswith("fixed"):
+        size = int(column.type[len("fixed[") : -1])
+        return {"type": "fixed", "name": f"fixed_{size}", "size": size}
+    return _PRIMITIVES[column.type]
+
+
+def _map(key: IcebergColumn, value: IcebergColumn) -> dict[str, Any]:
+    """Return the schema of a map, or of an array of pairs if its keys are not strings."""
+    if key.type == "string":
+        return {"type": "map", "values": _type(value), "key-id": key.id, "value-id": value.id}
+    pair = {"type": "record", "name": f"k{key.id}_v{value.id}", "fields": [_field(key), _field(value)]}
+    return {"type": "array", "items": pair, "logicalType": "map"}
+
+
+def _decimal_bytes(precision: int) -> int:
+    """Return the minimum number of bytes of a signed integer with `precision` digits."""
+    digits: int = 10**precision
+    return digits.bit_length() // 8 + 1
+
+
+# -- Write times before 1970 to ORC files. Spark tasks import this module ---------------------------------------------
+# ORC stores a time as seconds, rounded up if the nanoseconds of the next lower second are more than 999999, and these
+# nanoseconds. Arrow's writer rounds seconds towards zero, so that it stores negative nanoseconds for times before 1970
+# that have a fraction of a second. Arrow's reader understands them; Java reads most of these times one second early.
+#
+# So other times are given to Arrow, whose seconds and negated nanoseconds are those to store. The nanoseconds are then
+# negated in the finished file.
+
+
+_SECOND: Final = {"us": 10**6, "ns": 10**9}
+# ORC readers take a negative second for rounded up if there are at least this many nanoseconds.
+_LEAST_ROUNDED: Final = 10**6
+# Kinds of streams that are part of a stripe's index.
+_INDEXES: Final = (6, 7, 8)
+_TIMESTAMP_STATISTICS: Final = 9
+
+
+def has_times(kind: pa.DataType) -> bool:
+    """Return whether a type is of times, or has such types in it."""
+    return pa.types.is_timestamp(kind) or any(has_times(kind.field(place).type) for place in range(kind.num_fields))
+
+
+# -- before writing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TimesBefore1970:
+    """Rows as they are given to Arrow's writer.
+
+    Attributes:
+        table: the table, for errors.
+        seen: whether any time was changed, so that the file is to be copied by `copy_negated`.
+    """
+
+    table: str
+    seen: bool = field(default=False, init=False)
+
+    def replaced(self, table: pa.Table) -> pa.Table:
+        """Return rows with other times.
+
+        Raises:
+            ValidationError: ORC can't store a time.
+        """
+        for place, column in enumerate(table.schema):
+            if has_times(column.type):
+                chunks = [self._replaced(chunk, column.type, column.name) for chunk in table.column(place).chunks]
+                table = table.set_column(place, column, pa.chunked_array(chunks, column.type))
+        return table
+
+    def _replaced(self, array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+        if pa.types.is_timestamp(kind):
+            return self._times(array, name)
+        if not has_times(kind):
+            return array
+        mask = array.is_null()
+        if pa.types.is_struct(kind):
+            children = [
+                self._replaced(child, part.type, f"{name}.{part.name}")
+                for child, part in zip(array.flatten(), kind, strict=True)
+            ]
+            return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+        if pa.types.is_map(kind):
+            keys = self._replaced(array.keys, kind.key_type, f"{name}.key")
+            items = self._replaced(array.items, kind.item_type, f"{name}.value")
+            return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=mask)
+        values = self._replaced(array.values, kind.value_type, f"{name}.element")
+        return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=mask)
+
+    def _times(self, array: pa.TimestampArray, name: str) -> pa.TimestampArray:
+        values = np.asarray(pc.fill_null(array.view(pa.int64()), 0))
+        second = _SECOND[array.type.unit]
+        seconds, fractions = np.divmod(values, second)
+        places = np.flatnonzero((seconds < 0) & (fractions > 0))
+        if not len(places):
+            return array
+        self.seen = True
+        seconds, fractions = seconds[places], fractions[places]
+        seconds += fractions * (10**9 // second) >= _LEAST_ROUNDED
+        # Seconds of 0 would be read as those of a time after 1970.
+        unfit = places[(seconds == 0) | (values[places] < np.iinfo(np.int64).min + second)]
+        if len(unfit):
+            shown = array[unfit[0]].cast(pa.string())
+            problem = "ORC readers would take it for another time; Parquet and Avro can store it (write.format.default)"
+            raise ValidationError(f"{self.table}: column {name} has the time {shown}: {problem}")
+        changed = values.copy()
+        changed[places] = seconds * second - fractions
+        return pa.array(changed, mask=np.asarray(array.is_null())).view(array.type)
+
+
+# -- after writing ----------------------------------------------------------------------------------------------------
+
+
+def copy_negated(source: pa.NativeFile, sink: IO[bytes], table: str) -> None:
+    """Copy a file with negative nanoseconds made positive, and without indexes and statistics of times.
+
+    Args:
+        source: the file that Arrow wrote.
+        sink: the copy.
+        table: the table, for errors.
+    """
+    parts = OrcParts(source, table)
+    kinds = [number_in(part.value, 1) for part in parts.footer if part.number == 4]
+    copy = _Copy(parts, sink, tuple(place for place, kind in enumerate(kinds) if kind in TIMESTAMPS))
+    copy.put(parts.read(0, 3))  # the magic bytes
+    stripes = iter([copy.stripe(part.value) for part in parts.footer if part.number == 3])
+    size, metadata_size = copy.size, next(part.value for part in parts.script if part.number == 5)
+    metadata = parsed(parts.plain(parts.read(parts.footer_start - metadata_size, metadata_size)))
+    stored = parts.stored(encoded(each._replace(value=_without_times(each.value, 1)) for each in metadata))
+    copy.put(stored)
+    footer = []
+    for part in parsed(_without_times(encoded(parts.footer), 7)):
+        values = {2: size, 8: 0}  # the length of all stripes, and the rows between entries of an index: none
+        value = next(stripes) if part.number == 3 else values.get(part.number, part.value)
+        footer.append(part._replace(value=value))
+    copy.put(parts.tail(footer, len(stored)))
+
+
+@dataclass
+class _Copy:
+    parts: OrcParts
+    sink: IO[bytes]
+    times: tuple[int, ...]
+    size: int = 0
+
+    def put(self, data: bytes) -> None:
+        self.sink.write(data)
+        self.size += len(data)
+
+    def stripe(self, described: bytes) -> bytes:
+        """Copy a stripe. Return its description for the footer."""
+        start, index, data, size = (number_in(described, number) for number in (1, 2, 3, 4))
+        place, new_start, streams = start, self.size, []
+        footer = parsed(self.parts.plain(self.parts.read(start + index + data, size)))
+        for part in footer:
+            if part.number != 1:
+                continue
+            kind, column, length = (number_in(part.value, number) for number in (1, 2, 3))
+            if kind not in _INDEXES:
+                stream = self.parts.read(place, length)
+                if kind == SECONDARY and column in self.times:
+                    stream = self._negated(stream)
+                self.put(stream)
+                streams.append(part._replace(value=with_numbers(part.value, {3: len(stream)})))
+            place += length
+        new_data = self.size - new_start
+        new_footer = self.parts.stored(encoded([*streams, *(part for part in footer if part.number != 1)]))
+        self.put(new_footer)
+        return with_numbers(described, {1: new_start, 2: 0, 3: new_data, 4: len(new_footer)})
+
+    def _negated(self, stream: bytes) -> bytes:
+        """Return a stream of nanoseconds without negative ones."""
+        runs = [*decoded_runs(self.parts.plain(stream))]
+        values: Numbers = np.concatenate(runs) if runs else np.zeros(0, np.int64)
+        if not (values < 0).any():
+            return stream
+        # The last three bits count decimal zeros that are left out.
+        return self.parts.stored(encoded_runs(np.where(values < 0, -(values >> 3) << 3 | values & 7, values)))
+
+
+def _without_times(message: bytes, number: int) -> bytes:
+    """Return a message whose column statistics, in fields of this number, have no bounds of times."""
+    return encoded(_plain_statistics(part) if part.number == number else part for part in parsed(message))
+
+
+def _plain_statistics(part: Field) -> Field:
+    assert part.wire_type == BYTES
+    return part._replace(value=encoded(each for each in parsed(part.value) if each.number != _TIMESTAMP_STATISTICS))
+
+
+# -- Write Parquet files with Arrow. Spark tasks import this module ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """Facts of a closed file.
+
+    Attributes:
+        size: its size in bytes.
+        split_offsets: the offsets at which it can be split.
+        column_sizes: the size in bytes of each primitive column with metrics, by field id.
+    """
+
+    size: int
+    split_offsets: list[int]
+    column_sizes: dict[int, int]
+
+
+class ParquetOutput:
+    """A Parquet file being written, one row group at a time."""
+
+    def __init__(
+        self, sink: Any, schema: pa.Schema, options: WriteOptions, sized: Sequence[int | None], notes: Mapping[str, str]
+    ) -> None:
+        """Open the file.
+
+        Args:
+            sink: the output stream.
+            schema: the schema of the rows, with field ids.
+            options: how to write it.
+            sized: the field ids of all primitive columns in order; None for those whose size is not reported.
+            notes: key-value metadata of the footer.
+        """
+        self._sink, self._schema, self._options, self._sized, self._notes = sink, schema, options, sized, notes
+        self._footers: list[pq.FileMetaData] = []
+        self._opened: pq.ParquetWriter | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+        return int(self._sink.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows as a row group."""
+        self._writer(len(table)).write_table(table, row_group_size=max(len(table), 1))
+
+    def _writer(self, rows: int) -> pq.ParquetWriter:
+        """Return Arrow's writer. Its Bloom filters are made for the rows of the first row group."""
+        if self._opened is None:
+            options, columns = self._options, dict(_leaves(self._schema))
+            filters = _bloom_filters(options, columns, rows)
+            self._opened = pq.ParquetWriter(
+                self._sink,
+                self._schema,
+                compression=options.codec,
+                compression_level=options.level if options.codec != "none" else None,
+                data_page_size=options.page_bytes,
+                max_rows_per_page=options.page_rows,
+                use_dictionary=_others(columns, options.plain),
+                write_statistics=_others(columns, options.unmeasured),
+                dictionary_pagesize_limit=options.dictionary_bytes,
+                store_schema=False,
+                store_decimal_as_integer=True,
+                write_page_index=True,
+                metadata_collector=self._footers,
+                # pyarrow before 26 does not know the option.
+                **({"bloom_filter_options": filters} if filters else {}),
+            )
+            self._opened.add_key_value_metadata(dict(self._notes))
+        return self._opened
+
+    def close(self) -> Written:
+        """Write the footer."""
+        self._writer(0).close()
+        size = self.size
+        self._sink.close()
+        (footer,) = self._footers
+        sizes: dict[int, int] = {}
+        offsets = []
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            offsets.append(row_group_start(group))
+            for place, column in enumerate(self._sized):
+                if column is not None:
+                    sizes[column] = sizes.get(column, 0) + group.column(place).total_compressed_size
+        return Written(size, offsets, sizes)
+
+    def abort(self) -> None:
+        """Release the file without finishing it."""
+        # The writer's destructor would try to write the footer to the closed stream.
+        if self._opened is not None:
+            self._opened.is_open = False
+        self._sink.close()
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:
+    """Yield the field ids of primitive columns and their paths in Parquet."""
+
+    def leaves(field: pa.Field, path: str) -> Iterator[tuple[int | None, str]]:
+        kind = field.type
+        if pa.types.is_struct(kind):
+            for child in kind:
+                yield from leaves(child, f"{path}.{child.name}")
+        elif pa.types.is_map(kind):
+            yield from leaves(kind.key_field, f"{path}.key_value.key")
+            yield from leaves(kind.item_field, f"{path}.key_value.value")
+        elif pa.types.is_list(kind):
+            yield from leaves(kind.value_field, f"{path}.list.element")
+        else:
+            yield field_id(field), path
+
+    for column in schema:
+        yield from leaves(column, column.name)
+
+
+def _others(columns: Mapping[int | None, str], without: Collection[int]) -> bool | list[str]:
+    """Return the paths of the columns but some; True for all."""
+    return [path for column, path in columns.items() if column not in without] if without else True
+
+
+def _bloom_filters(
+    options: WriteOptions, columns: Mapping[int | None, str], rows: int
+) -> dict[str, dict[str, int | float]]:
+    """Return the options of Bloom filters by path. A filter takes at most `bloom_bytes`, a power of 2."""
+    filters = {}
+    for column, wanted in options.bloom_filters.items():
+        if column in columns:
+            bits = 8 << (options.bloom_bytes.bit_length() - 1)
+            # As many values as have that share of false positives in that many bits (Parquet format, Bloom filter).
+            most = int(-bits / 8 * math.log(1 - wanted.false_positives ** (1 / 8)))
+            values = max(1, min(wanted.values or rows, most))
+            filters[columns[column]] = {"ndv": values, "fpp": wanted.false_positives}
+    return filters
+
+
+# -- Write Avro files. Spark tasks import this module -----------------------------------------------------------------
+
+
+# Rows encoded at a time.
+_ROWS: Final = 20_000
+
+
+class AvroOutput:
+    """An Avro file being written. It reports no column sizes, and no split offsets since readers find its blocks."""
+
+    def __init__(
+        self, sink: Any, columns: Sequence[IcebergColumn], options: WriteOptions, notes: Mapping[str, str]
+    ) -> None:
+        """Open the file.
+
+        Args:
+            sink: the output stream.
+            columns: the columns of the rows.
+            options: how to write it.
+            notes: key-value metadata of the header.
+        """
+        self._sink = sink
+        self._sync = os.urandom(SYNC_SIZE)
+        self._pack = deflater(options.codec, options.level)
+        schema = avro_schema(columns)
+        self._fields = schema["fields"]
+        self._encoder = ColumnEncoder(fixed_sizes(schema))
+        sink.write(container_header(named_once(schema), options.codec, notes, self._sync))
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+        return int(self._sink.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows."""
+        for start in range(0, len(table), _ROWS):
+            batch = table.slice(start, _ROWS).combine_chunks().to_batches()[0]
+            records = self._encoder.records(self._fields, batch.columns, len(batch))
+            for block in container_blocks(records, self._pack, self._sync):
+                self._sink.write(block)
+
+    def close(self) -> Written:
+        """Finish the file."""
+        size = self.size
+        self._sink.close()
+        return Written(size, [], {})
+
+    def abort(self) -> None:
+        """Release the file without finishing it."""
+        self._sink.close()
+
+
+# -- Write ORC files with Arrow. Spark tasks import this module -------------------------------------------------------
+
+
+_COPIED_BYTES = 1 << 20
+
+
+class OrcOutput:
+    """An ORC file being written. Arrow reports neither stripe offsets nor column sizes.
+
+    A file with times is written to the local disk first, since it may have to be corrected.
+    """
+
+    def __init__(self, sink: Any, schema: pa.Schema, options: WriteOptions, table: str) -> None:
+        """Open the file.
+
+        Args:
+            sink: the output stream.
+            schema: the Arrow schema of the rows, which has the field ids as attributes.
+            options: how to write it.
+            table: the table, for errors.
+        """
+        self._sink, self._table = sink, table
+        self._times = TimesBefore1970(table)
+        has_any = any(has_times(column.type) for column in schema)
+        self._spool = tempfile.TemporaryFile() if has_any else None  # noqa: SIM115
+        self._writer = orc.ORCWriter(
+            self._file,
+            compression=options.codec,
+            compression_strategy=options.orc_strategy,
+            stripe_size=options.group_bytes,
+        )
+
+    @property
+    def _file(self) -> Any:
+        """What Arrow writes to."""
+        return self._sink if self._spool is None else self._spool
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far, in whole stripes."""
+        return int(self._file.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows.
+
+        Raises:
+            ValidationError: ORC can't store a time.
+        """
+        # Arrow's writer ignores the offsets of slices of structs that have nulls: it writes other rows.
+        rows = table.take(pa.array(np.arange(len(table))))
+        self._writer.write(self._times.replaced(rows))
+
+    def close(self) -> Written:
+        """Write the footer."""
+        self._writer.close()
+        if self._spool is not None:
+            self._spool.seek(0)
+            if self._times.seen:
+                copy_negated(pa.PythonFile(self._spool, mode="r"), self._sink, self._table)
+            else:
+                shutil.copyfileobj(self._spool, self._sink, _COPIED_BYTES)
+            self._spool.close()
+        size = int(self._sink.tell())
+        self._sink.close()
+        return Written(size, [], {})
+
+    def abort(self) -> None:
+        """Release the file without finishing it."""
+        # The writer's destructor would end the file, and on the closed stream the process.
+        self._writer.is_open = False
+        if self._spool is not None:
+            self._spool.close()
+        self._sink.close()
+
+
+# -- Find columns of existing files that Iceberg's Java readers misread or can't read. Spark tasks import this module
+# The rules are what the readers of Iceberg 1.12 do: its generic reader, and Spark's readers of rows and of vectors.
+
+
+# Promotions and other conversions of the table spec that the readers of no format have.
+_UNPROMOTED: Final = frozenset({("date", "timestamp"), ("date", "timestamp_ns"), ("string", "binary")})
+_UNPROMOTED_BINARY: Final = _UNPROMOTED | {("binary", "string")}
+_ORC_INTS: Final = {pa.int8(): "tinyint", pa.int16(): "smallint"}
+_SPARK_READS: Final = {
+    "PARQUET": "spark.read.parquet({!r})",
+    "ORC": "spark.read.orc({!r})",
+    "AVRO": "spark.read.format('avro').load({!r})",
+}
+
+
+def refuse(location: str, file_format: str, column: str, kind: str, type_name: str) -> NoReturn:
+    """Raise UnsupportedError for a column of a file that Java's readers misread or can't read."""
+    problem = f"Iceberg's Java readers misread it as {type_name}, or can't read it"
+    raise UnsupportedError(f"{location}: column {column} is {kind}: {problem}: {conversion(location, file_format)}")
+
+
+def conversion(location: str, file_format: str) -> str:
+    """Return how to convert a file whose types do not fit."""
+    rows = _SPARK_READS[file_format].format(location)
+    return f"convert the file with Spark, by table.append({rows}), with casts where the types are still others"
+
+
+def parquet_kind(leaf: pq.ColumnSchema, file_type: str, type_name: str) -> str | None:
+    """Describe a column of a Parquet file if Java's readers misread it as a type, or can't read it.
+
+    Args:
+        leaf: the primitive column.
+        file_type: its Iceberg type.
+        type_name: the type of the table's column.
+    """
+    logical = json.loads(leaf.logical_type.to_json())
+    match logical["Type"]:
+        case "Int" if not logical["isSigned"]:
+            return f"an unsigned integer of {logical['bitWidth']} bits"
+        case "Timestamp" if logical["timeUnit"] == "milliseconds":
+            # Spark's reader of vectors takes the numbers for microseconds.
+            return "a timestamp in milliseconds"
+        case "Null":
+            return "of the type null"
+    return file_type if (file_type, type_name) in _UNPROMOTED else None
+
+
+def orc_kind(kind: pa.DataType, file_type: str, type_name: str) -> str | None:
+    """Describe a column of an ORC file, given its Arrow type; see `parquet_kind`."""
+    if kind in _ORC_INTS and type_name == "long":
+        return f"a {_ORC_INTS[kind]}"
+    if pa.types.is_timestamp(kind) and (kind.tz is None) == type_name.startswith("timestamptz"):
+        return f"a timestamp {'without' if kind.tz is None else 'with'} time zone"
+    return file_type if (file_type, type_name) in _UNPROMOTED_BINARY else None
+
+
+def avro_kind(schema: Mapping[str, Any], file_type: str, type_name: str) -> str | None:
+    """Describe a column of an Avro file, given its schema as `avro_leaves` yields it; see `parquet_kind`."""
+    kind, logical = schema["type"], str(schema.get("logicalType"))
+    if kind == "enum":
+        return "an enum"
+    is_nanos = logical == "timestamp-nanos" and not type_name.endswith("_ns")
+    if is_nanos or logical == "time-millis" or logical.startswith("local-timestamp-"):
+        return f"of the logical type {logical}"
+    if kind == "string" and logical == "uuid":
+        return "a UUID as text"
+    if type_name == "uuid" and logical != "uuid":
+        return f"{file_type} without the logical type uuid"
+    if type_name == "time" and not logical.startswith("time-"):
+        return f"{kind} without a logical type"
+    return file_type if (file_type, type_name) in _UNPROMOTED_BINARY else None
+
+
+def avro_leaves(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas of the primitive columns of an Avro file in file order, each as an object with a type."""
+    named: dict[str, Any] = {}
+
+    def leaves(part: Any) -> Iterator[Mapping[str, Any]]:
+        if isinstance(part, list):
+            part = next((branch for branch in part if branch != "null"), "null")
+        if isinstance(part, str):
+            part = named.get(part, {"type": part})
+        if "name" in part:
+            named[part["name"]] = part
+        match part["type"]:
+            case "record":
+                for field in part["fields"]:
+                    yield from leaves(field["type"])
+            case "array":
+                yield from leaves(part["items"])
+            case "map":
+                yield {"type": "string"}
+                yield from leaves(part["values"])
+            case dict() | list() as inner:
+                yield from leaves(inner)
+            case _:
+                yield part
+
+    return leaves(schema)
+
+
+def leaf_names(columns: Sequence[IcebergColumn]) -> Iterator[str]:
+    """Yield the full names of primitive columns in file order."""
+    for column in columns:
+        if not column.children:
+            yield column.name
+        for name in leaf_names(column.children):
+            yield f"{column.name}.{name}"
