@@ -31,7 +31,7 @@ from sparkmeta.spec.summary import summary_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import absolute
-from sparkmeta.write.row_table import RowTable
+from sparkmeta.write.transaction import RowTable
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec

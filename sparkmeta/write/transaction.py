@@ -1,21 +1,24 @@
-"""`RowTransaction`: a transaction that also writes and deletes rows."""
+"""Changes of rows: `RowTransaction` makes several in one commit, `RowTable` each in a commit of its own."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
+from sparkmeta.checks import NAME
 from sparkmeta.commit.conflicts import ISOLATION
 from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.transaction import Transaction
+from sparkmeta.commit.write_target import write_target
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
-from sparkmeta.operations.table_operations import TableT
+from sparkmeta.operations.table_operations import BaseTable, TableT
+from sparkmeta.spec.summary import last_version
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
 from sparkmeta.write.deletes import KeyDeletes, write_deletes
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.conflicts import Isolation
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
     from sparkmeta.write.matching import Masks
     from sparkmeta.write.merge import MergedRows
@@ -43,18 +47,36 @@ _MODES = ("copy-on-write", "merge-on-read")
 _ISOLATIONS = ("serializable", "snapshot")
 
 
-@dataclass
-class RowTransaction(Transaction[TableT]):
-    """A transaction with methods that change rows.
+class RowChanges(ABC):
+    """Methods that change rows.
 
-    Each change writes its files at once; they become part of the table when the transaction commits. If the transaction
-    is known not to have been committed, the files are deleted.
+    A table commits each change and returns the table after the commit. A transaction writes the files of each change at
+    once and returns itself; the changes become part of the table when it commits.
     """
 
-    _written: list[DataFrame] = field(default_factory=list)
-    _failure: BaseException | None = None
+    @abstractmethod
+    def _change_rows(
+        self,
+        make: Callable[[RowChange], object],
+        branch: str | None,
+        properties: Mapping[str, str] | None,
+        key: tuple[str, int] | None,
+        isolation: Isolation | None = None,
+        *,
+        reads: bool = False,
+        writes: bool = True,
+    ) -> Self:
+        """Make a change of rows, unless the branch has recorded its idempotency key.
 
-    # -- changes of rows --------------------------------------------------------------------------------------------
+        Args:
+            make: makes the change.
+            branch: the branch; None for the session's.
+            properties: extra properties for the snapshot's summary.
+            key: the idempotency key. A change with a key makes a snapshot even if there is nothing to change.
+            isolation: the isolation level, if the caller gave it.
+            reads: whether the change depends on the branch's rows, so that no earlier step may change them.
+            writes: whether the change writes all files that it adds, so that none can be in the table already.
+        """
 
     def append(
         self,
@@ -64,12 +86,76 @@ class RowTransaction(Transaction[TableT]):
         snapshot_properties: Mapping[str, str] | None = None,
         idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
-        """Add rows; see `Table.append`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        with self._change(branch, snapshot_properties, idempotency_key) as change:
-            change.update.append(self._write(df))
-        return self
+        """Append rows: `table = table.append(df)`. Tasks write them to data files, which one commit adds.
+
+        Columns are matched by name. Missing columns get the schema's write default, or null. Narrower integers, floats
+        and decimals are promoted to the table's types.
+
+        Args:
+            df: the rows. It is computed once.
+            branch: the branch to commit to. Defaults to main, or in tables with `write.wap.enabled` to the session's
+                `spark.wap.branch`. With `spark.wap.id`, the snapshot is staged and no branch moves.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: an application and a version, such as `("loader", 7)`, which the snapshot records. If a
+                snapshot of the branch has recorded this version of the application or a later one, nothing is
+                committed and a warning is logged.
+
+        Returns:
+            The table after the commit, or the transaction.
+
+        Raises:
+            ValidationError: the rows don't fit the schema: an unknown column, a different type, or a null in a required
+                column. Nothing is committed and no data file is left behind.
+            UnsupportedError: the table can't be committed to, or has a type, transform or format that can't be written.
+            CommitFailedError: all attempts lost to concurrent commits.
+            CommitStateUnknownError: the commit may have succeeded; no file is deleted.
+        """
+        return self._change_rows(lambda change: change.append(df), branch, snapshot_properties, idempotency_key)
+
+    def add_files(
+        self,
+        paths: Sequence[str] | DataFrame,
+        *,
+        check_duplicate_files: bool = True,
+        check_other_tables: bool = True,
+        branch: str | None = None,
+        snapshot_properties: Mapping[str, str] | None = None,
+        idempotency_key: tuple[str, int] | None = None,
+    ) -> Self:
+        """Add existing Parquet, ORC or Avro files as they are: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
+
+        Executors read the footers. Partition values come from folders such as `day=2026-01-31`, with the name of the
+        column or the partition field, or else from column bounds, which must prove that all rows are in one partition.
+        Types that Iceberg's Java readers misread or can't read are refused. If files have no field ids and the table
+        has no name mapping, the table gets one. The table owns the files afterwards: expiry may delete them.
+
+        Args:
+            paths: the files, or a DataFrame with their paths in a column `file_path` or `path`, or as its only column.
+            check_duplicate_files: whether to look for the files among all files of the table. Otherwise they are
+                compared only with files of the same partition, by exact path.
+            check_other_tables: whether to refuse files in the folder of another Iceberg table, which would still own
+                them.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+
+        Returns:
+            The table after the commit, or the transaction.
+
+        Raises:
+            ValidationError: a file is listed twice or is in the table already, is another table's, has a column that
+                does not fit the schema, or has rows of several partitions or folders whose values would be lost. The
+                message names the file. Nothing is written.
+            NotFoundError: a file is missing.
+            UnsupportedError: the table can't be committed to, or tasks can't open the files.
+        """
+        return self._change_rows(
+            lambda change: change.add_files(paths, duplicates=check_duplicate_files, other_tables=check_other_tables),
+            branch,
+            snapshot_properties,
+            idempotency_key,
+            writes=False,
+        )
 
     def overwrite(
         self,
@@ -81,21 +167,33 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Replace the rows that match a filter; see `Table.overwrite`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
-            matching = Matching(change.head, overwrite_filter)
-            if matching.has_parts:
-                change.update.append(self._write(df))
-                replaces = self._replace(change, matching, isolation or "serializable")
-                if not replaces and isolation is not None:
-                    change.update.validate_no_conflicts(matching.row_filter, isolation=isolation)
-            else:
-                change.update.overwrite(self._write(df), row_filter=overwrite_filter)
-                if isolation is not None:
-                    change.update.validate_no_conflicts(overwrite_filter, isolation=isolation)
-        return self
+        """Replace the rows that match a filter, by default all rows, with new rows in one snapshot.
+
+        Files whose rows all match are removed without being opened. Files with some matching rows are rewritten without
+        them.
+
+        Args:
+            df: the new rows; see `append`. They need not match the filter.
+            overwrite_filter: which rows to remove.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+            isolation: "serializable" or "snapshot" fails the commit if concurrent commits changed matching data (see
+                `SnapshotUpdate.validate_no_conflicts`). Defaults to "serializable" if files have to be read
+                and rows are replaced, and otherwise to no check.
+
+        Raises:
+            CommitConflictError: another commit changed the files that this one replaces.
+            ValidationError: as `append`.
+        """
+        return self._change_rows(
+            lambda change: change.overwrite(df, overwrite_filter),
+            branch,
+            snapshot_properties,
+            idempotency_key,
+            isolation,
+            reads=True,
+        )
 
     def dynamic_partition_overwrite(
         self,
@@ -106,16 +204,16 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Replace only the partitions that have new rows; see `Table.dynamic_partition_overwrite`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        if self.table_metadata.spec().is_unpartitioned():
-            raise ValidationError(f"{self.table.full_name}: it has no partitions to overwrite: overwrite replaces all")
-        with self._change(branch, snapshot_properties, idempotency_key, isolation) as change:
-            change.update.replace_partitions(self._write(df))
-            if isolation is not None:
-                change.update.validate_no_conflicts(isolation=isolation)
-        return self
+        """Replace only the partitions that have new rows.
+
+        Arguments are as for `overwrite`.
+
+        Raises:
+            ValidationError: the table is not partitioned; or as `append`.
+        """
+        return self._change_rows(
+            lambda change: change.replace_partitions(df), branch, snapshot_properties, idempotency_key, isolation
+        )
 
     def delete(
         self,
@@ -126,22 +224,35 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Delete the rows that match a filter; see `Table.delete`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
-            matching = Matching(change.head, delete_filter)
-            if matching.has_parts:
-                masks, level = self._merges_on_read("delete"), self._isolation("delete", isolation)
-                if not self._replace(change, matching, level, masks=masks):
-                    change.drop()
-            elif matching.has_whole_files:
-                change.update.delete(row_filter=delete_filter)
-                if isolation == "serializable":
-                    change.update.validate_no_conflicts(delete_filter, ignore_deletes=True)
-            else:
-                change.drop()
-        return self
+        """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is made.
+
+        As in SQL, a null matches neither `!=` nor `not in` nor `not like`.
+
+        Files whose rows all match, as partitions and metrics prove, are removed without being opened. Rows in other
+        files are deleted by the mode in the table property `write.delete.mode`: `copy-on-write` rewrites the files;
+        `merge-on-read` writes deletion vectors, or position delete files in format version 2.
+
+        Args:
+            delete_filter: which rows to delete.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+            isolation: "serializable" or "snapshot". Defaults to the table property `write.delete.isolation-level`, and
+                for deletes of whole files to "snapshot".
+
+        Raises:
+            CommitConflictError: another commit changed the data that this delete is based on.
+            InvalidFilterError: the filter is invalid.
+            UnsupportedError: as `append`.
+        """
+        return self._change_rows(
+            lambda change: change.delete(delete_filter),
+            branch,
+            snapshot_properties,
+            idempotency_key,
+            isolation,
+            reads=True,
+        )
 
     def equality_delete(
         self,
@@ -153,25 +264,44 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Delete the rows that have given keys, without reading them; see `Table.equality_delete`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        with self._change(branch, snapshot_properties, idempotency_key, isolation) as change:
-            deletes = KeyDeletes.of(change.head, df, equality_cols)
-            for files in deletes.write():
-                self._written.append(files)
-                change.update.row_delta(deletes=files)
-            if deletes.limited_to is not None:
-                change.update.validate_partition_specs(deletes.limited_to)
-            if deletes.is_empty:
-                change.drop()
-            elif isolation is not None:
-                change.update.validate_no_conflicts(deletes.row_filter, isolation=isolation, ignore_deletes=True)
-        return self
+        """Delete the rows that have given keys, without reading them: `table.equality_delete(keys, ["id"])`.
+
+        Tasks write the keys to equality delete files. Readers apply them to all rows with lower sequence numbers,
+        including those that concurrent commits add before this delete. A null equals null. `delete` and `merge` leave
+        less work to readers and count the deleted rows.
+
+        If the table is partitioned, `df` also needs the partition source columns: a key deletes rows only in its own
+        partition. Without these columns, the deletes apply to all partitions if the table has an unpartitioned spec;
+        otherwise they are refused.
+
+        Args:
+            df: the keys. It is computed once, or twice if `isolation` is given. Columns of the table that neither are
+                in the key nor determine partitions are ignored.
+            equality_cols: the key columns, of any primitive type except float and double. Defaults to the schema's
+                identifier fields. Struct fields ("address.zip") are allowed, but Iceberg 1.12 for Java applies such
+                deletes wrongly if a query does not read the struct.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+            isolation: "serializable" fails the commit if concurrent commits added rows that may have one of the keys,
+                since these would be deleted as well. By default nothing conflicts.
+
+        Raises:
+            ValidationError: a column is missing, unknown or of another type, or can't be compared; or the partition of
+                a key can't be known.
+            UnsupportedError: the table has format version 1; or as `append`.
+        """
+        return self._change_rows(
+            lambda change: change.delete_keys(df, equality_cols),
+            branch,
+            snapshot_properties,
+            idempotency_key,
+            isolation,
+        )
 
     def update(
         self,
-        assignments: Mapping[str, Column | Any],
+        assignments: Mapping[str, Any],
         where: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
         branch: str | None = None,
@@ -179,18 +309,31 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Update the rows that match a filter; see `Table.update`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
-            matching = Matching(change.head, where, by_rows=True)
-            without_rows = change.head.spark.createDataFrame([], matching.row_type)
-            metadata = self.table_metadata
-            assigned = assigned_values(assignments, without_rows, metadata.schema(), metadata.location, before="")
-            level = self._isolation("update", isolation)
-            if not self._replace(change, matching, level, assigned, masks=self._merges_on_read("update")):
-                change.drop()
-        return self
+        """Update the rows that match a filter: `table.update({"price": F.col("price") * 2}, "day = '2026-01-31'")`.
+
+        The table properties `write.update.mode` and `write.update.isolation-level` apply as for `delete`. In tables
+        with row lineage, rows keep their `_row_id`.
+
+        Args:
+            assignments: column name -> value, or Column over the table's columns. Values are cast to the column's type.
+                A field of a struct has its path for a name: `{"address.zip": "0150"}`.
+            where: which rows to update.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+            isolation: as for `delete`.
+
+        Raises:
+            ValidationError: there is no such column; or as `append`.
+        """
+        return self._change_rows(
+            lambda change: change.assign(assignments, where),
+            branch,
+            snapshot_properties,
+            idempotency_key,
+            isolation,
+            reads=True,
+        )
 
     def upsert(  # noqa: PLR0913  keyword arguments
         self,
@@ -204,21 +347,34 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Update the rows whose keys are in the given rows, and insert the others; see `Table.upsert`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        schema, table = self.table_metadata.schema(), self.table_metadata.location
+        """Update the rows whose keys are in the given rows, and insert the given rows whose keys are new.
+
+        A row is updated only if a value differs. Columns that the given rows lack keep their values. A null in a key
+        equals nothing. The table properties `write.merge.mode` and `write.merge.isolation-level` apply as for `delete`.
+
+        Args:
+            df: the rows; see `append`. It is computed once.
+            join_cols: the key columns. Defaults to the schema's identifier fields.
+            when_matched_update_all: whether to update existing rows.
+            when_not_matched_insert_all: whether to insert new rows.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+            isolation: as for `delete`.
+
+        Raises:
+            ValidationError: there is no key, or two given rows have the same key; or as `append`.
+            CommitConflictError: another commit changed the data that this upsert is based on.
+        """
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
-        with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
-            merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
-            if merge.clauses:
-                rows = merged_rows(change.head, merge, self._lineage)
-                if rows.source.duplicate is not None:
-                    raise ValidationError(f"{table}: two of the rows have the key {shown(rows.source.duplicate)}")
-                self._merge(change, rows, isolation)
-            else:
-                change.drop()
-        return self
+        return self._change_rows(
+            lambda change: change.upsert(df, join_cols, updates=updates, inserts=inserts),
+            branch,
+            snapshot_properties,
+            idempotency_key,
+            isolation,
+            reads=True,
+        )
 
     def merge(
         self,
@@ -230,68 +386,164 @@ class RowTransaction(Transaction[TableT]):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Merge[Self]:
-        """Begin a merge; see `Table.merge`. Its `merge()` returns this transaction."""
+        """Begin a merge of a source's rows into the table, which is committed as one snapshot.
+
+            table = (
+                table.merge(changes, on=["id"])
+                .when_matched("source.op = 'delete'").delete()
+                .when_matched().update_all()
+                .when_not_matched("source.op != 'delete'").insert_all()
+                .merge()
+            )
+
+        `when_matched(condition)` takes `update(assignments)`, `update_all()` or `delete()`; `when_not_matched` takes
+        `insert(values)` or `insert_all()`; `when_not_matched_by_source` takes `update(assignments)` or `delete()`.
+        Columns are `target.<column>` and `source.<column>`. Among clauses of one kind, the first whose condition holds
+        applies. Nothing runs before `merge()`.
+
+        In tables with row lineage, updated rows keep their `_row_id`. The table properties `write.merge.mode` and
+        `write.merge.isolation-level` apply as for `delete`. If no row changes, no snapshot is made.
+
+        Args:
+            source: the rows. It is computed once.
+            on: names of key columns that are equal in matching rows, where a null equals nothing; or a condition over
+                `target` and `source`, a Column or SQL text, which requires reading every row of the table.
+            branch: the branch to commit to; see `append`.
+            snapshot_properties: extra properties for the snapshot's summary.
+            idempotency_key: as for `append`.
+            isolation: as for `delete`.
+        """
 
         def run(merge: Merge[Self]) -> Self:
-            if self._repeats(branch, snapshot_properties, idempotency_key):
-                return self
-            with self._change(branch, snapshot_properties, idempotency_key, isolation, reads=True) as change:
-                self._merge(change, merged_rows(change.head, merge, self._lineage), isolation)
-            return self
+            return self._change_rows(
+                lambda change: change.merge(merge), branch, snapshot_properties, idempotency_key, isolation, reads=True
+            )
 
         return Merge(source, on, run)
 
-    def _merge(self, change: _Change, rows: MergedRows, isolation: Isolation | None) -> None:
+
+@dataclass
+class RowChange:
+    """A change of rows in progress.
+
+    Attributes:
+        transaction: the transaction that it is part of.
+        update: the snapshot that it makes.
+        head: the table at the branch's head.
+        isolation: the isolation level, if the caller gave it.
+        dropped: whether there turned out to be nothing to change.
+    """
+
+    transaction: RowTransaction[Any]
+    update: SnapshotUpdate
+    head: TableState
+    isolation: Isolation | None
+    dropped: bool = False
+
+    # -- the changes ------------------------------------------------------------------------------------------------
+
+    def append(self, df: DataFrame) -> None:
+        self.update.append(self._write(df))
+
+    def add_files(self, paths: Sequence[str] | DataFrame, *, duplicates: bool, other_tables: bool) -> None:
+        added = describe_files(self.head, paths, check_duplicates=duplicates, check_other_tables=other_tables)
+        if added.needs_mapping:
+            self.transaction._add(AddNameMapping.of(self._metadata))
+        self.update.append(added.files)
+        if duplicates:
+            self.update.validate_new_paths()
+
+    def overwrite(self, df: DataFrame, overwrite_filter: BooleanExpression | str) -> None:
+        matching = Matching(self.head, overwrite_filter)
+        if matching.has_parts:
+            self.update.append(self._write(df))
+            if self._replace(matching, self.isolation or "serializable"):
+                return
+        else:
+            self.update.overwrite(self._write(df), row_filter=overwrite_filter)
+        if self.isolation is not None:
+            self.update.validate_no_conflicts(overwrite_filter, isolation=self.isolation)
+
+    def replace_partitions(self, df: DataFrame) -> None:
+        if self._metadata.spec().is_unpartitioned():
+            raise ValidationError(
+                f"{self.transaction.table.full_name}: it has no partitions to overwrite: overwrite replaces all"
+            )
+        self.update.replace_partitions(self._write(df))
+        if self.isolation is not None:
+            self.update.validate_no_conflicts(isolation=self.isolation)
+
+    def delete(self, delete_filter: BooleanExpression | str) -> None:
+        matching = Matching(self.head, delete_filter)
+        if matching.has_parts:
+            masks, level = self._merges_on_read("delete"), self._isolation("delete")
+            self.dropped = not self._replace(matching, level, masks=masks)
+        elif matching.has_whole_files:
+            self.update.delete(row_filter=delete_filter)
+            if self.isolation == "serializable":
+                self.update.validate_no_conflicts(delete_filter, ignore_deletes=True)
+        else:
+            self.dropped = True
+
+    def delete_keys(self, df: DataFrame, equality_cols: Sequence[str] | None) -> None:
+        deletes = KeyDeletes.of(self.head, df, equality_cols)
+        for files in deletes.write():
+            self.transaction._written.append(files)
+            self.update.row_delta(deletes=files)
+        if deletes.limited_to is not None:
+            self.update.validate_partition_specs(deletes.limited_to)
+        self.dropped = deletes.is_empty
+        if self.isolation is not None and not self.dropped:
+            self.update.validate_no_conflicts(deletes.row_filter, isolation=self.isolation, ignore_deletes=True)
+
+    def assign(self, assignments: Mapping[str, Column | Any], where: BooleanExpression | str) -> None:
+        matching = Matching(self.head, where, by_rows=True)
+        without_rows = self.head.spark.createDataFrame([], matching.row_type)
+        metadata = self._metadata
+        assigned = assigned_values(assignments, without_rows, metadata.schema(), metadata.location, before="")
+        level, masks = self._isolation("update"), self._merges_on_read("update")
+        self.dropped = not self._replace(matching, level, assigned, masks=masks)
+
+    def upsert(self, df: DataFrame, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool) -> None:
+        schema, table = self._metadata.schema(), self._metadata.location
+        merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
+        if not merge.clauses:
+            self.dropped = True
+            return
+        rows = merged_rows(self.head, merge, self._lineage)
+        if rows.source.duplicate is not None:
+            raise ValidationError(f"{table}: two of the rows have the key {shown(rows.source.duplicate)}")
+        self._merge(rows)
+
+    def merge(self, merge: Merge[Any]) -> None:
+        self._merge(merged_rows(self.head, merge, self._lineage))
+
+    # -- how rows are replaced --------------------------------------------------------------------------------------
+
+    def _merge(self, rows: MergedRows) -> None:
         """Write new versions of rows and let the commit replace or delete the old ones."""
-        level, lineage = self._isolation("merge", isolation), bool(self._lineage)
+        level, lineage = self._isolation("merge"), bool(self._lineage)
         paths = rows.changed_files
         if not len(paths) and not rows.has_new_rows:
-            change.drop()
+            self.dropped = True
             return
         if not len(paths):
-            change.update.append(self._write(rows.new_rows, lineage=lineage))
+            self.update.append(self._write(rows.new_rows, lineage=lineage))
         else:
             files = rows.matching.planned(paths)
             if self._merges_on_read("merge"):
                 added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
-                masks = masks_of(rows.positions.repartition(FILE), files, change.head)
-                self._delete_rows(change, masks, files, added, with_deletes=True)
+                masks = masks_of(rows.positions.repartition(FILE), files, self.head)
+                self._delete_rows(masks, files, added, with_deletes=True)
             else:
                 added = self._write(rows.rewritten(files), lineage=lineage)
-                change.update.row_delta(added=added, removed=rows.matching.named(paths))
+                self.update.row_delta(added=added, removed=rows.matching.named(paths))
         # Others may delete or rewrite the rows that new ones were compared with.
         only_adds = not len(paths)
-        change.update.validate_no_conflicts(rows.matching.row_filter, isolation=level, ignore_deletes=only_adds)
-
-    def add_files(
-        self,
-        paths: Sequence[str] | DataFrame,
-        *,
-        check_duplicate_files: bool = True,
-        check_other_tables: bool = True,
-        branch: str | None = None,
-        snapshot_properties: Mapping[str, str] | None = None,
-        idempotency_key: tuple[str, int] | None = None,
-    ) -> Self:
-        """Add existing data files; see `Table.add_files`."""
-        if self._repeats(branch, snapshot_properties, idempotency_key):
-            return self
-        with self._change(branch, snapshot_properties, idempotency_key, writes=False) as change:
-            added = describe_files(
-                change.head, paths, check_duplicates=check_duplicate_files, check_other_tables=check_other_tables
-            )
-            if added.needs_mapping:
-                self._add(AddNameMapping.of(self.table_metadata))
-            change.update.append(added.files)
-            if check_duplicate_files:
-                change.update.validate_new_paths()
-        return self
-
-    # -- how rows are replaced --------------------------------------------------------------------------------------
+        self.update.validate_no_conflicts(rows.matching.row_filter, isolation=level, ignore_deletes=only_adds)
 
     def _replace(
         self,
-        change: _Change,
         matching: Matching,
         isolation: Isolation,
         assigned: Mapping[str, Column] | None = None,
@@ -304,32 +556,28 @@ class RowTransaction(Transaction[TableT]):
             masks: whether rows are deleted by delete files instead of by rewriting their files.
 
         Returns:
-            Whether any row matches. If none does, the change is not modified.
+            Whether any row matches. If none does, the update is not modified.
         """
         paths = matching.affected_paths(masks=masks)
         if not len(paths) and not matching.has_whole_files:
             return False
         if len(paths):
-            (self._mask if masks else self._rewrite)(change, matching, paths, assigned)
+            (self._mask if masks else self._rewrite)(matching, paths, assigned)
         if matching.has_whole_files:
-            change.update.delete(matching.whole_files)
+            self.update.delete(matching.whole_files)
         only_deletes = masks and assigned is None
-        change.update.validate_no_conflicts(matching.row_filter, isolation=isolation, ignore_deletes=only_deletes)
+        self.update.validate_no_conflicts(matching.row_filter, isolation=isolation, ignore_deletes=only_deletes)
         return True
 
-    def _rewrite(
-        self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
-    ) -> None:
+    def _rewrite(self, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None) -> None:
         """Rewrite files without their matching rows, or with these updated."""
         lineage = self._lineage
         rows = matching.rows(matching.planned(paths), lineage, matches=False if assigned is None else None)
         if assigned is not None:
             rows = with_values(rows, assigned, lineage, matching.is_matching_row)
-        change.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
+        self.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
 
-    def _mask(
-        self, change: _Change, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None
-    ) -> None:
+    def _mask(self, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None) -> None:
         """Delete the matching rows of files by delete files and, for an update, append their new versions."""
         files = matching.planned(paths)
         added = None
@@ -338,11 +586,9 @@ class RowTransaction(Transaction[TableT]):
             rows = matching.rows(files, lineage, matches=True)
             added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
         # Updated rows must still exist; deleted rows may already be gone.
-        self._delete_rows(change, matching.masks, files, added, with_deletes=assigned is not None)
+        self._delete_rows(matching.masks, files, added, with_deletes=assigned is not None)
 
-    def _delete_rows(
-        self, change: _Change, masks: Masks, files: PlannedFiles, added: DataFrame | None, *, with_deletes: bool
-    ) -> None:
+    def _delete_rows(self, masks: Masks, files: PlannedFiles, added: DataFrame | None, *, with_deletes: bool) -> None:
         """Delete rows by deletion vectors or position delete files, and add the data files with their new versions.
 
         Args:
@@ -351,43 +597,58 @@ class RowTransaction(Transaction[TableT]):
             added: the new data files.
             with_deletes: whether it is a conflict if a concurrent delete removed the data files.
         """
-        deletes = write_deletes(change.head, masks, files)
-        self._written.append(deletes.files)
-        change.update.row_delta(added=added, deletes=deletes.files, superseded=deletes.superseded)
+        deletes = write_deletes(self.head, masks, files)
+        self.transaction._written.append(deletes.files)
+        self.update.row_delta(added=added, deletes=deletes.files, superseded=deletes.superseded)
         if deletes.data_files is not None:
-            change.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
+            self.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
 
     def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
-        files = write_files(replace(self.table.state, metadata=self.table_metadata), df, lineage=lineage)
-        self._written.append(files)
+        state = replace(self.transaction.table.state, metadata=self._metadata)
+        files = write_files(state, df, lineage=lineage)
+        self.transaction._written.append(files)
         return files
+
+    # -- properties -------------------------------------------------------------------------------------------------
+
+    @property
+    def _metadata(self) -> TableMetadata:
+        return self.transaction.table_metadata
 
     @property
     def _lineage(self) -> tuple[str, ...]:
         """The metadata columns that rows keep when they move to another file."""
-        return lineage_columns(self.table_metadata)
-
-    # -- properties -------------------------------------------------------------------------------------------------
+        return lineage_columns(self._metadata)
 
     def _merges_on_read(self, command: str) -> bool:
         """Return whether a command deletes rows by delete files, which version 1 does not support."""
-        return self._property(f"write.{command}.mode", _MODES) == _MODES[1] and self.table_metadata.format_version > 1
+        return self._property(f"write.{command}.mode", _MODES) == _MODES[1] and self._metadata.format_version > 1
 
-    def _isolation(self, command: str, given: Isolation | None) -> Isolation:
-        if given is not None:
-            return given
+    def _isolation(self, command: str) -> Isolation:
+        if self.isolation is not None:
+            return self.isolation
         level = self._property(f"write.{command}.isolation-level", _ISOLATIONS)
         return "serializable" if level == _ISOLATIONS[0] else "snapshot"
 
     def _property(self, name: str, allowed: tuple[str, ...]) -> str:
         """Return a table property; the first of the allowed values is the default."""
-        return choice_property(self.table_metadata.properties, name, allowed, location=self.table.full_name)
+        return choice_property(self._metadata.properties, name, allowed, location=self.transaction.table.full_name)
 
-    # -- steps and their end ----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _change(
+@dataclass
+class RowTransaction(Transaction[TableT], RowChanges):
+    """A transaction with methods that change rows.
+
+    Each change writes its files at once; they become part of the table when the transaction commits. If the transaction
+    is known not to have been committed, the files are deleted.
+    """
+
+    _written: list[DataFrame] = field(default_factory=list)
+    _failure: BaseException | None = None
+
+    def _change_rows(
         self,
+        make: Callable[[RowChange], object],
         branch: str | None,
         properties: Mapping[str, str] | None,
         key: tuple[str, int] | None,
@@ -395,18 +656,10 @@ class RowTransaction(Transaction[TableT]):
         *,
         reads: bool = False,
         writes: bool = True,
-    ) -> Iterator[_Change]:
-        """Begin a change of rows. If it fails, drop it from the transaction and delete its files.
-
-        Args:
-            branch: the branch; None for the session's.
-            properties: extra properties for the snapshot's summary.
-            key: the idempotency key. A change with a key makes a snapshot even if there is nothing to change.
-            isolation: the isolation level, if the caller gave it.
-            reads: whether the change depends on the branch's rows, so that no earlier step may change them.
-            writes: whether the change writes all files that it adds, so that none can be in the table already.
-        """
-        self._refuse_committed()
+    ) -> Self:
+        """Make a change of rows. If it fails, drop it from the transaction and delete its files."""
+        if self._repeats(branch, properties, key):
+            return self
         self.table.refuse_read_only()
         if isolation is not None:
             ISOLATION.check("isolation", isolation)
@@ -419,14 +672,15 @@ class RowTransaction(Transaction[TableT]):
             with translated_errors():
                 if writes:
                     update.assume_new_files()
-                change = _Change(update, update.head)
-                yield change
+                change = RowChange(self, update, update.head, isolation)
+                make(change)
         except BaseException:
             self._forget(update, before)
             raise
         if change.dropped and update.key is None:
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
             self._forget(update, before)
+        return self
 
     def _repeats(self, branch: str | None, properties: Mapping[str, str] | None, key: tuple[str, int] | None) -> bool:
         """Return whether the transaction commits nothing, since the branch has recorded its idempotency key."""
@@ -475,20 +729,24 @@ class RowTransaction(Transaction[TableT]):
             delete_written(self.table.state, files)
 
 
-@dataclass
-class _Change:
-    """A change of rows in progress.
+@dataclass(frozen=True)
+class RowTable(BaseTable, RowChanges):
+    """A table with methods that change rows. Each method commits and returns the table after the commit."""
 
-    Attributes:
-        update: the snapshot that it makes.
-        head: the table at the branch's head.
-        dropped: whether there turned out to be nothing to change.
-    """
+    def transaction(self) -> RowTransaction[Self]:
+        """Begin a transaction, which commits several changes at once: `with table.transaction() as tx: tx.append(df)`.
 
-    update: SnapshotUpdate
-    head: TableState
-    dropped: bool = False
+        This object does not change. `refresh()`, or the transaction's `commit()`, returns the new version.
+        """
+        return RowTransaction(self)
 
-    def drop(self) -> None:
-        """Make no snapshot."""
-        self.dropped = True
+    def committed_version(self, application: str, *, branch: str | None = None) -> int | None:
+        """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
+
+        None if there is none. Snapshots that have expired don't count.
+        """
+        NAME.check("application", application)
+        return last_version(write_target(self.state, branch).history(self.metadata), application)
+
+    def _change_rows(self, *args: Any, **options: Any) -> Self:
+        return self.transaction()._change_rows(*args, **options).commit()
