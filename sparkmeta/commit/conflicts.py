@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Final, Literal
@@ -17,9 +16,9 @@ from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import PARTITION_KEY, replaced_partitions
-from sparkmeta.commit.removed_files import without, without_rows
+from sparkmeta.commit.relation import first, hash_of, matching, repeated, select
+from sparkmeta.commit.removed_files import without
 from sparkmeta.commit.search import (
-    FEW_FILES,
     SEARCH_COLUMNS,
     leaves_of_partitions,
     live_entries,
@@ -30,6 +29,7 @@ from sparkmeta.commit.search import (
 )
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.inspect.file_changes import SNAPSHOT, EntryChanges, snapshots_since
+from sparkmeta.manifests.v4.root import one_of as of_kinds
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.commit.relation import Relation
     from sparkmeta.commit.removed_files import Removal, Searches
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
@@ -151,10 +152,14 @@ def refuse_duplicates(state: TableState, added: NewFiles, removal: Removal, sear
     """
     if not added.count:
         return
-    if added.count <= FEW_FILES:
-        _check_few(state, added, removal, searches)
-    else:
-        _check_many(state, added, removal)
+    files = added.relation(state)
+    names = select(files, {"path": "location", "offset": "deletion_vector.offset"})
+    if twice := repeated(names, ["path", "offset"]):
+        raise ValidationError(f"{state.metadata.location}: {twice['path']} is added twice by the commit")
+    for suspects in _suspects(state, added, files, searches):
+        live = without(suspects, removal, state)
+        if known := first(matching(live, names, {"location": "path", "deletion_vector.offset": "offset"})):
+            raise _already_there(state, known["location"])
 
 
 def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, start: int | None) -> None:
@@ -180,59 +185,26 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
             raise _already_there(state, path)
 
 
-def _check_few(state: TableState, added: NewFiles, removal: Removal, searches: Searches) -> None:
-    entries = added.entries(state)
-    names = names_of(entries)
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ValidationError(f"{state.metadata.location}: {name.path} is added twice by the commit")
-    stages = [search_all(root_manifests(state))]
+def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:
+    """Yield the live entries that may be of new files."""
+    if isinstance(files, pa.Table):
+        stages = [search_all(root_manifests(state))]
+        for kinds, content in _KINDS:
+            if len(new := files.filter(of_kinds(files, kinds))):
+                stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new)))
+        yield searches.new_files.find(state, names_of(files), stages)
+        return
+    path = hash_of(["location", "deletion_vector.offset"])
     for kinds, content in _KINDS:
-        new = entries.filter(pc.is_in(entries.column("content_type"), pa.array(list(map(int, kinds)), pa.int32())))
-        if len(new):
-            stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new)))
-    live = without_rows(searches.new_files.find(state, names, stages), removal, state)
-    duplicates = set(names_of(live)).intersection(names)
-    if duplicates:
-        raise _already_there(state, min(name.path for name in duplicates))
+        new, leaves = added.of(kinds, content), live_leaves(state, content)
+        if new.count and len(leaves) and len(sharing := new.sharing_partitions(state, leaves)):
+            # Spark broadcasts hashes instead of shuffling the paths of all live files.
+            hashes = F.broadcast(new.frame(state).select(path.alias("hash")))
+            yield live_entries(state, sharing).join(hashes, path == F.col("hash"), "left_semi")
 
 
 def _already_there(state: TableState, path: str) -> CommitConflictError:
     return CommitConflictError(f"{state.metadata.location}: {path} is in the table already")
-
-
-def _check_many(state: TableState, added: NewFiles, removal: Removal) -> None:
-    keys = _keys(added.frame(state))
-    # Shuffling hashes is much faster than shuffling paths, and leaves few paths to compare.
-    hashed = keys.select(F.xxhash64(*keys.columns).alias("hash"))
-    suspects = hashed.groupBy("hash").count().where("count > 1")
-    twice = keys.join(F.broadcast(suspects), F.xxhash64(*keys.columns) == F.col("hash"), "left_semi")
-    for row in twice.groupBy(*keys.columns).count().where("count > 1").limit(1).toArrow().to_pylist():
-        raise ValidationError(f"{state.metadata.location}: {row['location']} is added twice by the commit")
-    for kinds, content in _KINDS:
-        new = added.of(kinds, content)
-        leaves = live_leaves(state, content)
-        if new.count and len(leaves):
-            _refuse_live(state, new, new.sharing_partitions(state, leaves), removal)
-
-
-def _refuse_live(state: TableState, new: NewFiles, leaves: pa.Table, removal: Removal) -> None:
-    if not len(leaves):
-        return
-    entries = live_entries(state, leaves)
-    if removal.masks or removal.keys:
-        entries = without(entries, removal, state)
-    keys = _keys(new.frame(state)).select(F.xxhash64("location", "offset").alias("hash"))
-    live = _keys(entries)
-    suspects = live.join(F.broadcast(keys), F.xxhash64("location", "offset") == F.col("hash"), "left_semi")
-    duplicates = suspects.join(_keys(new.frame(state)), ["location", "offset"], "left_semi").limit(1).toArrow()
-    if len(duplicates):
-        raise _already_there(state, duplicates.column("location")[0].as_py())
-
-
-def _keys(entries: DataFrame) -> DataFrame:
-    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias("offset")
-    return entries.select("location", offset)
 
 
 # -- Detect conflicts of an operation with commits made since it began (semantics 12.3 to 12.6) -----------------------

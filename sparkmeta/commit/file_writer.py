@@ -39,8 +39,9 @@ from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.new_files import ListedFiles, NewFiles, file_rows, listed_rows
 from sparkmeta.commit.next_root import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
+from sparkmeta.commit.relation import few
 from sparkmeta.commit.removed_files import partitions_of
-from sparkmeta.commit.search import FEW_FILES, new_entries
+from sparkmeta.commit.search import new_entries
 from sparkmeta.commit.sorted_manifests import (
     SortedManifests,
     file_count,
@@ -180,8 +181,8 @@ class FileWriter:
     def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes grouped by the data leaf of their data file. Equality deletes are treated like data files."""
         hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
-        head = files.select(*known.columns, *hinted).limit(FEW_FILES + 1).toArrow()
-        if len(head) > FEW_FILES:
+        head = few(files.select(*known.columns, *hinted))
+        if head is None:
             leaves = self.state.data_manifests
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
             return self._add_placed(with_owners(self._entries(known), owners), room, allowed)

@@ -17,6 +17,7 @@ from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
 from sparkmeta.commit.next_root import Tally
+from sparkmeta.commit.relation import is_few, without_manifest
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
     leaves_of_partitions,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.relation import Relation
     from sparkmeta.state import TableState
 
 
@@ -186,6 +188,10 @@ class NewFiles:
         rows = None if self.rows is None else self.rows.filter(one_of(self.rows, kinds))
         chosen = None if self.leaves is None else self._leaves_of(leaves)
         return replace(self, rows=rows or None, leaves=chosen or None, tally=Tally())
+
+    def relation(self, state: TableState) -> Relation:
+        """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
+        return without_manifest(self.entries(state)) if is_few(self.count) else self.frame(state)
 
     def frame(self, state: TableState) -> DataFrame:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,18 @@ from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.commit.new_files import PARTITION_KEY, keys_of, new_partitions, replaces_everything, rows_of
 from sparkmeta.commit.next_root import FileKey, KindCount, PartitionKey, Tally, partition_keys, sums_by_kind, tally_of
 from sparkmeta.commit.partition_folders import partitions_of_folders
+from sparkmeta.commit.relation import (
+    few,
+    few_or_many,
+    first,
+    is_kind,
+    matching,
+    nothing,
+    repeated,
+    union,
+    where,
+)
 from sparkmeta.commit.search import (
-    FEW_FILES,
     SEARCH_COLUMNS,
     Candidates,
     FileName,
@@ -32,7 +41,6 @@ from sparkmeta.commit.search import (
     live_entries,
     live_leaves,
     named_leaves,
-    names_of,
     root_manifests,
     rows_by_manifest,
     search_all,
@@ -51,10 +59,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyiceberg.expressions import BooleanExpression
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.relation import Relation
+    from sparkmeta.plan.deletes.rules import EntryView
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
+
+
+# The name of a file in a search -> in entries.
+_PATH, _OFFSET = "named_path", "named_offset"
+_FILE = {_PATH: "location", _OFFSET: "deletion_vector.offset"}
 
 
 # -- The entries that a commit removes: in manifests by ordinal, in the root of a tree by key -------------------------
@@ -109,20 +124,19 @@ class Removal:
         return Removal(masks, self.keys | other.keys, self.tally.plus(other.tally))
 
 
-def without(entries: DataFrame, removal: Removal, state: TableState) -> DataFrame:
-    """Return entries of `SEARCH_COLUMNS` without those in a small removal."""
-    masked, keys = _removed_rows(removal, state)
-    left = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
-    named = F.broadcast(local_frame(state.spark, keys)).alias("removed")
-    same = (F.col("entry.location") == F.col("removed.location")) & F.col("entry.deletion_vector.offset").eqNullSafe(
-        F.col("removed.offset")
-    )
-    return left.alias("entry").join(named, same, "left_anti")
-
-
-def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Table]:
-    """Return removed entries of leaves as `manifest`, `ordinal`, and those of the root as `location`, `offset`."""
-    ids = {location: manifest for manifest, location in _locations(state).items()}
+def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
+    """Return entries of `SEARCH_COLUMNS` without those in a removal, which is small if the entries are many."""
+    if not (removal.masks or removal.keys):
+        return entries
+    locations = _locations(state)
+    if isinstance(entries, pa.Table):
+        places = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
+        stays = []
+        for key, (manifest, ordinal) in zip(_keys(entries), places, strict=True):
+            mask = removal.masks.get(locations[manifest])
+            stays.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
+        return entries.filter(pa.array(stays, pa.bool_()))
+    ids = {location: manifest for manifest, location in locations.items()}
     ordinals = {ids[leaf]: np.concatenate(list(bitmap.positions())) for leaf, bitmap in removal.masks.items()}
     masked = pa.table(
         {
@@ -130,44 +144,40 @@ def _removed_rows(removal: Removal, state: TableState) -> tuple[pa.Table, pa.Tab
             ORDINAL: pa.array(np.concatenate([*ordinals.values(), np.empty(0, np.int64)]), pa.int64()),
         }
     )
-    keys = [{"location": key.location, "offset": key.offset} for key in removal.keys]
-    schema = pa.schema([pa.field("location", pa.string()), pa.field("offset", pa.int64())])
-    return masked, pa.Table.from_pylist(keys, schema)
+    schema = pa.schema([pa.field(_PATH, pa.string()), pa.field(_OFFSET, pa.int64())])
+    keys = pa.Table.from_pylist([{_PATH: key.location, _OFFSET: key.offset} for key in removal.keys], schema)
+    left = entries.join(F.broadcast(local_frame(state.spark, masked)), [MANIFEST, ORDINAL], "left_anti")
+    in_root = F.broadcast(local_frame(state.spark, keys))
+    return matching(left, in_root, {path: name for name, path in _FILE.items()}, absent=True)
 
 
-def without_rows(entries: pa.Table, removal: Removal, state: TableState) -> pa.Table:
-    """Do the same as `without` for entries on the driver."""
-    if not len(entries) or not (removal.masks or removal.keys):
-        return entries
+def removal_of(entries: Relation, state: TableState) -> Removal:
+    """Return the removal of entries of `SEARCH_COLUMNS`. If they are few, the tally has their partitions.
+
+    For many entries, runs jobs.
+    """
+    root_ids = root_manifests(state).column(MANIFEST).combine_chunks().cast(pa.int32())
+    if isinstance(entries, pa.Table):
+        in_root = pc.is_in(entries.column(MANIFEST), root_ids)
+        rows, partitions = entries.filter(in_root), partitions_of(entries, state)
+        leaves = [_grouped(group) for group in rows_by_manifest(entries.filter(pc.invert(in_root))).values()]
+        groups = pa.concat_tables(leaves or [_GROUPS.empty_table()])
+    else:
+        narrow = materialize(entries.select(MANIFEST, ORDINAL, *_KEY_COLUMNS))
+        is_in_root = F.col(MANIFEST).isin(root_ids.to_pylist())
+        rows, partitions = narrow.where(is_in_root).toArrow(), None
+        by_leaf = narrow.where(~is_in_root).groupBy(MANIFEST)
+        groups = by_leaf.applyInArrow(_grouped, spark_schema(_GROUPS)).toArrow()
+    masks: dict[str, PositionBitmap] = {}
+    counts = [*tally_of(rows).items()]
     locations = _locations(state)
-    places = zip(entries.column(MANIFEST).to_pylist(), entries.column(ORDINAL).to_pylist(), strict=True)
-    stays = []
-    for key, (manifest, ordinal) in zip(_keys(entries), places, strict=True):
-        mask = removal.masks.get(locations[manifest])
-        stays.append(FileKey(*key) not in removal.keys and (mask is None or not mask.contains(ordinal)))
-    return entries.filter(pa.array(stays, pa.bool_()))
-
-
-def removal_of(entries: DataFrame, state: TableState) -> Removal:
-    """Return the removal of many entries of `SEARCH_COLUMNS`. Runs jobs."""
-    in_root = F.col(MANIFEST).isin(_root_ids(state).to_pylist())
-    narrow = materialize(entries.select(MANIFEST, ORDINAL, *_KEY_COLUMNS))
-    rows = narrow.where(in_root).toArrow()
-    of_leaves = narrow.where(~in_root)
-    groups = of_leaves.groupBy(MANIFEST).applyInArrow(_grouped, spark_schema(_GROUPS)).toArrow()
-    return _removal(groups, rows, state)
-
-
-def removal_of_rows(rows: pa.Table, state: TableState) -> Removal:
-    """Return the removal of entries on the driver, with their partitions in the tally."""
-    in_root = pc.is_in(rows.column(MANIFEST), _root_ids(state))
-    leaves = [_grouped(group) for group in rows_by_manifest(rows.filter(pc.invert(in_root))).values()]
-    removal = _removal(pa.concat_tables(leaves or [_GROUPS.empty_table()]), rows.filter(in_root), state)
-    return replace(removal, tally=replace(removal.tally, partitions=partitions_of(rows, state)))
-
-
-def _root_ids(state: TableState) -> pa.Array:
-    return root_manifests(state).column(MANIFEST).combine_chunks().cast(pa.int32())
+    for row in groups.to_pylist():
+        if row["ordinals"] is not None:
+            location = locations[row[MANIFEST]]
+            masks[location] = read_inline_vector(row["ordinals"], location)
+        counts.append((FileKind(row["kind"]), KindCount(row["files"], row["records"], row["size"])))
+    keys = frozenset(FileKey(*key) for key in _keys(rows))
+    return Removal(masks, keys, Tally(sums_by_kind(counts), partitions))
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
@@ -186,19 +196,6 @@ def _grouped(rows: pa.Table) -> pa.Table:
             }
         )
     return pa.Table.from_pylist(groups, schema=_GROUPS)
-
-
-def _removal(groups: pa.Table, in_root: pa.Table, state: TableState) -> Removal:
-    masks: dict[str, PositionBitmap] = {}
-    counts = [*tally_of(in_root).items()]
-    locations = _locations(state)
-    for row in groups.to_pylist():
-        if row["ordinals"] is not None:
-            location = locations[row[MANIFEST]]
-            masks[location] = read_inline_vector(row["ordinals"], location)
-        counts.append((FileKind(row["kind"]), KindCount(row["files"], row["records"], row["size"])))
-    tally = Tally(sums_by_kind(counts), None)
-    return Removal(masks, frozenset(FileKey(*key) for key in _keys(in_root)), tally)
 
 
 def _locations(state: TableState) -> dict[int, str]:
@@ -226,7 +223,6 @@ def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
 
 
 _COLUMNS = ("file_path", "content_offset", "manifest_path", "spec_id", PARTITION)
-_PATH, _OFFSET = "named_path", "named_offset"
 
 
 class NotLiveError(ValidationError):
@@ -268,51 +264,80 @@ def _find(state: TableState, files: DataFrame, searches: Searches, *, only_live_
     named = [name for name in _COLUMNS if name in files.columns]
     if "file_path" not in named:
         raise ValidationError("the files to remove have no column file_path")
-    rows = files.select(*named)
-    head = rows.limit(FEW_FILES + 1).toArrow()
-    if len(head) <= FEW_FILES:
-        return _find_few(state, head, searches, only_live_deletes=only_live_deletes)
-    return _find_many(state, rows, only_live_deletes=only_live_deletes)
+    rows, table = few_or_many(files.select(*named)), state.metadata.location
+    names = _names(rows)
+    if first(names, lambda file: file[_PATH].isNull()):
+        raise ValidationError(f"{table}: file_path of a file to remove is None")
+    if twice := repeated(names, [_PATH, _OFFSET]):
+        raise ValidationError(f"{table}: {twice[_PATH]} is to be removed twice")
+    if isinstance(rows, pa.Table):
+        entries, missing = _few_entries(state, rows, names, searches, only_live_deletes)
+    else:
+        entries, missing = _many_entries(state, rows, names, only_live_deletes)
+    if missing is not None and not only_live_deletes:
+        raise NotLiveError(f"{table}: {missing[_PATH]} is not a live file of the table")
+    dvs = dvs_of(state, where(entries, is_kind(ContentType.DATA)), searches)
+    named_deletes = where(entries, is_kind(ContentType.POSITION_DELETES))
+    unnamed = matching(dvs, named_deletes, {path: path for path in _FILE.values()}, absent=True)
+    return removal_of(union(entries, unnamed), state)
 
 
-# -- few ------------------------------------------------------------------------------------------------------------
+def _names(files: Relation) -> Relation:
+    if isinstance(files, pa.Table):
+        offset = files.column("content_offset") if "content_offset" in files.column_names else None
+        offsets = pa.nulls(len(files), pa.int64()) if offset is None else offset
+        return pa.table({_PATH: files.column("file_path"), _OFFSET: offsets})
+    offset = F.col("content_offset") if "content_offset" in files.columns else F.lit(None).cast("long")
+    return files.select(F.col("file_path").alias(_PATH), offset.alias(_OFFSET))
 
 
-def _find_few(state: TableState, rows: pa.Table, searches: Searches, *, only_live_deletes: bool) -> Removal:
-    names = _names(state, rows)
+def _few_entries(
+    state: TableState, rows: pa.Table, names: pa.Table, searches: Searches, only_live_deletes: bool
+) -> tuple[pa.Table, dict[str, Any] | None]:
+    """Return the live entries of files, and the name of a file that has none."""
     # Only deletion vectors have an offset.
-    in_deletes = only_live_deletes or all(name.offset is not None for name in names)
+    in_deletes = only_live_deletes or not names.column(_OFFSET).null_count
     data = [] if in_deletes else [ContentType.DATA_MANIFEST]
     leaves = [live_leaves(state, content) for content in (*data, ContentType.DELETE_MANIFEST)]
     stages = [search_all(root_manifests(state))]
     stages += [stage for manifests in leaves for stage in _hinted(state, rows, manifests)]
     stages += [_by_folders(state, manifests) for manifests in leaves]
     stages += map(search_all, leaves)
-    entries = searches.files.find(state, names, stages)
-    removed = set(names)
-    entries = entries.filter(pa.array([name in removed for name in names_of(entries)], pa.bool_()))
-    if not only_live_deletes and (missing := removed.difference(names_of(entries))):
-        raise NotLiveError(f"{state.metadata.location}: {min(missing).path} is not a live file of the table")
-    data_files = entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
-    dvs = dvs_of(state, data_files, searches)
-    unnamed = dvs.filter(pa.array([name not in removed for name in names_of(dvs)], pa.bool_()))
-    return removal_of_rows(pa.concat_tables([entries, unnamed]), state)
+    files = map(FileName, *(names.column(name).to_pylist() for name in (_PATH, _OFFSET)))
+    entries = searches.files.find(state, files, stages)
+    return _named_entries(entries, names), _first_missing(names, entries)
 
 
-def _names(state: TableState, rows: pa.Table) -> list[FileName]:
-    paths = rows.column("file_path").to_pylist()
-    offsets = rows.column("content_offset").to_pylist() if "content_offset" in rows.column_names else [None] * len(rows)
-    names = [FileName(*name) for name in zip(paths, offsets, strict=True)]
-    for name, count in Counter(names).items():
-        _refuse_name(state, name.path, count)
-    return names
+def _many_entries(
+    state: TableState, rows: DataFrame, names: DataFrame, only_live_deletes: bool
+) -> tuple[DataFrame, dict[str, Any] | None]:
+    """Return the same as `_few_entries`. Searches all manifests if those that the files name don't have them."""
+    everywhere = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
+    for manifests in (_named_manifests(rows, everywhere), everywhere):
+        entries = materialize(_named_entries(live_entries(state, manifests), names))
+        missing = _first_missing(names, entries)
+        if missing is None or len(manifests) == len(everywhere):
+            break
+    return entries, missing
 
 
-def _refuse_name(state: TableState, path: str | None, count: int) -> None:
-    if path is None:
-        raise ValidationError(f"{state.metadata.location}: file_path of a file to remove is None")
-    if count > 1:
-        raise ValidationError(f"{state.metadata.location}: {path} is to be removed twice")
+def _named_entries(entries: Relation, names: Relation) -> Relation:
+    return matching(entries, names, {path: name for name, path in _FILE.items()})
+
+
+def _first_missing(names: Relation, entries: Relation) -> dict[str, Any] | None:
+    return first(matching(names, entries, _FILE, absent=True))
+
+
+def _named_manifests(files: DataFrame, manifests: pa.Table) -> pa.Table:
+    """Return the root's files and the manifests that files name; all manifests if a file names none."""
+    if "manifest_path" not in files.columns:
+        return manifests
+    paths = files.select("manifest_path").distinct().toArrow().column("manifest_path")
+    if paths.null_count:
+        return manifests
+    in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
+    return manifests.filter(pc.or_(in_root, pc.is_in(manifests.column("location"), whole(paths))))
 
 
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
@@ -335,37 +360,52 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
     return candidates
 
 
-def dvs_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
+def dvs_of(state: TableState, data: Relation, searches: Searches) -> Relation:
     """Return the live deletion vectors of data files, both as entries of `SEARCH_COLUMNS`."""
-    if not may_have_vectors(state):
-        return data.slice(0, 0)
-    deletes = deletes_of(state, data, searches)
-    return deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
+    if state.metadata.format_version < 3:  # deletion vectors came with version 3
+        return nothing(data)
+    return where(deletes_of(state, data, delete_leaves(state, data), searches), has_offset)
 
 
-def may_have_vectors(state: TableState) -> bool:
-    """Return whether the table's format version has deletion vectors."""
-    return state.metadata.format_version >= 3
+def has_offset(entry: EntryView) -> Any:
+    """Return the condition that an entry is a deletion vector."""
+    return entry["deletion_vector.offset"].isNotNull()
 
 
-def deletes_of(state: TableState, data: pa.Table, searches: Searches) -> pa.Table:
+def deletes_of(state: TableState, data: Relation, leaves: pa.Table, searches: Searches) -> Relation:
     """Return the live deletion vectors of data files, and position delete files that name one of them.
 
     Among trees, only those of upgraded tables have such position delete files.
+
+    Args:
+        state: the table.
+        data: the data files, with their `location`.
+        leaves: the `delete_leaves` of the files.
+        searches: the searches of the commit.
     """
-    leaves = delete_leaves(state, data)
-    entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
-    return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.POSITION_DELETES)))
+    if isinstance(data, pa.Table):
+        entries = searches.deletes.search(state, leaves, data.column("location").to_pylist())
+    else:
+        entries = matching(live_entries(state, leaves), data, {"referenced_file": "location"})
+    return where(entries, is_kind(ContentType.POSITION_DELETES))
 
 
-def delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
+def delete_leaves(state: TableState, data: Relation) -> pa.Table:
     """Return the delete manifests that may hold deletes of data files (table spec, Scan Planning).
 
-    These are the manifests affiliated with a manifest of the files, and unaffiliated ones that share their partitions.
+    These are the manifests affiliated with a manifest of the files, and unaffiliated ones that share partitions: with
+    the files if they are few, and otherwise with their manifests. For many files, runs a job that finds the manifests.
+
+    Args:
+        state: the table.
+        data: the data files, with their `manifest`, and if they are few with their partitions.
     """
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
-    if not len(deletes) or not len(data):
+    if not len(deletes) or (isinstance(data, pa.Table) and not len(data)):
         return deletes.slice(0, 0)
+    if not isinstance(data, pa.Table):
+        manifests = _manifests_with(state, data.select(MANIFEST).distinct().toArrow().column(MANIFEST))
+        return deletes_by_partition(state, manifests, deletes_by_affinity(state, manifests, deletes))
     if state.tree is None:
         return leaves_of_partitions(state, deletes, data)
     relevant = deletes_by_affinity(state, _manifests_with(state, data.column(MANIFEST)), deletes)
@@ -376,78 +416,6 @@ def delete_leaves(state: TableState, data: pa.Table) -> pa.Table:
 
 def _manifests_with(state: TableState, ids: pa.ChunkedArray) -> pa.Table:
     return state.manifests.filter(pc.is_in(state.manifests.column(MANIFEST), whole(ids).unique()))
-
-
-# -- many -----------------------------------------------------------------------------------------------------------
-
-
-def _find_many(state: TableState, rows: DataFrame, *, only_live_deletes: bool) -> Removal:
-    files = materialize(rows)
-    keys = files.select(*_key_columns(files))
-    counts = keys.groupBy(_PATH, _OFFSET).count()
-    for row in counts.where(f"count > 1 OR {_PATH} IS NULL").limit(1).toArrow().to_pylist():
-        _refuse_name(state, row[_PATH], row["count"])
-    everywhere = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
-    manifests = _named_manifests(files, everywhere)
-    entries = materialize(_entries_of(state, manifests, keys))
-    missing = _first_missing(keys, entries)
-    if missing is not None and len(manifests) < len(everywhere):
-        entries = materialize(_entries_of(state, everywhere, keys))
-        missing = _first_missing(keys, entries)
-    if missing is not None and not only_live_deletes:
-        raise NotLiveError(f"{state.metadata.location}: {missing} is not a live file of the table")
-    dvs = many_dvs_of(state, entries.where(F.col("content_type") == int(ContentType.DATA)))
-    named = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-    unnamed = dvs.join(named.select(MANIFEST, ORDINAL), [MANIFEST, ORDINAL], "left_anti")
-    return removal_of(entries.unionByName(unnamed), state)
-
-
-def _key_columns(files: DataFrame) -> tuple[Column, Column]:
-    offset = F.col("content_offset") if "content_offset" in files.columns else F.lit(None).cast("long")
-    return F.col("file_path").alias(_PATH), offset.alias(_OFFSET)
-
-
-def _named_manifests(files: DataFrame, manifests: pa.Table) -> pa.Table:
-    """Return the root's files and the manifests that files name; all manifests if a file names none."""
-    if "manifest_path" not in files.columns:
-        return manifests
-    paths = files.select("manifest_path").distinct().toArrow().column("manifest_path")
-    if paths.null_count:
-        return manifests
-    in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
-    return manifests.filter(pc.or_(in_root, pc.is_in(manifests.column("location"), whole(paths))))
-
-
-def _same_file() -> Column:
-    return (F.col("location") == F.col(_PATH)) & F.col("deletion_vector.offset").eqNullSafe(F.col(_OFFSET))
-
-
-def _entries_of(state: TableState, manifests: pa.Table, keys: DataFrame) -> DataFrame:
-    return live_entries(state, manifests).join(keys, _same_file(), "left_semi")
-
-
-def _first_missing(keys: DataFrame, entries: DataFrame) -> str | None:
-    missing = keys.join(entries, _same_file(), "left_anti").limit(1).toArrow().to_pylist()
-    return str(missing[0][_PATH]) if missing else None
-
-
-def many_dvs_of(state: TableState, data: DataFrame) -> DataFrame:
-    """Do the same as `dvs_of` for data entries in a DataFrame."""
-    if not may_have_vectors(state):
-        return data.limit(0)
-    return many_deletes_of(state, data).where(F.col("deletion_vector.offset").isNotNull())
-
-
-def many_deletes_of(state: TableState, data: DataFrame) -> DataFrame:
-    """Do the same as `deletes_of` for data entries in a DataFrame. Runs a job that collects their manifests."""
-    deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
-    if len(deletes):
-        manifests = _manifests_with(state, data.select(MANIFEST).distinct().toArrow().column(MANIFEST))
-        deletes = deletes_by_partition(state, manifests, deletes_by_affinity(state, manifests, deletes))
-    position = live_entries(state, deletes).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-    return position.join(
-        data.select(F.col("location").alias(_PATH)), F.col("referenced_file") == F.col(_PATH), "left_semi"
-    )
 
 
 # -- Find the files that a commit removes by a row filter or by the partitions of new files ---------------------------
@@ -499,11 +467,12 @@ class FilteredFiles:
         leaves = matching_manifests(live_leaves(state, ContentType.DATA_MANIFEST), scan)
         judged = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
         entries = judged.entries(leaves, lambda fresh: self._judged(scan, fresh))
-        if isinstance(entries, pa.Table):
-            self._refuse_partly(state, entries.filter(pc.invert(entries.column(_ALL_MATCH))))
-            return _with_dvs(state, entries.drop_columns([_ALL_MATCH]), searches)
-        self._refuse_partly(state, entries.where(~F.col(_ALL_MATCH)).limit(1).toArrow())
-        return _many_with_dvs(state, entries.drop(_ALL_MATCH))
+        if partly := first(entries, lambda entry: ~entry[_ALL_MATCH]):
+            raise ValidationError(
+                f"{state.metadata.location}: cannot delete {partly['location']} as a whole: some of its rows may not "
+                f"match {as_text(parse_filter(self.row_filter))}"
+            )
+        return _with_dvs(state, entries, searches)
 
     def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
         """Return the entries that may match, and whether all of their rows match."""
@@ -511,13 +480,6 @@ class FilteredFiles:
         candidates = matching_entries(state.entries(leaves, state.projection(SEARCH_COLUMNS, scan.filter_ids)), scan)
         all_match = all_rows_match(scan).alias(_ALL_MATCH)
         return candidates.selectExpr(*map(sql.quoted, _narrow(state).names), all_match.selected)
-
-    def _refuse_partly(self, state: TableState, partly: pa.Table) -> None:
-        if len(partly):
-            raise ValidationError(
-                f"{state.metadata.location}: cannot delete {partly.column('location')[0]} as a whole: some of its rows "
-                f"may not match {as_text(parse_filter(self.row_filter))}"
-            )
 
 
 @dataclass
@@ -535,16 +497,13 @@ class ReplacedFiles:
         leaves = live_leaves(state, ContentType.DATA_MANIFEST)
         partitions = materialize(new_partitions(state, self.files))
         if replaces_everything(state, partitions):
-            matching = partial(live_entries, state)
+            replaced = partial(live_entries, state)
         else:
-            head = partitions.limit(FEW_FILES + 1).toArrow()
-            few = len(head) <= FEW_FILES
-            leaves = leaves_of_partitions(state, leaves, head) if few else leaves
-            matching = partial(_in_partitions, state, partitions=F.broadcast(partitions) if few else partitions)
-        entries = _Matching(state, self._memo, _narrow(state)).entries(leaves, matching)
-        if isinstance(entries, pa.Table):
-            return _with_dvs(state, entries, searches)
-        return _many_with_dvs(state, entries)
+            head = few(partitions)
+            if head is not None:
+                leaves, partitions = leaves_of_partitions(state, leaves, head), F.broadcast(partitions)
+            replaced = partial(_in_partitions, state, partitions=partitions)
+        return _with_dvs(state, _Matching(state, self._memo, _narrow(state)).entries(leaves, replaced), searches)
 
 
 def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -> DataFrame:
@@ -565,7 +524,7 @@ class _Matching:
     memo: LeafMemo
     schema: pa.Schema
 
-    def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], DataFrame]) -> pa.Table | DataFrame:
+    def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], DataFrame]) -> Relation:
         """Return the matching entries of leaves.
 
         Args:
@@ -576,8 +535,8 @@ class _Matching:
         if not len(fresh):
             return known
         entries = materialize(matching(fresh).select(*self.schema.names))
-        head = entries.limit(FEW_FILES + 1).toArrow()
-        if len(head) > FEW_FILES:
+        head = few(entries)
+        if head is None:
             return entries.unionByName(local_frame(self.state.spark, known))
         head = head.cast(self.schema)
         self.memo.keep(self.state, fresh, head)
@@ -588,11 +547,7 @@ def _narrow(state: TableState) -> pa.Schema:
     return state.projection(SEARCH_COLUMNS).schema
 
 
-def _with_dvs(state: TableState, data: pa.Table, searches: Searches) -> Removal:
+def _with_dvs(state: TableState, data: Relation, searches: Searches) -> Removal:
     """Return the removal of data files and their deletion vectors."""
-    return removal_of_rows(pa.concat_tables([data, dvs_of(state, data, searches)]), state)
-
-
-def _many_with_dvs(state: TableState, data: DataFrame) -> Removal:
-    dvs = many_dvs_of(state, data)
-    return removal_of(data.unionByName(dvs.select(*data.columns)), state)
+    narrow = data.select(_narrow(state).names)
+    return removal_of(union(narrow, dvs_of(state, narrow, searches)), state)

@@ -162,9 +162,6 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
 # what other commits wrote.
 
 
-# Maximum number of files whose entries are collected on the driver.
-FEW_FILES = 20_000
-
 # The columns of an entry that a search returns.
 SEARCH_COLUMNS = DV_COLUMNS
 
@@ -258,7 +255,7 @@ class PathSearch:
         """Find files by `location`. Each stage searches for the files that earlier stages did not find.
 
         Args:
-            names: at most `FEW_FILES`.
+            names: few files.
             stages: functions that return the manifests to search. Each manifest is searched once.
 
         Returns:

@@ -11,19 +11,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.commit.relation import (
+    beside,
+    computed,
+    first,
+    frame_of,
+    is_kind,
+    matching,
+    nothing,
+    repeated,
+    select,
+    union,
+    where,
+    with_partition_key,
+)
 from sparkmeta.commit.removed_files import (
     Removal,
     Searches,
     delete_leaves,
     deletes_of,
-    many_deletes_of,
+    has_offset,
     removal_of,
-    removal_of_rows,
     without,
-    without_rows,
 )
 from sparkmeta.commit.search import (
-    FEW_FILES,
     SEARCH_COLUMNS,
     FileName,
     leaves_of_partitions,
@@ -34,14 +45,13 @@ from sparkmeta.commit.search import (
     search_all,
 )
 from sparkmeta.commit.sorted_manifests import task_rows
-from sparkmeta.entries.arrays import MANIFEST, PARTITION, whole
+from sparkmeta.entries.arrays import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.choose import DV_COLUMNS, only_dvs
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
-from sparkmeta.plan.deletes.rules import partition_key
 from sparkmeta.plan.filter import DELETES, is_live_entry
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap
@@ -50,9 +60,10 @@ from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import stored_vector
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.commit.new_files import NewFiles
+    from sparkmeta.commit.relation import Relation
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
@@ -155,19 +166,14 @@ def _positions(
 # of the deletion vector that it replaces and of its data file's position delete files (semantics 13.5).
 
 
-_POSITION = int(ContentType.POSITION_DELETES)
-# A new deletion vector and the one that it replaces.
-_PAIR_SCHEMA = pa.schema(
-    [
-        pa.field("data_path", pa.string()),
-        *(
-            pa.field(f"{age}_{name}", kind)
-            for age in ("new", "old")
-            for name, kind in (("location", pa.string()), ("offset", pa.int64()), ("size", pa.int64()),
-                               ("records", pa.int64()))
-        ),
-    ]
-)  # fmt: skip
+_SPEC = "partition_spec_id"
+# Columns of a deletion vector, new or old -> in entries.
+_VECTOR = {
+    "location": "location",
+    "offset": "deletion_vector.offset",
+    "size": "deletion_vector.size_in_bytes",
+    "records": "record_count",
+}
 _LOST_VECTOR_SCHEMA = pa.schema([pa.field("data_path", pa.string()), pa.field("position", pa.int64())])
 
 
@@ -181,15 +187,26 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
         CommitConflictError: the data file of a deletion vector is not live.
         ValidationError: a deletion vector violates another rule.
     """
-    deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST)
-    if deletes.count <= FEW_FILES:
-        entries = deletes.entries(state)
-        dvs = entries.filter(pc.equal(entries.column("content_type"), _POSITION))
-        return _replaced_by_few(state, dvs, added, removal, searches)
-    return _replaced_by_many(state, deletes.frame(state).where(F.col("content_type") == _POSITION), added, removal)
-
-
-# -- few ------------------------------------------------------------------------------------------------------------
+    dvs = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).relation(state)
+    dvs = where(dvs, is_kind(ContentType.POSITION_DELETES))
+    if isinstance(dvs, pa.Table):
+        current = find_targets(state, dvs, added.named, searches)
+    else:
+        data_leaves = live_leaves(state, ContentType.DATA_MANIFEST)
+        current = where(live_entries(state, data_leaves), is_kind(ContentType.DATA))
+    live = without(current, removal, state)
+    placed = computed(_placed(state, dvs, union(live, _new_data(state, added, dvs, live))))
+    _check_targets(state, placed, current)
+    is_live = where(placed, lambda vector: vector[f"target_{MANIFEST}"].isNotNull())
+    partition = {PARTITION: PARTITION} if state.types.partition_fields else {}
+    targets = select(is_live, {"location": "data_path", MANIFEST: f"target_{MANIFEST}", _SPEC: "spec_id", **partition})
+    leaves = delete_leaves(state, targets)
+    deletes = computed(deletes_of(state, targets, leaves, searches))
+    _check_replaced(state, placed, where(deletes, has_offset))
+    if may_have_position_files(state, leaves):
+        data = matching(live, placed, {"location": "data_path"})
+        refuse_lost_positions(state, frame_of(dvs, state.spark), frame_of(data, state.spark), leaves)
+    return removal_of(without(deletes, removal, state), state)
 
 
 def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searches: Searches) -> pa.Table:
@@ -211,152 +228,97 @@ def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searc
     return entries.filter(pc.equal(entries.column("content_type"), int(ContentType.DATA)))
 
 
-def _replaced_by_few(
-    state: TableState, dvs: pa.Table, added: NewFiles, removal: Removal, searches: Searches
-) -> Removal:
-    table = state.metadata.location
-    paths = dvs.column("referenced_file")
-    counts = paths.value_counts() if len(paths) else []
-    for count in counts:
-        if count["counts"].as_py() > 1:
-            raise ValidationError(f"{table}: {count['values']} gets two deletion vectors in one commit")
-    current = find_targets(state, dvs, added.named, searches)
-    live = without_rows(current, removal, state)
-    missing = set(paths.to_pylist()).difference(live.column("location").to_pylist())
-    targets = pa.concat_tables([live, _new_data(state, added, missing)])
-    places = pc.index_in(paths, whole(targets.column("location")))
-    if places.null_count:
-        path = paths.filter(places.is_null())[0].as_py()
-        raise _no_target(table, path, removed=path in current.column("location").to_pylist())
-    _check_pairs(state, dvs, targets.take(places))
-    deletes = deletes_of(state, live, searches)
-    _check_replaced(state, dvs, deletes)
-    manifests = delete_leaves(state, live)
-    if may_have_position_files(state, manifests):
-        new, data = (local_frame(state.spark, entries) for entries in (dvs, live))
-        refuse_lost_positions(state, new, data, manifests)
-    unnamed = without_rows(deletes, removal, state)
-    return removal_of_rows(unnamed, state)
-
-
-def _no_target(table: str, path: str, *, removed: bool) -> ValidationError:
-    """Return the error for a deletion vector without a data file: the commit removes it, or it was not live before."""
-    if removed:
-        return ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
-    return CommitConflictError(f"{table}: {path}, of a new deletion vector, is not a live file")
-
-
-def _new_data(state: TableState, added: NewFiles, paths: Collection[str]) -> pa.Table:
-    """Return the data files at the given paths that the commit itself adds."""
+def _new_data(state: TableState, added: NewFiles, dvs: Relation, live: Relation) -> Relation:
+    """Return the data files that the commit itself adds; if the deletion vectors are few, only their data files."""
     data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
+    if not isinstance(dvs, pa.Table):
+        return data.frame(state) if data.count else nothing(live)
+    rest = matching(dvs, live, {"referenced_file": "location"}, absent=True)
+    if first(rest) is None or not data.count:
+        return nothing(live)
+    files = data.relation(state)
+    if isinstance(files, pa.Table):
+        return matching(files, rest, {"location": "referenced_file"})
+    paths = F.broadcast(local_frame(state.spark, select(rest, {"referenced_file": "referenced_file"})))
+    found = matching(files, paths, {"location": "referenced_file"})
     schema = state.projection(SEARCH_COLUMNS).schema
-    if not paths or not data.count:
-        return schema.empty_table()
-    if data.count <= FEW_FILES:
-        added_data = data.entries(state)
-        return added_data.filter(pc.is_in(added_data.column("location"), pa.array(sorted(paths), pa.string())))
-    targets = F.broadcast(local_frame(state.spark, pa.table({_TARGET: sorted(paths)})))
-    entries = data.frame(state).join(targets, F.col("location") == F.col(_TARGET), "left_semi")
-    return entries.select(*schema.names).toArrow().cast(schema)
+    return found.select(*schema.names).toArrow().cast(schema)
 
 
-def _check_pairs(state: TableState, dvs: pa.Table, targets: pa.Table) -> None:
-    """Raise ValidationError for a deletion vector that has another partition than its file, or too many positions."""
-    same = pc.equal(dvs.column("partition_spec_id"), targets.column("partition_spec_id"))
-    for field_id in state.types.partition_fields:
-        left, right = (
-            _comparable(pc.struct_field(whole(side.column(PARTITION)), str(field_id))) for side in (dvs, targets)
+def _placed(state: TableState, dvs: Relation, data: Relation) -> Relation:
+    """Return deletion vectors, each beside the data file that it is for."""
+    has_tuples = bool(state.types.partition_fields)
+    vector = {"data_path": "referenced_file", "spec_id": _SPEC, "key": "key", **_vector("new")}
+    target = {name: name for name in ("key", "location", MANIFEST, "record_count", _SPEC)}
+    if has_tuples:
+        vector, target = vector | {PARTITION: PARTITION}, target | {PARTITION: PARTITION}
+    target = {f"target_{name}": path for name, path in target.items()}
+    left, right = (with_partition_key(entries, "key", state) for entries in (dvs, data))
+    return beside(select(left, vector), select(right, target), "data_path", "target_location")
+
+
+def _vector(age: str) -> dict[str, str]:
+    """Return the columns of new or old deletion vectors -> their paths in entries."""
+    return {f"{age}_{name}": path for name, path in _VECTOR.items()}
+
+
+def _check_targets(state: TableState, placed: Relation, current: Relation) -> None:
+    """Refuse deletion vectors that don't fit their data files.
+
+    Args:
+        state: the table.
+        placed: the deletion vectors, beside their data files.
+        current: the live data files before the commit.
+    """
+    table = state.metadata.location
+    if twice := repeated(placed, ["data_path"]):
+        raise ValidationError(f"{table}: {twice['data_path']} gets two deletion vectors in one commit")
+    if lost := first(placed, lambda vector: vector["target_location"].isNull()):
+        path = lost["data_path"]
+        if first(current, lambda entry: entry["location"] == path):
+            raise ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
+        raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is not a live file")
+    if foreign := first(placed, lambda vector: ~vector["key"].eqNullSafe(vector["target_key"])):
+        vector, target = (
+            f"{_partition_text(state, foreign[spec], foreign.get(values))} of spec {foreign[spec]}"
+            for spec, values in (("spec_id", PARTITION), (f"target_{_SPEC}", f"target_{PARTITION}"))
         )
-        both_null = pc.and_(left.is_null(), right.is_null())
-        same = pc.and_(same, pc.or_(both_null, pc.fill_null(pc.equal(left, right), False)))
-    for row in pc.indices_nonzero(pc.invert(same)).to_pylist()[:1]:
-        raise _wrong_partition(state, dvs.slice(row, 1), targets.slice(row, 1))
-    more = pc.greater(dvs.column("record_count"), targets.column("record_count"))
-    for row in pc.indices_nonzero(more).to_pylist()[:1]:
-        path, records = dvs.column("referenced_file")[row], dvs.column("record_count")[row]
+        problem = f"partition of the deletion vector of {foreign['data_path']} is {vector}: the file is in {target}"
+        raise ValidationError(f"{table}: {problem}")
+    if longer := first(placed, lambda vector: vector["target_record_count"] < vector["new_records"]):
         raise ValidationError(
-            f"{state.metadata.location}: record_count of the deletion vector of {path} is {records}: the file has "
-            f"{targets.column('record_count')[row]} rows"
+            f"{table}: record_count of the deletion vector of {longer['data_path']} is {longer['new_records']}: the "
+            f"file has {longer['target_record_count']} rows"
         )
 
 
-def _comparable(values: pa.Array) -> pa.Array:
-    """Return floats as their bits, so that -0.0 differs from 0.0 and NaN equals NaN. Leave other values unchanged."""
-    if not pa.types.is_floating(values.type):
-        return values
-    size = values.type.bit_width
-    canonical = pc.if_else(pc.fill_null(pc.is_nan(values), False), pa.scalar(float("nan"), values.type), values)
-    bits = canonical.fill_null(0).to_numpy(zero_copy_only=False).view(f"int{size}")
-    return pc.if_else(values.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
-
-
-def _wrong_partition(state: TableState, dv: pa.Table, target: pa.Table) -> ValidationError:
-    places = [
-        (side.column("partition_spec_id")[0].as_py(),
-         side.column(PARTITION)[0].as_py() if PARTITION in side.column_names else {})
-        for side in (dv, target)
-    ]  # fmt: skip
-    shown = [f"{_partition_text(state, spec_id, values)} of spec {spec_id}" for spec_id, values in places]
-    path = target.column("location")[0]
-    return ValidationError(
-        f"{state.metadata.location}: partition of the deletion vector of {path} is {shown[0]}: "
-        f"the file is in {shown[1]}"
-    )
-
-
-def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any]) -> str:
+def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any] | None) -> str:
     fields = state.specs[spec_id].fields
-    return "/".join(f"{field.name}={values.get(str(field.field_id))!r}" for field in fields) or "no partition"
+    return "/".join(f"{field.name}={(values or {}).get(str(field.field_id))!r}" for field in fields) or "no partition"
 
 
-def _check_replaced(state: TableState, dvs: pa.Table, deletes: pa.Table) -> None:
+def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
     """Raise ValidationError for a deletion vector that lacks a position of the one that it replaces."""
-    old = deletes.filter(pc.struct_field(deletes.column("deletion_vector"), "offset").is_valid())
-    if not len(old):
-        return
-    new = dvs.take(pc.index_in(old.column("referenced_file"), whole(dvs.column("referenced_file"))))
-    columns = {"data_path": old.column("referenced_file"), **_pair_side("new", new), **_pair_side("old", old)}
-    pairs = pa.table([columns[field.name] for field in _PAIR_SCHEMA], schema=_PAIR_SCHEMA)
-    fewer = pairs.filter(pc.less(pairs.column("new_records"), pairs.column("old_records")))
-    for row in fewer.slice(0, 1).to_pylist():
-        raise _fewer_positions(state, row)
-    if state.access.tasks is None:
-        return
-    if state.access.driver is not None and len(pairs) <= MOST_REQUESTS:
-        lost = map_on_driver(pairs, partial(_lost_vector_positions, state.files), _LOST_VECTOR_SCHEMA)
-        _refuse_lost(state, lost)
-    else:
-        _check_bitmaps(state, local_frame(state.spark, pairs))
-
-
-def _pair_side(age: str, dvs: pa.Table) -> dict[str, Any]:
-    place = dvs.column("deletion_vector")
-    return {
-        f"{age}_location": dvs.column("location"),
-        f"{age}_offset": pc.struct_field(place, "offset"),
-        f"{age}_size": pc.struct_field(place, "size_in_bytes"),
-        f"{age}_records": dvs.column("record_count"),
-    }
-
-
-def _fewer_positions(state: TableState, pair: Mapping[str, Any]) -> ValidationError:
-    return ValidationError(
-        f"{state.metadata.location}: record_count of the deletion vector of {pair['data_path']} is "
-        f"{pair['new_records']}: the one that it replaces has {pair['old_records']}, and all of its positions stay"
-    )
-
-
-def _check_bitmaps(state: TableState, pairs: DataFrame) -> None:
-    assert state.access.tasks is not None
-    lost = map_arrow(pairs, partial(_lost_vector_positions, state.access.tasks), _LOST_VECTOR_SCHEMA)
-    _refuse_lost(state, lost.limit(1).toArrow())
-
-
-def _refuse_lost(state: TableState, lost: pa.Table) -> None:
-    for row in lost.slice(0, 1).to_pylist():
+    new = select(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
+    replaced = select(old, _vector("old") | {"data_path": "referenced_file"})
+    pairs = computed(beside(replaced, new, "data_path", "new_path"))
+    table = state.metadata.location
+    if fewer := first(pairs, lambda pair: pair["new_records"] < pair["old_records"]):
         raise ValidationError(
-            f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
-            "which the one that it replaces has"
+            f"{table}: record_count of the deletion vector of {fewer['data_path']} is {fewer['new_records']}: the one "
+            f"that it replaces has {fewer['old_records']}, and all of its positions stay"
+        )
+    if state.access.tasks is None or (isinstance(pairs, pa.Table) and not len(pairs)):
+        return
+    if isinstance(pairs, pa.Table) and state.access.driver is not None and len(pairs) <= MOST_REQUESTS:
+        lost = map_on_driver(pairs, partial(_lost_vector_positions, state.files), _LOST_VECTOR_SCHEMA)
+    else:
+        find = partial(_lost_vector_positions, state.access.tasks)
+        lost = map_arrow(frame_of(pairs, state.spark), find, _LOST_VECTOR_SCHEMA)
+    if row := first(lost):
+        raise ValidationError(
+            f"{table}: the deletion vector of {row['data_path']} lacks position {row['position']}, which the one that "
+            "it replaces has"
         )
 
 
@@ -378,79 +340,3 @@ def _lost_vector_positions(files: ExecutorReader | Files, pairs: Iterable[pa.Rec
 
 def _bitmap(files: ExecutorReader | Files, pair: Mapping[str, Any], age: str) -> PositionBitmap:
     return stored_vector(files, *(pair[f"{age}_{name}"] for name in ("location", "offset", "size", "records")))
-
-
-# -- many -----------------------------------------------------------------------------------------------------------
-
-_TARGET, _TARGET_KEY, _TARGET_ROWS, _VECTOR_KEY = "target", "target_key", "target_rows", "vector_key"
-
-
-def _replaced_by_many(state: TableState, dvs: DataFrame, added: NewFiles, removal: Removal) -> Removal:
-    leaves = live_leaves(state, ContentType.DATA_MANIFEST)
-    current = live_entries(state, leaves).where(F.col("content_type") == int(ContentType.DATA))
-    data = without(current, removal, state) if removal.masks or removal.keys else current
-    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
-    if new.count:
-        data = data.unionByName(new.frame(state))
-    key = partition_key(state).column()
-    targets = data.select(
-        F.col("location").alias(_TARGET), MANIFEST, key.alias(_TARGET_KEY), F.col("record_count").alias(_TARGET_ROWS)
-    )
-    narrow = dvs.select("referenced_file", "location", "deletion_vector", "record_count", key.alias(_VECTOR_KEY))
-    placed = materialize(narrow.join(targets, F.col("referenced_file") == F.col(_TARGET), "left"))
-    _refuse_many(state, placed, current)
-    live_targets = placed.where(F.col(MANIFEST).isNotNull()).select(F.col(_TARGET).alias("location"), MANIFEST)
-    deletes = materialize(many_deletes_of(state, live_targets))
-    old = deletes.where(F.col("deletion_vector.offset").isNotNull())
-    pairs = old.select(F.col("referenced_file").alias("data_path"), *_pair_columns("old")).join(
-        placed.select(F.col("referenced_file").alias("data_path"), *_pair_columns("new")), "data_path"
-    )
-    pairs = materialize(pairs.select(*_PAIR_SCHEMA.names))
-    for row in pairs.where("new_records < old_records").limit(1).toArrow().to_pylist():
-        raise _fewer_positions(state, row)
-    if state.access.tasks is not None:
-        _check_bitmaps(state, pairs)
-    manifests = live_leaves(state, ContentType.DELETE_MANIFEST)
-    if may_have_position_files(state, manifests):
-        of_live = live_targets.select(F.col("location").alias(_TARGET))
-        live_data = data.join(of_live, F.col("location") == F.col(_TARGET), "left_semi")
-        refuse_lost_positions(state, dvs, live_data, manifests)
-    unnamed = without(deletes, removal, state) if removal.masks or removal.keys else deletes
-    return removal_of(unnamed, state)
-
-
-def _pair_columns(age: str) -> list[Column]:
-    place = F.col("deletion_vector")
-    values = {"location": F.col("location"), "offset": place["offset"], "size": place["size_in_bytes"],
-              "records": F.col("record_count")}  # fmt: skip
-    return [value.alias(f"{age}_{name}") for name, value in values.items()]
-
-
-def _refuse_many(state: TableState, placed: DataFrame, current: DataFrame) -> None:
-    """Raise the same errors as `_replaced_by_few`.
-
-    Args:
-        placed: the deletion vectors, joined to their data files.
-        current: the live data files before the commit.
-    """
-    table, path = state.metadata.location, F.col("referenced_file")
-    for row in placed.where(F.col(_TARGET).isNull()).select(path).limit(1).toArrow().to_pylist():
-        missing = row["referenced_file"]
-        removed = len(current.where(F.col("location") == F.lit(missing)).limit(1).toArrow()) > 0
-        raise _no_target(table, missing, removed=removed)
-    twice = placed.groupBy(path).count().where("count > 1").limit(1).toArrow()
-    if len(twice):
-        raise ValidationError(f"{table}: {twice[0][0]} gets two deletion vectors in one commit")
-    foreign = placed.where(~F.col(_VECTOR_KEY).eqNullSafe(F.col(_TARGET_KEY)))
-    keys = [F.col(name).cast("string") for name in (_VECTOR_KEY, _TARGET_KEY)]
-    for row in foreign.select(path, *keys).limit(1).toArrow().to_pylist():
-        raise ValidationError(
-            f"{table}: partition of the deletion vector of {row['referenced_file']} is {row[_VECTOR_KEY]}: the file is "
-            f"in {row[_TARGET_KEY]}"
-        )
-    longer = placed.where(F.col("record_count") > F.col(_TARGET_ROWS)).select(path, "record_count", _TARGET_ROWS)
-    for row in longer.limit(1).toArrow().to_pylist():
-        raise ValidationError(
-            f"{table}: record_count of the deletion vector of {row['referenced_file']} is {row['record_count']}: the "
-            f"file has {row[_TARGET_ROWS]} rows"
-        )

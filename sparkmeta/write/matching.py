@@ -20,7 +20,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
-from sparkmeta.commit.search import FEW_FILES
+from sparkmeta.commit.relation import few_or_many
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
@@ -115,8 +115,7 @@ class Matching:
         }
         data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
         judged = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
-        head = judged.limit(FEW_FILES + 1).toArrow()
-        return head if len(head) <= FEW_FILES else materialize(judged)
+        return few_or_many(judged)
 
     def _files(self, *, all_match: bool) -> DataFrame:
         judged = self._judged

@@ -249,7 +249,7 @@ def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(table: sm.T
 def test_an_unpartitioned_file_among_many_partitions_replaces_everything(
     table: sm.Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkmeta.commit.removed_files.FEW_FILES", 1)
+    monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", 1)
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, part="other")))
     table = commit(table, lambda tx: tx.update_spec().remove_field("s").remove_field("id_bucket").commit())
     unpartitioned = table.spec().spec_id

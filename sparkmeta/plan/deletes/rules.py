@@ -317,7 +317,7 @@ def arrow_data_view(entries: pa.Table) -> dict[str, ArrowValues]:
     """Return the view of data entries in Arrow. `delete_struct` has the same columns for deletes."""
     return {
         "sequence_number": ArrowValues(whole(entries.column("version_info")).field("sequence_number")),
-        "partition_key": ArrowValues(_arrow_partition_key(entries)),
+        "partition_key": ArrowValues(arrow_partition_key(entries)),
     }
 
 
@@ -346,7 +346,8 @@ def partition_key(state: TableState) -> Sql:
     return sql.struct(sql.col("partition_spec_id").alias("spec_id"), *values)
 
 
-def _arrow_partition_key(entries: pa.Table) -> pa.StructArray:
+def arrow_partition_key(entries: pa.Table) -> pa.StructArray:
+    """Return the `partition_key` of entries in Arrow. `ArrowValues` compares its floats as in SQL."""
     partition = whole(entries.column(PARTITION)).flatten() if PARTITION in entries.column_names else []
     columns = [whole(entries.column("partition_spec_id")), *partition]
     return pa.StructArray.from_arrays(columns, names=[str(place) for place in range(len(columns))])

@@ -1,0 +1,199 @@
+"""Relations of files: few are an Arrow table on the driver, many a DataFrame, with the same operations.
+
+Few files start no job of Spark. A condition is a function of a row, which maps the path of a column to `Sql` or
+`ArrowValues`: these have the same operators, so that each check is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from sparkmeta.columns import sql
+from sparkmeta.entries.arrays import MANIFEST, whole
+from sparkmeta.plan.deletes.rules import ArrowValues, arrow_partition_key, partition_key
+from sparkmeta.session import local_frame, materialize
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.plan.deletes.rules import EntryView
+    from sparkmeta.spec.entry import ContentType
+    from sparkmeta.state import TableState
+
+    Relation: TypeAlias = pa.Table | DataFrame
+    Condition: TypeAlias = Callable[[EntryView], Any]
+
+# Maximum number of files that are collected on the driver.
+FEW_FILES = 20_000
+
+_MATCHES = "entries_with_the_key"
+_COUNT = "rows_with_the_key"
+
+
+def is_few(count: int) -> bool:
+    """Return whether files of this number are collected on the driver."""
+    return count <= FEW_FILES
+
+
+def few(frame: DataFrame) -> pa.Table | None:
+    """Return rows as a table; None if they are many. Runs a job."""
+    head = frame.limit(FEW_FILES + 1).toArrow()
+    return head if is_few(len(head)) else None
+
+
+def few_or_many(frame: DataFrame) -> Relation:
+    """Return rows as a table if they are few, and otherwise compute them once. Runs jobs."""
+    head = few(frame)
+    return materialize(frame) if head is None else head
+
+
+def frame_of(rows: Relation, spark: SparkSession) -> DataFrame:
+    """Return the rows as a DataFrame."""
+    return local_frame(spark, rows) if isinstance(rows, pa.Table) else rows
+
+
+def computed(rows: Relation) -> Relation:
+    """Compute many rows once. Runs a job."""
+    return rows if isinstance(rows, pa.Table) else materialize(rows)
+
+
+def is_kind(kind: ContentType) -> Condition:
+    """Return the condition that an entry has a content type."""
+    return lambda entry: entry["content_type"] == int(kind)
+
+
+def where(rows: Relation, condition: Condition) -> Relation:
+    """Return the rows that satisfy a condition."""
+    if isinstance(rows, pa.Table):
+        return rows.filter(condition(_ArrowRow(rows)).array)
+    return rows.where(condition(_SqlRow()).text)
+
+
+def first(rows: Relation, condition: Condition | None = None) -> dict[str, Any] | None:
+    """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
+    found = rows if condition is None else where(rows, condition)
+    head = found.slice(0, 1) if isinstance(found, pa.Table) else found.limit(1).toArrow()
+    return next(iter(head.to_pylist()), None)
+
+
+def nothing(rows: Relation) -> Relation:
+    """Return no rows of the same columns."""
+    return rows.slice(0, 0) if isinstance(rows, pa.Table) else rows.limit(0)
+
+
+def union(left: Relation, right: Relation) -> Relation:
+    """Return the rows of two relations that are both few, or both many."""
+    if isinstance(left, pa.Table):
+        return pa.concat_tables([left, right]).combine_chunks()
+    return left.unionByName(right)
+
+
+def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
+    """Return columns: new name -> path."""
+    if isinstance(rows, pa.Table):
+        return pa.table({name: _column(rows, path) for name, path in columns.items()})
+    return rows.select(*(F.col(path).alias(name) for name, path in columns.items()))
+
+
+def with_partition_key(rows: Relation, name: str, state: TableState) -> Relation:
+    """Return entries with their partition as one value, which can be compared."""
+    if isinstance(rows, pa.Table):
+        return rows.append_column(name, arrow_partition_key(rows))
+    return rows.withColumn(name, partition_key(state).column())
+
+
+def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
+    """Return the rows whose key is in other rows, or is not.
+
+    Args:
+        rows: the rows.
+        others: the other rows. They are few if `rows` are.
+        keys: path of a column -> its path in the others. The first is never null. In the others, a null equals a null.
+        absent: whether to return the rows whose key is not in the others.
+    """
+    if isinstance(rows, pa.Table):
+        known = set(_values(others, keys.values()))
+        return rows.filter(pa.array([(key in known) != absent for key in _values(rows, keys)], pa.bool_()))
+    theirs = [f"{_MATCHES}_{place}" for place in range(len(keys))]
+    named = select(others, dict(zip(theirs, keys.values(), strict=True)))
+    same = F.col(next(iter(keys))) == F.col(theirs[0])
+    for path, name in list(zip(keys, theirs, strict=True))[1:]:
+        same &= F.col(path).eqNullSafe(F.col(name))
+    return rows.join(named, same, "left_anti" if absent else "left_semi")
+
+
+def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
+    """Return the rows with the columns of the row whose key is equal, or with nulls.
+
+    Args:
+        rows: the rows.
+        others: rows of other columns with unique keys. They are few if `rows` are.
+        left: the key of `rows`.
+        right: the key of `others`.
+    """
+    if not isinstance(rows, pa.Table):
+        return rows.join(others, F.col(left) == F.col(right), "left")
+    assert isinstance(others, pa.Table)
+    assert isinstance(others, pa.Table)
+    found = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
+    return pa.table({name: table.column(name) for table in (rows, found) for name in table.column_names})
+
+
+def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return a key that several rows have; None if there is none. For many rows, runs jobs.
+
+    Args:
+        rows: the rows. Many are computed twice.
+        names: the columns of the key.
+    """
+    if isinstance(rows, pa.Table):
+        counts = rows.group_by(list(names)).aggregate([([], "count_all")])
+        return first(counts.filter(pc.greater(counts.column("count_all"), 1)).drop_columns(["count_all"]))
+    # Spark shuffles hashes much faster than paths, and few keys are left to compare.
+    hashes = rows.select(hash_of(names).alias(_MATCHES))
+    suspects = F.broadcast(hashes.groupBy(_MATCHES).agg(F.count("*").alias(_COUNT)).where(f"{_COUNT} > 1"))
+    suspected = rows.select(*names).join(suspects, hash_of(names) == F.col(_MATCHES), "left_semi")
+    counted = suspected.groupBy(*names).agg(F.count("*").alias(_COUNT))
+    return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
+
+
+def hash_of(paths: Iterable[str]) -> Column:
+    """Return a hash of a key, for DataFrames."""
+    return F.xxhash64(*paths)
+
+
+def without_manifest(entries: pa.Table) -> pa.Table:
+    """Return entries whose manifest is null, since they are in none of the table."""
+    index = entries.column_names.index(MANIFEST)
+    return entries.set_column(index, entries.schema.field(MANIFEST), pa.nulls(len(entries), pa.int32()))
+
+
+class _SqlRow:
+    def __getitem__(self, path: str) -> Sql:
+        return sql.col(path)
+
+
+class _ArrowRow:
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def __getitem__(self, path: str) -> ArrowValues:
+        return ArrowValues(_column(self._rows, path))
+
+
+def _column(rows: pa.Table, path: str) -> pa.Array:
+    name, *fields = path.split(".")
+    values = whole(rows.column(name))
+    for field in fields:
+        values = pc.struct_field(values, field)
+    return values
+
+
+def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(_column(rows, path).to_pylist() for path in paths), strict=True)
