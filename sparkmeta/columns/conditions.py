@@ -142,6 +142,11 @@ def is_floating(field_type: IcebergType) -> bool:
     return isinstance(field_type, FloatType | DoubleType)
 
 
+def identity(value: Sql, kind: IcebergType | str) -> Sql:
+    """Return a value that is equal in Spark if partition values are: floats as text, since -0.0 is not 0.0."""
+    return value.cast("string") if str(kind) in ("float", "double") else value
+
+
 def compare(
     operation: Comparison,
     column: Sql,

@@ -28,9 +28,9 @@ from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.plan.filter import ScanFilter, matching_entries, matching_manifests
+from sparkmeta.plan.filter import ScanFilter, is_live_entry, matching_entries, matching_manifests
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -279,7 +279,7 @@ def _position_delete_files(state: TableState, manifests: pa.Table) -> dict[str, 
     is_file = (
         (F.col("content_type") == int(ContentType.POSITION_DELETES))
         & (F.col("file_format") != "PUFFIN")
-        & (F.col("version_info.status") != int(Status.DELETED))
+        & is_live_entry().column()
     )
     counts = state.entries(deletes, projection).where(is_file).groupBy(MANIFEST).count().toArrow()
     by_id = dict(zip(deletes.column(MANIFEST).to_pylist(), deletes.column("location").to_pylist(), strict=True))

@@ -16,7 +16,7 @@ from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.new_files import PARTITION_KEY, replaced_partitions
-from sparkmeta.commit.relation import first, hash_of, matching, repeated, select
+from sparkmeta.commit.relation import first, matching, repeated, select
 from sparkmeta.commit.removed_files import without
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
@@ -34,7 +34,7 @@ from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
 from sparkmeta.plan.deletes.rules import is_dv, is_global_delete, partition_key
-from sparkmeta.plan.filter import DELETES, ScanFilter, matching_manifests, stats_match, tuple_matches
+from sparkmeta.plan.filter import DELETES, ScanFilter, is_live_entry, matching_manifests, stats_match, tuple_matches
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.storage.reading import location_key
 
@@ -194,7 +194,7 @@ def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Sea
                 stages.append(search_all(leaves_of_partitions(state, live_leaves(state, content), new)))
         yield searches.new_files.find(state, names_of(files), stages)
         return
-    path = hash_of(["location", "deletion_vector.offset"])
+    path = F.xxhash64("location", "deletion_vector.offset")
     for kinds, content in _KINDS:
         new, leaves = added.of(kinds, content), live_leaves(state, content)
         if new.count and len(leaves) and len(sharing := new.sharing_partitions(state, leaves)):
@@ -534,7 +534,7 @@ def _named_entries(state: TableState, files: DataFrame, removal: Removal, stats:
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
-    live = state.entries(manifests, state.projection(COLUMNS, stats)).where(F.col("version_info.status") < 2)
+    live = state.entries(manifests, state.projection(COLUMNS, stats)).where(is_live_entry().text)
     paths = files.select(F.col("file_path").alias("replaced_path"))
     return live.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
 

@@ -36,7 +36,7 @@ from sparkmeta.commit.leaves import (
     write_affiliated,
 )
 from sparkmeta.commit.lists import manifest_format
-from sparkmeta.commit.new_files import ListedFiles, NewFiles, file_rows, listed_rows
+from sparkmeta.commit.new_files import ListedFiles, NewFiles, distinct_partitions, file_rows, listed_rows
 from sparkmeta.commit.next_root import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
 from sparkmeta.commit.relation import few
@@ -371,6 +371,6 @@ class ListedFileWriter:
         """Return the partitions of the files; None if they are too many."""
         if TUPLES not in encoded.columns:
             return frozenset((spec_id, ()) for spec_id in spec_ids)
-        tuples = encoded.select(SPEC_ID, F.explode(TUPLES).alias(PARTITION)).distinct()
-        head = tuples.limit(_MOST_PARTITIONS + 1).toArrow().rename_columns(["partition_spec_id", PARTITION])
+        tuples = encoded.select(F.col(SPEC_ID).alias("partition_spec_id"), F.explode(TUPLES).alias(PARTITION))
+        head = distinct_partitions(self.state, tuples).limit(_MOST_PARTITIONS + 1).toArrow()
         return None if len(head) > _MOST_PARTITIONS else partitions_of(head, self.state)

@@ -17,7 +17,7 @@ from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
 from sparkmeta.commit.next_root import Tally
-from sparkmeta.commit.relation import is_few, without_manifest
+from sparkmeta.commit.relation import is_few
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
     leaves_of_partitions,
@@ -119,10 +119,17 @@ def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
     known = files.select(*(name for name in DESCRIPTION_COLUMNS if name in files.columns))
     entries = map_arrow(known, rows.batches, rows.schema)
     if not has_tree(state.metadata):
-        return entries.select(*("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]).distinct()
+        names = ("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]
+        return distinct_partitions(state, entries.select(*names))
     placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
-    return placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL).distinct()
+    return distinct_partitions(state, placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL))
+
+
+def distinct_partitions(state: TableState, partitions: DataFrame) -> DataFrame:
+    """Return one row for each partition in `partition_spec_id` and, if the table has partition fields, `partition`."""
+    keyed = partitions.withColumn(PARTITION_KEY, partition_key(state).column())
+    return keyed.dropDuplicates([PARTITION_KEY]).drop(PARTITION_KEY)
 
 
 def replaces_everything(state: TableState, partitions: DataFrame) -> bool:
@@ -191,7 +198,16 @@ class NewFiles:
 
     def relation(self, state: TableState) -> Relation:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
-        return without_manifest(self.entries(state)) if is_few(self.count) else self.frame(state)
+        if not is_few(self.count):
+            return self.frame(state)
+        projection = state.projection(SEARCH_COLUMNS)
+        tables = [projection.schema.empty_table()]
+        if self.rows is not None:
+            tables.append(self._entries_of_rows(state))
+        if self.leaves is not None:
+            tables.append(self._entries_of_leaves(state, projection))
+        entries = pa.concat_tables(tables).combine_chunks().drop_columns([MANIFEST])
+        return entries.append_column(MANIFEST, pa.nulls(len(entries), pa.int32())).select(projection.schema.names)
 
     def frame(self, state: TableState) -> DataFrame:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
@@ -203,16 +219,6 @@ class NewFiles:
             return local_frame(state.spark, projection.schema.empty_table())
         union = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
         return union.withColumn(MANIFEST, F.lit(None).cast("int"))
-
-    def entries(self, state: TableState) -> pa.Table:
-        """Return the files as `frame` does, on the driver."""
-        projection = state.projection(SEARCH_COLUMNS)
-        tables = [projection.schema.empty_table()]
-        if self.rows is not None:
-            tables.append(self._entries_of_rows(state))
-        if self.leaves is not None:
-            tables.append(self._entries_of_leaves(state, projection))
-        return pa.concat_tables(tables).combine_chunks()
 
     def sharing_partitions(self, state: TableState, manifests: pa.Table) -> pa.Table:
         """Return the rows of `state.manifests` that may share a partition with the files."""

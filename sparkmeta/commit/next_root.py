@@ -4,7 +4,7 @@ this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -484,19 +484,3 @@ def file_sizes(entries: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray
     """Return the bytes of each file; of a deletion vector, those of its blob."""
     blobs = pc.struct_field(entries.column("deletion_vector"), "size_in_bytes")
     return pc.coalesce(blobs, entries.column("file_size_in_bytes"))
-
-
-def partition_keys(
-    spec_ids: list[int], values: Mapping[int, list[Any]], fields: Mapping[int, Sequence[tuple[int, str]]]
-) -> frozenset[PartitionKey]:
-    """Return the distinct partitions of files.
-
-    Args:
-        spec_ids: the partition spec of each file.
-        values: partition field id -> the value of each file.
-        fields: spec id -> (partition field id, type name) of its fields.
-    """
-    return frozenset(
-        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in fields[spec_id]))
-        for row, spec_id in enumerate(spec_ids)
-    )

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.entries.arrays import MANIFEST, whole
+from sparkmeta.entries.arrays import whole
 from sparkmeta.plan.deletes.rules import ArrowValues, arrow_partition_key, partition_key
 from sparkmeta.session import local_frame, materialize
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.columns.sql import Sql
     from sparkmeta.plan.deletes.rules import EntryView
@@ -156,22 +156,11 @@ def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:
         counts = rows.group_by(list(names)).aggregate([([], "count_all")])
         return first(counts.filter(pc.greater(counts.column("count_all"), 1)).drop_columns(["count_all"]))
     # Spark shuffles hashes much faster than paths, and few keys are left to compare.
-    hashes = rows.select(hash_of(names).alias(_MATCHES))
+    hashes = rows.select(F.xxhash64(*names).alias(_MATCHES))
     suspects = F.broadcast(hashes.groupBy(_MATCHES).agg(F.count("*").alias(_COUNT)).where(f"{_COUNT} > 1"))
-    suspected = rows.select(*names).join(suspects, hash_of(names) == F.col(_MATCHES), "left_semi")
+    suspected = rows.select(*names).join(suspects, F.xxhash64(*names) == F.col(_MATCHES), "left_semi")
     counted = suspected.groupBy(*names).agg(F.count("*").alias(_COUNT))
     return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
-
-
-def hash_of(paths: Iterable[str]) -> Column:
-    """Return a hash of a key, for DataFrames."""
-    return F.xxhash64(*paths)
-
-
-def without_manifest(entries: pa.Table) -> pa.Table:
-    """Return entries whose manifest is null, since they are in none of the table."""
-    index = entries.column_names.index(MANIFEST)
-    return entries.set_column(index, entries.schema.field(MANIFEST), pa.nulls(len(entries), pa.int32()))
 
 
 class _SqlRow:

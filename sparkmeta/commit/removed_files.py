@@ -18,7 +18,7 @@ from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import parse_filter, referenced_names
 from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.commit.new_files import PARTITION_KEY, keys_of, new_partitions, replaces_everything, rows_of
-from sparkmeta.commit.next_root import FileKey, KindCount, PartitionKey, Tally, partition_keys, sums_by_kind, tally_of
+from sparkmeta.commit.next_root import FileKey, KindCount, PartitionKey, Tally, sums_by_kind, tally_of
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.relation import (
     few,
@@ -45,7 +45,7 @@ from sparkmeta.commit.search import (
     rows_by_manifest,
     search_all,
 )
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, whole
+from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, identities, whole
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.rules import partition_key
@@ -209,12 +209,16 @@ def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:
 
 
 def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
-    """Return the partitions of entries that are on the driver."""
+    """Return the distinct partitions of entries that are on the driver."""
     values = {
-        field_id: pc.struct_field(rows.column(PARTITION), str(field_id)).to_pylist()
+        field_id: identities(pc.struct_field(whole(rows.column(PARTITION)), str(field_id))).to_pylist()
         for field_id in state.types.partition_fields
     }
-    return partition_keys(rows.column("partition_spec_id").to_pylist(), values, state.types.spec_fields)
+    fields = state.types.spec_fields
+    return frozenset(
+        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in fields[spec_id]))
+        for row, spec_id in enumerate(rows.column("partition_spec_id").to_pylist())
+    )
 
 
 # -- Find the files that a commit names, and the deletion vectors of the data files among them ------------------------

@@ -81,6 +81,19 @@ def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
 
 
+def identities(values: pa.Array) -> pa.Array:
+    """Return values that are equal if partition values are: floats as bits, since -0.0 is not 0.0 and NaN is NaN."""
+    if not pa.types.is_floating(values.type):
+        return values
+    nan = pa.scalar(float("nan"), values.type)
+    return pc.if_else(pc.is_nan(values), nan, values).view(identity_type(values.type))
+
+
+def identity_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of `identities`."""
+    return {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(kind, kind)
+
+
 def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
     """Return the least and the greatest value; null if there is none.
 

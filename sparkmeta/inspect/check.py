@@ -51,7 +51,6 @@ from sparkmeta.manifests.v4.root import (
 from sparkmeta.manifests.v4.spark import read_rows
 from sparkmeta.manifests.v4.tree_manifests import Tree, leaf_manifests
 from sparkmeta.plan.filter import is_live_entry
-from sparkmeta.plan.filter import is_live_entry as entry_is_live
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks
 from sparkmeta.spec.entry import BOUNDS, ContentType, Status
 from sparkmeta.storage.reading import with_content
@@ -564,7 +563,7 @@ def _affiliated_equality_delete() -> EntryRule:
 
 def _unbound_entry() -> EntryRule:
     value = F.concat(F.lit("content_stats."), F.col(UNBOUND), F.lit(" of "), F.col("location"))
-    return EntryRule(entry_is_live().column() & F.col(UNBOUND).isNotNull(), value, _NO_BOUND)
+    return EntryRule(is_live_entry().column() & F.col(UNBOUND).isNotNull(), value, _NO_BOUND)
 
 
 ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
@@ -641,7 +640,7 @@ def _dvs_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
     if not pc.any(tree.manifests.column("referenced_file").is_valid()).as_py():
         return
     owners = F.broadcast(tree.leaves.select(F.col(MANIFEST).alias(_LEAF), F.col("path").alias("owner")))
-    is_unmasked = entry_is_live().column() & ~F.col(IS_MASKED)
+    is_unmasked = is_live_entry().column() & ~F.col(IS_MASKED)
     dvs = tree.marked.where(is_unmasked & (F.col("content_type") == _POSITION))
     affiliated = dvs.join(F.broadcast(tree.leaves.drop("status", "kind")), MANIFEST).join(owners, "owner")
     file, key = F.col("location").alias("referenced_file"), [_LEAF, "referenced_file"]
@@ -677,7 +676,7 @@ def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
     leaves = tree.manifests.filter(pc.and_(is_existing, is_new))
     carried = tree.root_entries(FILES).where(status == int(Status.EXISTING))
     if len(leaves):
-        in_leaves = tree.physical_entries(leaves).where(status != int(Status.DELETED))
+        in_leaves = tree.physical_entries(leaves).where(is_live_entry().text)
         if len(tree.masks):
             in_leaves = in_leaves.join(tree.masked_ordinals, [MANIFEST, ORDINAL], "left_anti")
         carried = carried.unionByName(in_leaves)
@@ -686,7 +685,7 @@ def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
     keys = [F.col("content_type"), F.col("location"), _offset()]
     unknown = carried.select(*keys)
     if parent is not None:
-        entries = before.entries(before.manifests, before.projection(ENTRY_COLUMNS)).where(entry_is_live().text)
+        entries = before.entries(before.manifests, before.projection(ENTRY_COLUMNS)).where(is_live_entry().text)
         unknown = unknown.join(entries.select(*keys), ["content_type", "location", _OFFSET], "left_anti")
     problem = "the file is carried over as EXISTING, and was not live in the parent snapshot"
     yield _broken_rows(unknown, "location", "content_type", problem)

@@ -15,7 +15,8 @@ from sparkmeta.entries.arrays import EntryProjection, manifest_counts, whole
 from sparkmeta.entries.records import column_metric, part_of
 from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
 from sparkmeta.manifests.decoder import decode
-from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType, Status
+from sparkmeta.manifests.v4.root import is_live
+from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
@@ -162,8 +163,7 @@ class ManifestChecks:
     def _entries(self, entries: pa.Table, row: Mapping[str, Any]) -> Iterator[tuple[str, Broken]]:
         """Check the fields of live entries."""
         location = row["location"]
-        info = whole(entries.column("version_info"))
-        live = entries.filter(pc.not_equal(pc.struct_field(info, "status"), int(Status.DELETED))).combine_chunks()
+        live = entries.filter(is_live(entries)).combine_chunks()
         kind, sequence = live.column("content_type"), pc.struct_field(live.column("version_info"), "sequence_number")
         of_data = row["content_type"] == ContentType.DATA_MANIFEST
         is_data = pc.equal(kind, int(ContentType.DATA))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from pyiceberg.schema import index_by_id, index_name_by_id
-from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
+from pyiceberg.types import NestedField, PrimitiveType
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, manifests_of_list
 from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
+from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.entries.arrays import CONTENT_STATS, PARTITION
 from sparkmeta.entries.records import PART_SCHEMA, part_bytes
@@ -354,12 +355,11 @@ def _snapshots(state: TableState) -> DataFrame:
 
 
 def _keys(state: TableState) -> list[Column]:
-    """Return the columns that identify a partition, with -0.0 and 0.0 different, unlike in Spark's grouping."""
-    keys = []
-    for field in state.types.partition_type.fields:
-        value = partition_value(field.field_id).column()
-        is_number = isinstance(field.field_type, FloatType | DoubleType)
-        keys.append((value.cast("string") if is_number else value).alias(f"key_{field.field_id}"))
+    """Return the columns that identify a partition."""
+    keys = [
+        identity(partition_value(field.field_id), field.field_type).alias(f"key_{field.field_id}").column()
+        for field in state.types.partition_type.fields
+    ]
     return [*keys, _number_of_fields(state).alias(_FIELDS)]
 
 

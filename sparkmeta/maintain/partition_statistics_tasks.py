@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import PARTITION, whole
+from sparkmeta.entries.arrays import PARTITION, identities, identity_type, whole
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import ContentType, Status
@@ -76,7 +76,7 @@ class PartitionSums:
     @cached_property
     def schema(self) -> pa.Schema:
         """The sums: partition values in bound form, floats as their bits, `SPEC`, counts, `AT` and `BY`."""
-        keys = [pa.field(_key(field_id), _key_type(bound_arrow_type(kind))) for field_id, kind in self.partition]
+        keys = [pa.field(_key(field_id), identity_type(bound_arrow_type(kind))) for field_id, kind in self.partition]
         numbers = [pa.field(name, pa.int64()) for name in (*_COUNTED, AT, BY)]
         return pa.schema([*keys, pa.field(SPEC, pa.int32()), *numbers])
 
@@ -130,7 +130,7 @@ class PartitionSums:
     def _keyed(self, values: list[pa.Array]) -> dict[str, pa.Array]:
         """Return partition values by key."""
         columns = zip(self.partition, values, strict=True)
-        return {_key(field_id): _to_key(_bound(column, kind)) for (field_id, kind), column in columns}
+        return {_key(field_id): identities(_bound(column, kind)) for (field_id, kind), column in columns}
 
     def _summed(self, entries: list[pa.Table]) -> pa.Table:
         """Return the sums of `_values`; a partition has a row for each kind and sign of its entries."""
@@ -251,11 +251,6 @@ def _field_id(key: str) -> int:
     return int(key.rpartition("_")[2]) if key != SPEC else -1
 
 
-def _key_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type by which values are grouped: floats by their bits, since -0.0 and 0.0 are different."""
-    return {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(kind, kind)
-
-
 def _bound(values: pa.Array, type_name: str) -> pa.Array:
     """Return values of an entry or a statistics file in bound form."""
     if type_name == "uuid" and pa.types.is_string(values.type):
@@ -263,13 +258,6 @@ def _bound(values: pa.Array, type_name: str) -> pa.Array:
         codes = pa.array([uuid.UUID(text).bytes for text in encoded.dictionary.to_pylist()], pa.binary())
         return codes.take(encoded.indices)
     return values.cast(bound_arrow_type(type_name))
-
-
-def _to_key(values: pa.Array) -> pa.Array:
-    if not pa.types.is_floating(values.type):
-        return values
-    nan = pa.scalar(float("nan"), values.type)
-    return pc.if_else(pc.is_nan(values), nan, values).view(_key_type(values.type))
 
 
 def _ordered(keys: pa.ChunkedArray, type_name: str | None) -> pa.Array:

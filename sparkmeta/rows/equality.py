@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.types import DoubleType, FloatType
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.sql import Sql
 from sparkmeta.rows.planned import FILES, NUMBER, read_files
 from sparkmeta.session import local_frame
@@ -27,7 +27,6 @@ from sparkmeta.spec.entry import ContentType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyiceberg.types import IcebergType
     from pyspark.sql import DataFrame
 
     from sparkmeta.rows.columns import ReadColumns
@@ -216,17 +215,11 @@ def _is_equal(
     """Return whether a row equals a key. `key` maps the names of the key's columns to their values."""
     fields = state.types.fields
     return reduce(and_, [
-        _same(value(field_id), key(_key(place)), fields[field_id].field_type)
+        identity(value(field_id), fields[field_id].field_type).eqNullSafe(
+            identity(key(_key(place)), fields[field_id].field_type)
+        )
         for place, field_id in enumerate(deletes.field_ids)
     ])  # fmt: skip
-
-
-def _same(value: Sql, key: Sql, kind: IcebergType) -> Sql:
-    """Return whether values are equal. Null equals null and NaN equals NaN; unlike in Spark, -0.0 differs from 0.0."""
-    equal = value.eqNullSafe(key)
-    if not isinstance(kind, FloatType | DoubleType):
-        return equal
-    return equal & ((value != 0.0) | value.isNull() | (value.cast("string") == key.cast("string")))
 
 
 def _key(place: int) -> str:

@@ -16,11 +16,10 @@ from urllib.parse import quote_plus
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.transforms import BucketTransform
 
 from sparkmeta.columns.bounds import bound_arrow_type, encode_bounds
-from sparkmeta.entries.arrays import uuid_bytes
+from sparkmeta.entries.arrays import identities, uuid_bytes
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type
 from sparkmeta.errors import UnsupportedError, ValidationError, first_line, proves_failure
 from sparkmeta.inspect.human import NULL, human_strings
@@ -399,9 +398,9 @@ class _Task:
         table = self.tasks.columns.table_of(batch.select([*range(count)]), self.tasks.schema)
         # By position: the table may have columns of the same names.
         values = [_bound(batch.column(count + place), field.type) for place, field in enumerate(fields)]
-        identities = [*map(_identity, values)]
-        for first, rows in _by_partition(identities, table):
-            identity = tuple(array[first] for array in identities)
+        keys = [*map(identities, values)]
+        for first, rows in _by_partition(keys, table):
+            identity = tuple(array[first] for array in keys)
             file = self._files.get(identity)
             if file is None:
                 file = PartitionFile(self.tasks, tuple(array[first] for array in values), ratio=self._ratio)
@@ -482,16 +481,8 @@ def _bound(values: pa.Array, type_name: str) -> pa.Array:
 
 
 def partition_codes(array: pa.Array) -> Any:
-    """Return integers that are equal for equal partition values. Floats are compared by their bits; nulls are equal."""
-    return _identity(array).dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
-
-
-def _identity(array: pa.Array) -> pa.Array:
-    """Return the bits of floats, and other values as they are: values whose equality is that of partition values."""
-    if not pa.types.is_floating(array.type):
-        return array
-    bits = pc.fill_null(array, 0).to_numpy(zero_copy_only=False).view(f"i{array.type.bit_width // 8}")
-    return pc.if_else(array.is_valid(), pa.array(bits), pa.scalar(None, pa.from_numpy_dtype(bits.dtype)))
+    """Return integers that are equal for equal partition values. Nulls are equal."""
+    return identities(array).dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
 
 
 def _by_partition(values: Sequence[pa.Array], rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:

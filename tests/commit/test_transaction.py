@@ -237,6 +237,34 @@ def test_replace_partitions(table: sm.Table, spark: SparkSession) -> None:
     assert table.current_snapshot().summary.additional_properties["replace-partitions"] == "true"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("version", "few"), [(2, 20_000), (4, 20_000), (4, 0)])
+def test_partitions_of_floats_are_equal_by_their_bits(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, few: int
+) -> None:
+    """Spark groups -0.0 with 0.0, and Python tells one NaN from another."""
+    monkeypatch.setattr("sparkmeta.commit.relation.FEW_FILES", few)
+    schema, spec = (
+        Schema(NestedField(1, "x", DoubleType())),
+        PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x")),
+    )
+    catalog = sm.load_catalog("test", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.t", schema, spec, format_version=version, spark=spark)
+
+    def in_partitions(**values: float) -> DataFrame:
+        rows = [(f"/data/{name}", "PARQUET", 1, 10, (value,)) for name, value in values.items()]
+        kinds = "file_path string, file_format string, record_count long, file_size_in_bytes long"
+        kinds = f"{kinds}, partition struct<x: double>"
+        return spark.createDataFrame(rows, kinds)
+
+    nan = float("nan")
+    first = in_partitions(plus=0.0, minus=-0.0, nan=nan, other_nan=nan, one=1.0)
+    table = commit(table, lambda tx: tx.update_snapshot().append(first))
+    assert table.current_snapshot().summary["changed-partition-count"] == "4"  # type: ignore[union-attr,index]
+    new = in_partitions(new_minus=-0.0, new_nan=nan)
+    table = commit(table, lambda tx: tx.update_snapshot().replace_partitions(new))
+    assert live(table) == ["new_minus", "new_nan", "one", "plus"]
+
+
 def test_replacing_an_unpartitioned_table_takes_files_of_older_specs(table: sm.Table, spark: SparkSession) -> None:
     table = commit(table, lambda tx: tx.update_snapshot().append(files(spark, 1, 2, part="b")))
     table = commit(table, lambda tx: tx.update_spec().remove_field("s").remove_field("id_bucket").commit())

@@ -14,8 +14,9 @@ from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 
 from sparkmeta.columns import sql
+from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import CONTENT_STATS, PARTITION, whole
+from sparkmeta.entries.arrays import CONTENT_STATS, PARTITION, identities, whole
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
@@ -272,7 +273,7 @@ class ArrowValues:
 
 
 def _same(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Compare values where null equals null, NaN equals NaN, and -0.0 differs from 0.0, as in partitions."""
+    """Compare values as partition values, where null equals null."""
     if pa.types.is_struct(left.type):
         same = pc.equal(left.is_null(), right.is_null())
         for left_field, right_field in zip(left.flatten(), right.flatten(), strict=True):
@@ -281,18 +282,13 @@ def _same(left: pa.Array, right: pa.Array) -> pa.Array:
     both_null = pc.and_(left.is_null(), right.is_null())
     if pa.types.is_null(left.type):  # of a partition field whose column no schema has
         return both_null
-    if pa.types.is_floating(left.type):
-        both_nan = pc.fill_null(pc.and_(pc.is_nan(left), pc.is_nan(right)), False)
-        bits = pa.int32() if pa.types.is_float32(left.type) else pa.int64()
-        both_null, left, right = pc.or_(both_null, both_nan), left.view(bits), right.view(bits)
-    return pc.or_(both_null, pc.fill_null(pc.equal(left, right), False))
+    return pc.or_(both_null, pc.fill_null(pc.equal(identities(left), identities(right)), False))
 
 
 # -- Views of data files and deletes for rules and groups, in SQL and in Arrow ----------------------------------------
 
 
 SEQUENCE: Final = "version_info.sequence_number"
-_FLOATS: Final = ("float", "double")
 
 
 def data_view(state: TableState) -> EntryView:
@@ -333,15 +329,10 @@ def arrow_entry_view(entries: pa.Table) -> dict[str, ArrowValues]:
 
 
 def partition_key(state: TableState) -> Sql:
-    """Return (spec id, partition tuple) of an entry as one comparable value.
-
-    Floats are compared by their text, since -0.0 and 0.0 are different partitions but equal in Spark.
-    """
+    """Return (spec id, partition tuple) of an entry as one comparable value."""
     values = [
-        (partition_value(field_id).cast("string") if name in _FLOATS else partition_value(field_id)).alias(
-            f"p{field_id}"
-        )
-        for field_id, name in state.types.partition_fields.items()
+        identity(partition_value(field_id), kind).alias(f"p{field_id}")
+        for field_id, kind in state.types.partition_fields.items()
     ]
     return sql.struct(sql.col("partition_spec_id").alias("spec_id"), *values)
 
