@@ -8,29 +8,16 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pyiceberg import expressions
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.expressions import (
     AlwaysFalse,
     AlwaysTrue,
     And,
     BooleanExpression,
-    BoundEqualTo,
-    BoundGreaterThan,
-    BoundGreaterThanOrEqual,
-    BoundIn,
-    BoundIsNaN,
-    BoundIsNull,
-    BoundLessThan,
-    BoundLessThanOrEqual,
     BoundLiteralPredicate,
-    BoundNotEqualTo,
-    BoundNotIn,
-    BoundNotNaN,
-    BoundNotNull,
-    BoundNotStartsWith,
     BoundPredicate,
     BoundSetPredicate,
-    BoundStartsWith,
     EqualTo,
     GreaterThan,
     GreaterThanOrEqual,
@@ -39,6 +26,7 @@ from pyiceberg.expressions import (
     IsNull,
     LessThan,
     LessThanOrEqual,
+    LiteralPredicate,
     Not,
     NotEqualTo,
     NotIn,
@@ -48,6 +36,7 @@ from pyiceberg.expressions import (
     Or,
     Reference,
     StartsWith,
+    UnaryPredicate,
 )
 from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTransform, parse_transform
 
@@ -66,22 +55,23 @@ if TYPE_CHECKING:
 # -- Write bound expressions as Iceberg's expression JSON, which its ExpressionParser reads ---------------------------
 
 
-_OPERATIONS: Final[dict[type[BoundPredicate], str]] = {
-    BoundIsNull: "is-null",
-    BoundNotNull: "not-null",
-    BoundIsNaN: "is-nan",
-    BoundNotNaN: "not-nan",
-    BoundLessThan: "lt",
-    BoundLessThanOrEqual: "lt-eq",
-    BoundGreaterThan: "gt",
-    BoundGreaterThanOrEqual: "gt-eq",
-    BoundEqualTo: "eq",
-    BoundNotEqualTo: "not-eq",
-    BoundStartsWith: "starts-with",
-    BoundNotStartsWith: "not-starts-with",
-    BoundIn: "in",
-    BoundNotIn: "not-in",
+_OPERATORS: Final[dict[str, Any]] = {
+    "is-null": IsNull,
+    "not-null": NotNull,
+    "is-nan": IsNaN,
+    "not-nan": NotNaN,
+    "lt": LessThan,
+    "lt-eq": LessThanOrEqual,
+    "gt": GreaterThan,
+    "gt-eq": GreaterThanOrEqual,
+    "eq": EqualTo,
+    "not-eq": NotEqualTo,
+    "starts-with": StartsWith,
+    "not-starts-with": NotStartsWith,
+    "in": In,
+    "not-in": NotIn,
 }
+_OPERATIONS: Final = {getattr(expressions, f"Bound{kind.__name__}"): name for name, kind in _OPERATORS.items()}
 _NANOS: Final = 1_000_000_000
 TRUE_JSON: Final = "true"
 FALSE_JSON: Final = "false"
@@ -152,18 +142,6 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
 # -- Read Iceberg's expression JSON, as engines send it with scans (REST catalog spec, Predicate), without recursion
 
 
-_UNARY: Final[dict[str, Any]] = {"is-null": IsNull, "not-null": NotNull, "is-nan": IsNaN, "not-nan": NotNaN}
-_COMPARISONS: Final[dict[str, Any]] = {
-    "lt": LessThan,
-    "lt-eq": LessThanOrEqual,
-    "gt": GreaterThan,
-    "gt-eq": GreaterThanOrEqual,
-    "eq": EqualTo,
-    "not-eq": NotEqualTo,
-    "starts-with": StartsWith,
-    "not-starts-with": NotStartsWith,
-}
-_SETS: Final[dict[str, Any]] = {"in": In, "not-in": NotIn}
 # What a comparison is if its sides are exchanged.
 _EXCHANGED: Final = {"lt": "gt", "lt-eq": "gt-eq", "gt": "lt", "gt-eq": "lt-eq", "eq": "eq", "not-eq": "not-eq"}
 _JUNCTIONS: Final[dict[str, Any]] = {"and": And, "or": Or}
@@ -228,20 +206,25 @@ def _leaf(kind: str, node: Any) -> BooleanExpression:
     if kind in ("true", "false"):
         return AlwaysTrue() if kind == "true" else AlwaysFalse()
     try:
-        if kind in _UNARY:
-            _refuse_members(node, "value", "values")
-            unary: BooleanExpression = _UNARY[kind](_term(_operand(node, "child")))
-            return unary
-        if kind in _COMPARISONS:
-            return _comparison(kind, node)
-        if kind in _SETS:
-            member: BooleanExpression = _SETS[kind](_term(_operand(node, "child")), _values(node))
-            return member
+        if kind in _OPERATORS:
+            return _predicate(kind, node)
     except (TypeError, ValueError, ArithmeticError, ValidationError) as problem:
         if isinstance(problem, InvalidFilterError):
             raise
         raise _problem(node, str(problem)) from problem
     raise _problem(node, f"there is no operator {shown(kind)}")
+
+
+def _predicate(kind: str, node: dict[str, Any]) -> BooleanExpression:
+    operator = _OPERATORS[kind]
+    if issubclass(operator, LiteralPredicate):
+        return _comparison(kind, node)
+    is_unary = issubclass(operator, UnaryPredicate)
+    if is_unary:
+        _refuse_members(node, "value", "values")
+    term = _term(_operand(node, "child"))
+    predicate: BooleanExpression = operator(term) if is_unary else operator(term, _values(node))
+    return predicate
 
 
 def _comparison(kind: str, node: dict[str, Any]) -> BooleanExpression:
@@ -256,7 +239,7 @@ def _comparison(kind: str, node: dict[str, Any]) -> BooleanExpression:
             term, value, kind = value, term, _EXCHANGED[kind]
         if _is_term(value):
             raise UnsupportedError(f"the filter {shown(node)} compares two columns")
-    comparison: BooleanExpression = _COMPARISONS[kind](_term(term), _literal(value))
+    comparison: BooleanExpression = _OPERATORS[kind](_term(term), _literal(value))
     return comparison
 
 
