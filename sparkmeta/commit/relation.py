@@ -114,7 +114,8 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
     Args:
         rows: the rows.
         others: the other rows. They are few if `rows` are.
-        keys: path of a column -> its path in the others. The first is never null. In the others, a null equals a null.
+        keys: path of a column -> its path in `others`. Values of the first column are never null. In further columns, a
+            null equals a null.
         absent: whether to return the rows whose key is not in the others.
     """
     if isinstance(rows, pa.Table):
@@ -139,7 +140,6 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     """
     if not isinstance(rows, pa.Table):
         return rows.join(others, F.col(left) == F.col(right), "left")
-    assert isinstance(others, pa.Table)
     assert isinstance(others, pa.Table)
     found = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
     return pa.table({name: table.column(name) for table in (rows, found) for name in table.column_names})
