@@ -240,7 +240,8 @@ def takes_options(
 def _documented(docstring: str, kind: type[Options]) -> str:
     """Return a docstring with a section of arguments before that of errors."""
     described = (f"{each.name}: {about_option(each)}" for each in option_fields(kind))
-    lines = [textwrap.fill(text, 112, initial_indent="    ", subsequent_indent="        ") for text in described]
-    section = "\n".join(["Args:", *lines])
+    # Names with hyphens stay whole.
+    wrapper = textwrap.TextWrapper(112, "    ", "        ", break_on_hyphens=False)
+    section = "\n".join(["Args:", *map(wrapper.fill, described)])
     text, raises, errors = docstring.partition("\n\nRaises:")
     return f"{text}\n\n{section}{raises}{errors}"

@@ -353,7 +353,6 @@ class CompactionSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.data_leaves or self.delete_leaves or self.moved_files)
 
     def __str__(self) -> str:

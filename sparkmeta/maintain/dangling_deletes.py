@@ -129,7 +129,6 @@ class DanglingDeletesSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.manifests
 
     def __str__(self) -> str:

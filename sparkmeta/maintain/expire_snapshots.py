@@ -117,7 +117,6 @@ class ExpirySummary(PlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.snapshots or self.refs or self.schemas or self.partition_specs)
 
     def __str__(self) -> str:

@@ -174,7 +174,6 @@ class OrphanSummary(PlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.files
 
     def __str__(self) -> str:

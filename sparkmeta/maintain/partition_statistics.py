@@ -31,7 +31,7 @@ from sparkmeta.maintain.partition_statistics_tasks import (
     PartitionSums,
     StatisticsWriter,
 )
-from sparkmeta.maintain.rewrite_manifests import CONTENTS
+from sparkmeta.maintain.rewrite_manifests import public_manifests
 from sparkmeta.maintain.table_statistics import SnapshotOptions, StatisticsPlan, state_of
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.session import local_frame, map_arrow
@@ -168,7 +168,6 @@ class PartitionStatsSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return self.method == NONE
 
     def __str__(self) -> str:
@@ -211,14 +210,7 @@ class PartitionStatsPlan(StatisticsPlan[TableT]):
 
         Columns: content ("data", "deletes"), file_path, file_size_in_bytes.
         """
-        manifests = self._manifests
-        contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
-        columns = {
-            "content": pa.array(contents, pa.string()),
-            "file_path": manifests.column("location"),
-            "file_size_in_bytes": manifests.column("file_size_in_bytes"),
-        }
-        return local_frame(self._state.spark, pa.table(columns))
+        return local_frame(self._state.spark, public_manifests(self._manifests))
 
     def summary(self) -> PartitionStatsSummary:
         """Return the plan in numbers, without a job. Reads manifest lists or roots."""

@@ -402,7 +402,6 @@ class DataRewriteSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.groups
 
     def __str__(self) -> str:

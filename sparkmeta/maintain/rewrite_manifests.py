@@ -260,17 +260,15 @@ class ManifestJob:
 # -- The plan to rewrite Avro manifests, and the step that commits it -------------------------------------------------
 
 
-PLANNED = pa.schema(
-    [
-        pa.field("content", pa.string()),
-        pa.field("file_path", pa.string()),
-        pa.field("spec_id", pa.int32()),
-        pa.field("live_files", pa.int64()),
-        pa.field("deleted_files", pa.int64()),
-        pa.field("file_size_in_bytes", pa.int64()),
-    ]
-)
-"""The columns of `ManifestRewritePlan.files`."""
+def public_manifests(manifests: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return manifests, rows of `TableState.manifests`, as plans show them: content, file_path, others and their size.
+
+    Args:
+        columns: the other columns.
+    """
+    contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
+    shown = {"content": pa.array(contents, pa.string()), "file_path": manifests.column("location"), **columns}
+    return pa.table({**shown, "file_size_in_bytes": manifests.column("file_size_in_bytes")})
 
 
 @dataclass(frozen=True)
@@ -292,7 +290,6 @@ class ManifestRewriteSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.data_manifests or self.delete_manifests)
 
     def __str__(self) -> str:
@@ -320,20 +317,14 @@ class ManifestRewritePlan(RewritePlan[TableT, ManifestRewriteOptions]):
         Columns: content ("data", "deletes"), file_path, spec_id, live_files and deleted_files (null if the list does
         not count them), file_size_in_bytes.
         """
-        tables = [PLANNED.empty_table()]
-        for group in self._groups:
-            manifests = group.manifests
-            stats = manifests.column("manifest_stats").combine_chunks()
-            columns = {
-                "content": pa.repeat(CONTENTS[group.content], len(manifests)),
-                "file_path": manifests.column("location"),
-                "spec_id": manifests.column("partition_spec_id"),
-                "live_files": live_counts(manifests),
-                "deleted_files": stats.field("deleted_files_count").cast(pa.int64()),
-                "file_size_in_bytes": manifests.column("file_size_in_bytes"),
-            }
-            tables.append(pa.table(columns, schema=PLANNED))
-        return local_frame(self._state.spark, pa.concat_tables(tables))
+        manifests = pa.concat_tables([self._state.manifests.slice(0, 0), *(group.manifests for group in self._groups)])
+        rows = public_manifests(
+            manifests,
+            spec_id=manifests.column("partition_spec_id"),
+            live_files=live_counts(manifests),
+            deleted_files=pc.struct_field(manifests.column("manifest_stats"), "deleted_files_count").cast(pa.int64()),
+        )
+        return local_frame(self._state.spark, rows)
 
     def summary(self) -> ManifestRewriteSummary:
         """Return the plan in numbers, without a job."""

@@ -530,7 +530,6 @@ class DeleteRewriteSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.position_delete_files or self.deletion_vectors)
 
     def __str__(self) -> str:

@@ -147,7 +147,6 @@ class TableStatsSummary(SnapshotPlanSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return self.snapshot_id is None
 
     def __str__(self) -> str:
