@@ -6,7 +6,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -155,7 +155,7 @@ def rule_of(annotation: str) -> Rule | None:
 
 # -- Options: dataclasses from which the arguments of methods, commands and jobs are made -----------------------------
 
-_ABOUT, _RULE = "about", "rule"
+_ABOUT, _RULE, _USUAL = "about", "rule", "usual"
 
 
 def option(default: ValueT, about: str, rule: Rule | None = None) -> ValueT:
@@ -169,9 +169,15 @@ def option(default: ValueT, about: str, rule: Rule | None = None) -> ValueT:
     return field(default=default, metadata=described(about, rule))
 
 
-def described(about: str, rule: Rule | None = None) -> dict[str, Any]:
-    """Return the `metadata` of a field that is an option without a default; see `option`."""
-    return {_ABOUT: about, _RULE: rule}
+def described(about: str, rule: Rule | None = None, usual: Any = None) -> dict[str, Any]:
+    """Return the `metadata` of a field that is an option without a default.
+
+    Args:
+        about: see `option`.
+        rule: see `option`.
+        usual: the value that commands, jobs and configurations take if none is given.
+    """
+    return {_ABOUT: about, _RULE: rule, _USUAL: usual}
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,16 @@ def rule_of_option(each: Field[Any]) -> Rule | None:
 def about_option(each: Field[Any]) -> str:
     """Return what an option means."""
     return str(each.metadata[_ABOUT])
+
+
+def usual_value(each: Field[Any]) -> Any:
+    """Return the default of an option, or what commands, jobs and configurations take if it has none."""
+    return each.metadata[_USUAL] if each.default is MISSING else each.default
+
+
+def required_options(kind: type[Options]) -> dict[str, Any]:
+    """Return the usual values of the options without a default, by name."""
+    return {each.name: usual_value(each) for each in fields(kind) if each.default is MISSING}
 
 
 def option_fields(kind: type[Options]) -> list[Field[Any]]:

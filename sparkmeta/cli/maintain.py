@@ -9,14 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.checks import about_option, option_fields, rule_of_option
+from sparkmeta.checks import about_option, option_fields, required_options, rule_of_option, usual_value
 from sparkmeta.cli.output import (
     TextColumn,
     print_json,
@@ -26,7 +26,6 @@ from sparkmeta.cli.output import (
     timestamp,
     unread_output_dropped,
 )
-from sparkmeta.cli.schedule import BY_NAME, exit_code, read_config, run_maintenance
 from sparkmeta.cli.source import (
     KEY_VALUE,
     VERBOSE,
@@ -44,7 +43,7 @@ from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.inspect.human import byte_size, counted
 from sparkmeta.maintain.health import examine
 from sparkmeta.maintain.health_findings import HealthOptions
-from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.maintain.maintenance import options_of
 from sparkmeta.manifests.cache import DAY_MS, CachedFolder, ManifestCache, cache_contents, delete_cached
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
 from sparkmeta.storage.location import escape_glob, is_local
@@ -140,19 +139,17 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class LineOption:
-    """An option of an operation on a command line.
-
-    Attributes:
-        defined: the field of the class of options.
-        default: the value that the command line passes if it is not given.
-    """
+    """An option of an operation on a command line: a field of the operation's class of options."""
 
     defined: Field[Any]
-    default: Any
 
     @property
     def name(self) -> str:
         return self.defined.name
+
+    @property
+    def default(self) -> Any:
+        return usual_value(self.defined)
 
     @property
     def is_switch(self) -> bool:
@@ -203,9 +200,7 @@ class LineOption:
 
 def line_options(operation: str) -> list[LineOption]:
     """Return the options of a method of `Maintenance`."""
-    required = BY_NAME[operation].defaults if operation in BY_NAME else {}
-    fields = option_fields(getattr(Maintenance, operation).options)
-    return [LineOption(each, required.get(each.name, each.default)) for each in fields]
+    return [LineOption(each) for each in option_fields(options_of(operation))]
 
 
 def takes_operation(operation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -235,8 +230,7 @@ def call_operation(table: Table, operation: str, given: Mapping[str, Any]) -> An
     if "files" in values:
         with translated_errors():
             values["files"] = table.state.spark.read.parquet(escape_glob(values["files"]))
-    required = {name: each.default for name, each in known.items() if each.defined.default is MISSING}
-    return getattr(table.maintenance, operation)(**{**required, **values})
+    return getattr(table.maintenance, operation)(**required_options(options_of(operation)) | values)
 
 
 # -- Define the commands that maintain a table, and change it with `--commit` -----------------------------------------
@@ -533,6 +527,8 @@ def maintain(
     Exit codes: 0 success, 1 a table or job failed and the others were maintained, 2 invalid arguments or configuration,
     3 a job lost to other commits and nothing failed.
     """
+    from sparkmeta.cli.schedule import read_config
+
     ctx.meta[VERBOSE] = verbose
     try:
         config = read_config(path)
@@ -547,6 +543,8 @@ def print_results(config: MaintenanceConfig, spark: SparkSession, *, commit: boo
 
     With `commit`, all tables are maintained even if the reader of the output closes the pipe.
     """
+    from sparkmeta.cli.schedule import exit_code, run_maintenance
+
     statuses = set()
     for result in run_maintenance(config, spark, commit=commit, log=_log):
         statuses.add(result.status)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.catalog import load_catalog
-from sparkmeta.checks import TEXT, Options, Rule, option_fields, rule_of
+from sparkmeta.checks import TEXT, Options, Rule, option_fields, required_options, rule_of
 from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
 from sparkmeta.inspect.human import counted
 from sparkmeta.inspect.snapshots import has_partitions
 from sparkmeta.maintain.health import examine
 from sparkmeta.maintain.health_findings import HealthOptions
-from sparkmeta.maintain.maintenance import Maintenance
+from sparkmeta.maintain.maintenance import options_of
 from sparkmeta.maintain.upgrade import can_upgrade
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.location import normalize
@@ -87,19 +87,16 @@ class Job:
         name: the name of a method of `Maintenance`, which returns a plan.
         by_plan: whether its plan decides if there is anything to do. If not, the job is planned if a finding names it.
         suits: whether it can be done to a table, with its options; if not, it is passed over.
-        defaults: options that its method requires.
     """
 
     name: str
     by_plan: bool = False
     suits: Callable[[Table, _Options], bool] = _of_all
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> type[Options]:
         """The class of its options."""
-        kind: type[Options] = getattr(Maintenance, self.name).options
-        return kind
+        return options_of(self.name)
 
     @property
     def options(self) -> dict[str, str]:
@@ -131,20 +128,20 @@ class Job:
 
     def applies(self, table: Table, options: Mapping[str, Any]) -> bool:
         """Return whether the job can be done to a table; if not, it is passed over."""
-        return self.suits(table, {**self.defaults, **options})
+        return self.suits(table, {**required_options(self.kind), **options})
 
     def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
         """Return the plan of the job for a table."""
         return getattr(table.maintenance, self.name)(**self._arguments(options))
 
     def _arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        named = {**self.defaults, **options}
+        named = {**required_options(self.kind), **options}
         return {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
 
 
 JOBS = (
-    Job("upgrade", by_plan=True, suits=_of_earlier_version, defaults={"format_version": 4}),
-    Job("downgrade", by_plan=True, suits=_of_trees, defaults={"format_version": 3}),
+    Job("upgrade", by_plan=True, suits=_of_earlier_version),
+    Job("downgrade", by_plan=True, suits=_of_trees),
     Job("rewrite_data_files", suits=_takes_rows),
     Job("rewrite_position_delete_files", suits=_has_deletes),
     Job("remove_dangling_deletes", suits=_has_deletes),

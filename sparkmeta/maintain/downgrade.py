@@ -501,7 +501,7 @@ def _head_summary(head: Head) -> HeadSummary:
 class DowngradeOptions(Options):
     """See `Maintenance.downgrade`."""
 
-    format_version: int = field(metadata=described("the format version, which must be 3."))
+    format_version: int = field(metadata=described("the new format version, which must be 3.", usual=LIST_VERSION))
 
     def check(self) -> None:
         """See `Options.check`."""

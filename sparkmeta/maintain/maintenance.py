@@ -27,6 +27,8 @@ from sparkmeta.operations.table_operations import TableT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkmeta.checks import Options
+
 
 @dataclass(frozen=True)
 class Maintenance(Generic[TableT]):
@@ -263,3 +265,9 @@ class Maintenance(Generic[TableT]):
             UnsupportedError: the table is read-only.
         """
         return plan_undo_upgrade(self.table, format_version)
+
+
+def options_of(operation: str) -> type[Options]:
+    """Return the class of the options of a method of `Maintenance`."""
+    kind: type[Options] = getattr(Maintenance, operation).options
+    return kind

@@ -191,7 +191,9 @@ class UpgradePlan(TablePlan[TableT]):
 class UpgradeOptions(Options):
     """See `Maintenance.upgrade`."""
 
-    format_version: int = field(metadata=described("the new format version: 2, 3 or 4.", one_of(*_VERSIONS)))
+    format_version: int = field(
+        metadata=described("the new format version: 2, 3 or 4.", one_of(*_VERSIONS), TREE_VERSION)
+    )
     _: KW_ONLY
     compact: bool = option(
         False,
