@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
-from sparkmeta.commit.attempts import Plan, PlanSummary
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.errors import CommitFailedError, translated_errors
 from sparkmeta.maintain.reachable_tasks import (
@@ -253,16 +252,18 @@ _METADATA = "metadata"
 
 
 @dataclass(frozen=True)
-class PurgeSummary(PlanSummary):
+class PurgeSummary:
     """The files that a purge deletes; `str` formats them.
 
     Attributes:
+        table: the table's name.
         files: content -> the number of files.
         bytes: content -> their size, as far as metadata records it.
         missing: the number of missing lists and manifests. Files that they list are kept.
         by_catalog: whether the catalog deletes the files, now or later.
     """
 
+    table: str
     files: Mapping[str, int]
     bytes: Mapping[str, int]
     missing: int
@@ -278,16 +279,18 @@ class PurgeSummary(PlanSummary):
 
 
 @dataclass(frozen=True)
-class PurgePlan(Plan[BaseTable, Deletion | None]):
+class PurgePlan:
     """A plan to drop a table and delete its files, carried out by `commit`.
 
     Files shared with other tables are deleted as well. Files that no snapshot references are kept.
 
     Attributes:
+        table: the table.
         drop: drops the table and returns the files that remain of it.
         by_catalog: whether the catalog then deletes the table's files itself.
     """
 
+    table: BaseTable
     drop: Callable[[], Sequence[str]]
     by_catalog: bool
 
@@ -316,9 +319,6 @@ class PurgePlan(Plan[BaseTable, Deletion | None]):
             CommitFailedError: the table has changed since the plan. Nothing was dropped.
             CatalogError: the catalog refused to drop it, or did not answer.
         """
-        return super().commit()
-
-    def _commit(self) -> Deletion | None:
         if self.table.refresh().metadata_location != self.table.metadata_location:
             raise CommitFailedError(f"{self.table.full_name}: the table has changed since the plan: plan again")
         if self.by_catalog:
@@ -329,10 +329,6 @@ class PurgePlan(Plan[BaseTable, Deletion | None]):
         count_files(files)
         self.table.state.files.delete_many(self.drop())
         return delete_files(files, writer)
-
-    def _outcome(self) -> dict[str, Any] | None:
-        deletion = self._committed[0] if self._committed else None
-        return None if deletion is None else asdict(deletion)
 
     @cached_property
     def _files(self) -> DataFrame:
