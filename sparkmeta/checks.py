@@ -255,9 +255,9 @@ def takes_options(
 
 def _documented(docstring: str, kind: type[Options]) -> str:
     """Return a docstring with a section of arguments before that of errors."""
-    described = (f"{each.name}: {about_option(each)}" for each in option_fields(kind))
+    texts = (f"{each.name}: {about_option(each)}" for each in option_fields(kind))
     # Names with hyphens stay whole.
     wrapper = textwrap.TextWrapper(112, "    ", "        ", break_on_hyphens=False)
-    section = "\n".join(["Args:", *map(wrapper.fill, described)])
+    section = "\n".join(["Args:", *map(wrapper.fill, texts)])
     text, raises, errors = docstring.partition("\n\nRaises:")
     return f"{text}\n\n{section}{raises}{errors}"

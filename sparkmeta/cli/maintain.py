@@ -116,7 +116,7 @@ def printed_on_failure(plan: Plan[Any, Any], print_result: Callable[[], None]) -
 # -- Options of operations on a command line, for commands and jobs ---------------------------------------------------
 
 
-# The parser of values of an annotated type, what stands for a value in help, and whether the option is repeatable.
+# Annotated type -> the parser of a value, its placeholder in help, and whether the option is repeatable.
 _KINDS: dict[str, tuple[Callable[[str], Any], str, bool]] = {
     "int": (int, "N", False),
     "float": (float, "N", False),
@@ -166,7 +166,7 @@ class LineOption:
 
     @property
     def kind(self) -> tuple[Callable[[str], Any], str, bool]:
-        """The parser of a value, what stands for it in help, and whether the option is repeatable."""
+        """The parser of a value, its placeholder in help, and whether the option is repeatable."""
         return _KINDS.get(str(self.defined.type).partition(" | ")[0], (str, "TEXT", False))
 
     @property
@@ -309,8 +309,8 @@ _SIZES = (
 
 OPERATIONS = {
     "rewrite_data_files": MaintenanceCommand(
-        "Rewrite data files to a suitable size, without deleted rows, optionally sorted.\n\nOptions have the names of "
-        "those of Iceberg's procedure.",
+        "Rewrite data files to a suitable size, without deleted rows, optionally sorted.\n\nOptions are named as "
+        "in Iceberg's procedure.",
         "Rewriting data files",
         _rewritten_data,
         (

@@ -546,9 +546,9 @@ class DeleteRewriteSummary(SnapshotPlanSummary):
 class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     """A plan to rewrite position deletes, carried out by `commit`.
 
-    New delete files are written once, and deleted if the commit fails. It raises CommitConflictError if another commit
-    removed a delete file or, of deletion vectors, a data file, or added a deletion vector for one of the data files, or
-    changed the format version.
+    New delete files are written once, and deleted if the commit fails. `commit` raises CommitConflictError if another
+    commit removed a rewritten delete file, removed a data file that gets a deletion vector, added a deletion vector for
+    such a data file, or changed the format version.
     """
 
     _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
