@@ -3,34 +3,15 @@ r"""Compute the partition statistics of a snapshot with spark-submit.
     spark-submit --properties-file conf/spark-defaults.conf jobs/compute_partition_stats.py \
         --catalog prod --table db.events --commit
 
-Prints the plan to standard error, and commits it with --commit. The last line of standard output is a JSON object: the
-table, the plan (method, snapshots and manifests to read), the statistics file (null if there was no commit) and the
-time in seconds.
-
-Exit codes: 0 success, or nothing to do; 1 an error, described in one line; 2 invalid arguments; 3 nothing was committed
-because other commits came first: run the job again. The executors need sparkmeta installed.
+`sparkmeta/cli/job.py` describes the output and the exit codes.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
 
-from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.job import run_operation
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job and return the exit code."""
-    parser = job_parser("compute_partition_stats.py", "Compute the partition statistics of a snapshot.")
-    parser.add_argument("--snapshot-id", type=int, help="the snapshot, instead of the current one")
-    parser.add_argument(
-        "--full", action="store_true", help="read all manifests, and replace statistics that the snapshot has"
-    )
-    return run_job(parser, lambda table, **options: table.maintenance.compute_partition_stats(**options), arguments)
-
+main = partial(run_operation, "compute_partition_stats")
 
 if __name__ == "__main__":
     sys.exit(main())

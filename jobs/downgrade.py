@@ -2,31 +2,15 @@ r"""Downgrade a table with metadata trees to format version 3, with spark-submit
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/downgrade.py --catalog prod --table db.events --commit
 
-Prints the plan to standard error, and commits it with --commit. The last line of standard output is a JSON object: the
-table, the plan (snapshots, branches and tags, leaves to write), the new metadata file (null if there was no commit) and
-the time in seconds.
-
-Exit codes: 0 success; 1 an error, described in one line; 2 invalid arguments; 3 nothing was committed because other
-commits came first: run the job again. The executors need sparkmeta installed.
+`sparkmeta/cli/job.py` describes the output and the exit codes.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
 
-from sparkmeta.cli.job import job_parser, run_job
+from sparkmeta.cli.job import run_operation
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job and return the exit code."""
-    parser = job_parser("downgrade.py", "Downgrade a table with metadata trees to format version 3.")
-    parser.add_argument("--format-version", type=int, default=3, help="the format version to downgrade to (default: 3)")
-    return run_job(parser, lambda table, **options: table.maintenance.downgrade(**options), arguments)
-
+main = partial(run_operation, "downgrade")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,13 +1,27 @@
-"""Check the values of options. An error names the option, its value and what is expected."""
+"""Define options, and check their values. An error names the option, its value and what is expected."""
 
 from __future__ import annotations
 
+import inspect
 import math
+import textwrap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sparkmeta.errors import ValidationError, shown
+
+if TYPE_CHECKING:
+    from dataclasses import Field
+
+P = ParamSpec("P")
+SelfT = TypeVar("SelfT")
+ValueT = TypeVar("ValueT")
+ResultT = TypeVar("ResultT")
+OptionsT = TypeVar("OptionsT", bound="Options")
+
+# -- The rules of values ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -17,10 +31,12 @@ class Rule:
     Attributes:
         expected: the values in words, for an error message.
         fits: whether a value is one of them.
+        choices: the values, if they are a few strings.
     """
 
     expected: str
     fits: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Raise ValidationError for a value that does not fit.
@@ -87,7 +103,8 @@ def one_of(*allowed: Any) -> Rule:
     """Return the rule of some strings or whole numbers."""
     *others, last = map(str, allowed)
     kind = type(allowed[0])
-    return Rule(f"{', '.join(others)} or {last}", lambda value: isinstance(value, kind) and value in allowed)
+    expected, choices = f"{', '.join(others)} or {last}", allowed if kind is str else ()
+    return Rule(expected, lambda value: isinstance(value, kind) and value in allowed, choices)
 
 
 def instance_of(kind: type) -> Rule:
@@ -136,20 +153,111 @@ def rule_of(annotation: str) -> Rule | None:
     return _BY_TYPE.get(kinds[0]) if len(kinds) == 1 else None
 
 
-def check_options(options: Any, rules: Mapping[str, Rule]) -> None:
-    """Check the fields of a dataclass by their rules, or else by those of their annotated types.
+# -- Options: dataclasses from which the arguments of methods, commands and jobs are made -----------------------------
 
-    None fits where the annotation allows it.
+_ABOUT, _RULE, _USUAL = "about", "rule", "usual"
+
+
+def option(default: ValueT, about: str, rule: Rule | None = None) -> ValueT:
+    """Define an option: the value of a field in the body of a class of `Options`.
 
     Args:
-        options: the instance of the dataclass.
-        rules: field -> its rule.
-
-    Raises:
-        ValidationError: a value does not fit.
+        default: its default.
+        about: what it means, in the words of a docstring.
+        rule: its values, if not all of the annotated type.
     """
-    for each in fields(options):
-        value, annotation = getattr(options, each.name), str(each.type)
-        rule = rules.get(each.name) or rule_of(annotation)
-        if rule is not None and not (value is None and annotation.endswith("| None")):
-            rule.check(each.name, value)
+    return field(default=default, metadata=described(about, rule))
+
+
+def described(about: str, rule: Rule | None = None, usual: Any = None) -> dict[str, Any]:
+    """Return the `metadata` of a field that is an option without a default.
+
+    Args:
+        about: see `option`.
+        rule: see `option`.
+        usual: the value that commands, jobs and configurations take if none is given.
+    """
+    return {_ABOUT: about, _RULE: rule, _USUAL: usual}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of an operation. Each field is defined by `option`, and only there."""
+
+    def check(self) -> None:
+        """Check values as far as possible without a table.
+
+        None fits where the annotation allows it. Values without a rule have that of their annotated type.
+
+        Raises:
+            ValidationError: a value is out of range or of the wrong type.
+        """
+        for each in fields(self):
+            value, annotation = getattr(self, each.name), str(each.type)
+            rule = rule_of_option(each) or rule_of(annotation)
+            if rule is not None and not (value is None and annotation.endswith("| None")):
+                rule.check(each.name, value)
+
+
+def rule_of_option(each: Field[Any]) -> Rule | None:
+    """Return the rule of an option; None for that of its annotated type."""
+    rule: Rule | None = each.metadata[_RULE]
+    return rule
+
+
+def about_option(each: Field[Any]) -> str:
+    """Return what an option means."""
+    return str(each.metadata[_ABOUT])
+
+
+def usual_value(each: Field[Any]) -> Any:
+    """Return the default of an option, or what commands, jobs and configurations take if it has none."""
+    return each.metadata[_USUAL] if each.default is MISSING else each.default
+
+
+def required_options(kind: type[Options]) -> dict[str, Any]:
+    """Return the usual values of the options without a default, by name."""
+    return {each.name: usual_value(each) for each in fields(kind) if each.default is MISSING}
+
+
+def option_fields(kind: type[Options]) -> list[Field[Any]]:
+    """Return the fields of a class of options: positional ones, then its own, then those that it inherits."""
+    inherited = {each.name for base in kind.__bases__ if issubclass(base, Options) for each in fields(base)}
+    return sorted(fields(kind), key=lambda each: (each.kw_only, each.kw_only and each.name in inherited))
+
+
+def takes_options(
+    kind: Callable[P, OptionsT],
+) -> Callable[[Callable[[SelfT, OptionsT], ResultT]], Callable[Concatenate[SelfT, P], ResultT]]:
+    """Return a decorator of a method that takes options. Callers pass the fields of their class as arguments.
+
+    The method's docstring gets a section that describes them. The attribute `options` of the method is the class.
+    """
+    options: Any = kind
+
+    def decorated(method: Callable[[SelfT, OptionsT], ResultT]) -> Callable[Concatenate[SelfT, P], ResultT]:
+        @wraps(method)
+        def with_options(self: SelfT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+            return method(self, kind(*args, **kwargs))
+
+        called: Any = with_options
+        signature = inspect.signature(method)
+        own, _ = signature.parameters.values()
+        arguments = inspect.signature(options).parameters
+        taken = (arguments[each.name] for each in option_fields(options))
+        called.__signature__ = signature.replace(parameters=[own, *taken])
+        called.__doc__ = _documented(inspect.getdoc(method) or "", options)
+        called.options = options
+        return with_options
+
+    return decorated
+
+
+def _documented(docstring: str, kind: type[Options]) -> str:
+    """Return a docstring with a section of arguments before that of errors."""
+    texts = (f"{each.name}: {about_option(each)}" for each in option_fields(kind))
+    # Names with hyphens stay whole.
+    wrapper = textwrap.TextWrapper(112, "    ", "        ", break_on_hyphens=False)
+    section = "\n".join(["Args:", *map(wrapper.fill, texts)])
+    text, raises, errors = docstring.partition("\n\nRaises:")
+    return f"{text}\n\n{section}{raises}{errors}"

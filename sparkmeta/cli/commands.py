@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.maintain import (
-    cache,
-    compact,
-    compute_partition_stats,
-    compute_table_stats,
-    downgrade,
-    expire_snapshots,
-    health,
-    maintain,
-    remove_dangling_deletes,
-    remove_orphan_files,
-    rewrite_data_files,
-    rewrite_manifests,
-    rewrite_position_delete_files,
-    upgrade,
-)
+from sparkmeta.cli.maintain import COMMANDS, cache, health, maintain, upgrade
 from sparkmeta.cli.output import (
     TextColumn,
     drop_unread_output,
@@ -506,24 +491,7 @@ _PLAN_VIEWS = {
 # The options for rows of views that do not take all of them.
 _ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
-main.add_command(cache)
-main.add_command(namespaces)
-main.add_command(tables)
-main.add_command(health)
-main.add_command(maintain)
-main.add_command(compact)
-main.add_command(rewrite_manifests)
-main.add_command(expire_snapshots)
-main.add_command(remove_dangling_deletes)
-main.add_command(rewrite_data_files)
-main.add_command(rewrite_position_delete_files)
-main.add_command(remove_orphan_files)
-main.add_command(compute_partition_stats)
-main.add_command(compute_table_stats)
-main.add_command(upgrade)
-main.add_command(downgrade)
-main.add_command(serve)
-main.add_command(view)
-main.add_command(views)
+for _command in (cache, namespaces, tables, health, maintain, *COMMANDS, upgrade, serve, view, views):
+    main.add_command(_command)
 for _name, _metadata_table in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _metadata_table))

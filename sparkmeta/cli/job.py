@@ -1,4 +1,11 @@
-"""Run the maintenance jobs of `jobs/`: open a table, plan, commit, and print the result as JSON."""
+"""Run the maintenance jobs of `jobs/`: open a table, plan, commit, and print the result as JSON.
+
+A job prints its plan to standard error, and commits it with --commit. The last line of standard output is a JSON
+object: the table, the plan in numbers, what was committed (null without a commit) and the time in seconds.
+
+Exit codes: 0 success, or nothing to do; 1 an error, described in one line; 2 invalid arguments; 3 nothing was committed
+because other commits came first: run the job again. The executors need sparkmeta installed.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from sparkmeta.cli.maintain import printed_on_failure
+from sparkmeta.cli.maintain import OPERATIONS, call_operation, line_options, printed_on_failure
 from sparkmeta.cli.output import report_error, text_ids, unread_output_dropped
 from sparkmeta.cli.source import configured_catalog, key_value
 from sparkmeta.errors import SparkmetaError, is_conflict
@@ -19,13 +26,15 @@ from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.table import load_table
 
 if TYPE_CHECKING:
-    from sparkmeta.cli.maintain import Plan
+    from sparkmeta.commit.attempts import Plan
     from sparkmeta.table import Table
 
 T = TypeVar("T")
 
 
-def run_job(parser: argparse.ArgumentParser, plan: Callable[..., Plan], arguments: Sequence[str] | None) -> int:
+def run_job(
+    parser: argparse.ArgumentParser, plan: Callable[..., Plan[Any, Any]], arguments: Sequence[str] | None
+) -> int:
     """Run a maintenance job.
 
     Args:
@@ -56,6 +65,24 @@ def job_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def run_operation(operation: str, arguments: Sequence[str] | None = None) -> int:
+    """Run an operation of `Maintenance` as a job, with its options as arguments; see `run_job`."""
+    parser = job_parser(f"{operation}.py", OPERATIONS[operation].about)
+    for each in line_options(operation):
+        kind: dict[str, Any] = {}
+        flag = each.off_flag if each.default is True else each.flag
+        if each.is_switch:
+            kind["action"] = "store_false" if each.default is True else "store_true"
+        else:
+            parse, metavar, is_repeatable = each.kind
+            kind["type"] = parse if isinstance(parse, type) else argument(parse)
+            kind |= {"choices": each.choices} if each.choices else {"metavar": metavar}
+            kind["action"] = "append" if is_repeatable else "store"
+        text = f"Turn this off: {each.help}" if flag == each.off_flag else each.help
+        parser.add_argument(flag, dest=each.name, help=text, **kind)
+    return run_job(parser, lambda table, **options: call_operation(table, operation, options), arguments)
+
+
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Return the type of an argument whose text is parsed, with the message of a ValueError, which argparse drops."""
 
@@ -66,11 +93,6 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parsed
-
-
-def add_branch_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of jobs that commit to a branch."""
-    parser.add_argument("--branch", help="the branch to commit to, instead of main")
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +127,7 @@ def load_job_table(spark: SparkSession, parsed: argparse.Namespace) -> Table:
 _JOB_ARGUMENTS = {"table", "catalog", "properties", "commit"}
 
 
-def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan]) -> None:
+def _plan_and_commit(parsed: argparse.Namespace, name: str, plan_of: Callable[..., Plan[Any, Any]]) -> None:
     started = time.perf_counter()
     spark = SparkSession.builder.appName(f"{name} {parsed.table}").getOrCreate()
     options = {name: value for name, value in vars(parsed).items() if name not in _JOB_ARGUMENTS and value is not None}

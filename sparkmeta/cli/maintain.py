@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkmeta.checks import about_option, option_fields, required_options, rule_of_option, usual_value
 from sparkmeta.cli.output import (
     TextColumn,
     print_json,
@@ -25,22 +26,36 @@ from sparkmeta.cli.output import (
     timestamp,
     unread_output_dropped,
 )
-from sparkmeta.cli.source import VERBOSE, KeyValue, Source, Timestamp, names, takes_source
+from sparkmeta.cli.source import (
+    KEY_VALUE,
+    VERBOSE,
+    Parsed,
+    Source,
+    cli_session,
+    key_value,
+    moment_of,
+    names,
+    takes_source,
+)
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.errors import SparkmetaError, ValidationError, translated_errors
 from sparkmeta.inspect.excerpt import printable_lines
 from sparkmeta.inspect.human import byte_size, counted
+from sparkmeta.maintain.health import examine
+from sparkmeta.maintain.health_findings import HealthOptions
+from sparkmeta.maintain.maintenance import options_of
 from sparkmeta.manifests.cache import DAY_MS, CachedFolder, ManifestCache, cache_contents, delete_cached
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
 from sparkmeta.storage.location import escape_glob, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from dataclasses import Field
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from sparkmeta.cli.schedule import MaintenanceConfig
-    from sparkmeta.maintain.orphans import OrphanPlan
+    from sparkmeta.commit.attempts import Plan
     from sparkmeta.table import Table
 
 
@@ -50,45 +65,19 @@ if TYPE_CHECKING:
 UNCHANGED = "nothing is changed without --commit"
 
 
-class Plan(Protocol):
-    """A plan of `table.maintenance`."""
-
-    @property
-    def table(self) -> Table: ...
-
-    def files(self) -> DataFrame: ...
-
-    def summary(self) -> Any: ...
-
-    def commit(self) -> Any: ...
-
-    def result(self) -> dict[str, Any]: ...
-
-
-def carry_out(
-    plan: Plan,
-    row_options: RowOptions,
-    columns: tuple[TextColumn, ...],
-    outcome: Callable[[Mapping[str, Any]], Iterable[str]],
-    *,
-    files: bool,
-    commit: bool,
-    doing: str,
-) -> None:
+def carry_out(plan: Any, row_options: RowOptions, operation: MaintenanceCommand, *, files: bool, commit: bool) -> None:
     """Print a plan, and commit it if that is asked for.
 
     Args:
         plan: the plan.
         row_options: how rows are printed.
-        columns: the columns of `plan.files()` in text.
-        outcome: lines about the part `committed` of the plan's result.
+        operation: the operation of the plan.
         files: whether to print the plan's files; without `commit` nothing else. As JSON, the result is a line too.
         commit: whether to commit.
-        doing: the name of the commit's progress.
     """
     if files:
         with unread_output_dropped(sys.stdout) if commit else nullcontext():
-            row_options.print(plan.files(), columns, plan.table.location())
+            row_options.print(plan.files(), operation.columns, plan.table.location())
         if not commit:
             return
     with progress("Planning"):
@@ -101,103 +90,171 @@ def carry_out(
             return
         click.echo(printable_lines(str(summary)))
         if result["committed"] is not None:
-            for line in outcome(result["committed"]):
+            for line in operation.outcome(result["committed"]):
                 click.echo(printable_lines(line))
-        elif not commit and not getattr(summary, "is_empty", False):
+        elif not commit and not summary.is_empty:
             click.echo(UNCHANGED)
 
     if commit:
-        with printed_on_failure(plan, print_result), progress(doing):
+        with printed_on_failure(plan, print_result), progress(operation.doing):
             plan.commit()
     print_result()
 
 
 @contextmanager
-def printed_on_failure(plan: Plan, print_result: Callable[[], None]) -> Iterator[None]:
+def printed_on_failure(plan: Plan[Any, Any], print_result: Callable[[], None]) -> Iterator[None]:
     """Print a plan's result if its commit in the block fails after parts of the plan were committed."""
     try:
         yield
     except Exception:
-        if getattr(plan, "is_partly_committed", False):
+        if plan.is_partly_committed:
             with unread_output_dropped(sys.stdout):
                 print_result()
         raise
 
 
-# -- Define the command that rewrites data files, and the options that it shares with the job -------------------------
+# -- Options of operations on a command line, for commands and jobs ---------------------------------------------------
 
 
-REWRITTEN_FILES = (
-    TextColumn("group", "file_group", "count"),
-    TextColumn("path", "file_path", "path"),
-    TextColumn("spec", "spec_id"),
-    TextColumn("rows", "record_count", "count"),
-    TextColumn("deletes", "delete_files", "count"),
-    TextColumn("deleted", "deleted_records", "count"),
-    TextColumn("size", "file_size_in_bytes", "bytes"),
-)
-
-TEXTS = {
-    "strategy": "binpack (the default) or sort",
-    "sort-order": "the order for sort, such as 'id DESC NULLS LAST' or 'zorder(x, y)' (default: the table's)",
-    "rewrite-job-order": "the order of groups: bytes-asc, bytes-desc, files-asc, files-desc or none",
+# Annotated type -> the parser of a value, its placeholder in help, and whether the option is repeatable.
+_KINDS: dict[str, tuple[Callable[[str], Any], str, bool]] = {
+    "int": (int, "N", False),
+    "float": (float, "N", False),
+    "datetime": (moment_of, "TIME", False),
+    "Sequence[str]": (names, "A,B", False),
+    "Iterable[int]": (int, "N", True),
+    "Mapping[str, str]": (key_value, "KEY=VALUE", True),
+    "BooleanExpression": (str, "FILTER", False),
+    "DataFrame": (str, "PARQUET", False),
 }
-NUMBERS: dict[str, tuple[type, str]] = {
-    "target-file-size-bytes": (int, "size of new files"),
-    "min-file-size-bytes": (int, "smaller files are rewritten"),
-    "max-file-size-bytes": (int, "larger files are rewritten"),
-    "min-input-files": (int, "the least number of small files in a group (default: 5)"),
-    "delete-file-threshold": (int, "rewrite files with this many deletes"),
-    "delete-ratio-threshold": (float, "rewrite files with this share of deleted rows (default: 0.3)"),
-    "max-file-group-size-bytes": (int, "size of a group of files (default: 100 GiB)"),
-    "max-file-group-input-files": (int, "maximum files in a group"),
-    "max-files-to-rewrite": (int, "the most files to rewrite"),
-    "max-concurrent-file-group-rewrites": (int, "maximum groups in a Spark job"),
-    "partial-progress-max-commits": (int, "maximum commits (default: 10)"),
-    "partial-progress-max-failed-commits": (int, "how many commits may fail"),
-    "output-spec-id": (int, "the partition spec of new files (default: the table's)"),
-    "compression-factor": (float, "how many times larger sorted files get"),
-}
-FLAGS = {
-    "rewrite-all": "rewrite all files",
-    "partial-progress-enabled": "commit groups in several commits",
-    "remove-dangling-deletes": "also remove deletes that apply to no data file afterwards",
+_FLAGS = {
+    "row_filter": "--filter",
+    "files": "--inventory",
+    "snapshot_ids": "--snapshot-id",
+    "snapshot_properties": "--snapshot-property",
+    "equal_schemes": "--equal-scheme",
+    "equal_authorities": "--equal-authority",
 }
 
 
-def _takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    for name, text in reversed(TEXTS.items()):
-        command = click.option(f"--{name}", metavar="TEXT", help=f"{text[0].upper()}{text[1:]}.")(command)
-    for name, (kind, text) in reversed(NUMBERS.items()):
-        command = click.option(f"--{name}", type=kind, metavar="N", help=f"{text[0].upper()}{text[1:]}.")(command)
-    for name, text in reversed(FLAGS.items()):
-        command = click.option(f"--{name}", is_flag=True, help=f"{text[0].upper()}{text[1:]}.")(command)
-    return command
+@dataclass(frozen=True)
+class LineOption:
+    """An option of an operation on a command line: a field of the operation's class of options."""
+
+    defined: Field[Any]
+
+    @property
+    def name(self) -> str:
+        return self.defined.name
+
+    @property
+    def default(self) -> Any:
+        return usual_value(self.defined)
+
+    @property
+    def is_switch(self) -> bool:
+        return self.defined.type == "bool"
+
+    @property
+    def flag(self) -> str:
+        return _FLAGS.get(self.name, f"--{self.name.replace('_', '-')}")
+
+    @property
+    def off_flag(self) -> str:
+        """The flag that turns off a switch whose default is true."""
+        return f"--no-{self.name.removeprefix('use_').replace('_', '-')}"
+
+    @property
+    def kind(self) -> tuple[Callable[[str], Any], str, bool]:
+        """The parser of a value, its placeholder in help, and whether the option is repeatable."""
+        return _KINDS.get(str(self.defined.type).partition(" | ")[0], (str, "TEXT", False))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        rule = rule_of_option(self.defined)
+        return () if rule is None else rule.choices
+
+    @property
+    def help(self) -> str:
+        about = about_option(self.defined).replace("`", "")
+        text = f"{about[0].upper()}{about[1:]}"
+        if self.kind[2]:
+            return f"{text} Repeatable."
+        if self.default is None or self.is_switch or self.name == "row_filter":
+            return text
+        default = byte_size(self.default) if self.name.endswith("_bytes") else self.default
+        return f"{text} [default: {default}]"
+
+    def option(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return the decorator of a command that takes the option."""
+        # Commands have other parameters with the names of some fields.
+        parameter = f"option_{self.name}"
+        if self.is_switch:
+            flag = f"{self.flag}/{self.off_flag}" if self.default else self.flag
+            return click.option(flag, parameter, is_flag=True, default=self.default, help=self.help)
+        parse, metavar, is_repeatable = self.kind
+        plain: Any = parse if isinstance(parse, type) else Parsed(metavar.lower(), parse)
+        kind, shown = (click.Choice(self.choices), None) if self.choices else (plain, metavar)
+        return click.option(self.flag, parameter, type=kind, metavar=shown, multiple=is_repeatable, help=self.help)
 
 
-@click.command("rewrite-data-files")
-@click.option("--filter", "row_filter", metavar="FILTER", help="Only files that may hold these rows.")
-@_takes_options
-@click.option(
-    "--use-starting-sequence-number/--no-starting-sequence-number", default=True, show_default=True,
-    help="Whether new files have the sequence number of the snapshot that is rewritten.",
-)  # fmt: skip
-@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
-@click.option("--files", is_flag=True, help="Print the files to rewrite, with their groups.")
-@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
-@takes_row_options
-@takes_source
-def rewrite_data_files(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
-    """Rewrite data files to a suitable size, without deleted rows, optionally sorted.
+def line_options(operation: str) -> list[LineOption]:
+    """Return the options of a method of `Maintenance`."""
+    return [LineOption(each) for each in option_fields(options_of(operation))]
 
-    Options are named as those of Iceberg's procedure. Prints the plan. Nothing changes without --commit.
+
+def takes_operation(operation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of commands that adds the options of an operation, which a command gets as `options`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        known = line_options(operation)
+
+        @wraps(command)
+        def with_options(**arguments: Any) -> Any:
+            given = {each.name: arguments.pop(f"option_{each.name}") for each in known}
+            return command(options=given, **arguments)
+
+        decorated: Callable[..., Any] = with_options
+        for each in reversed(known):
+            decorated = each.option()(decorated)
+        return decorated
+
+    return decorate
+
+
+def call_operation(table: Table, operation: str, given: Mapping[str, Any]) -> Any:
+    """Call a method of `Maintenance` with the values of a command line; those that are not given are None or empty."""
+    known = {each.name: each for each in line_options(operation)}
+    values = {name: value for name, value in given.items() if value is not None and value != ()}
+    values = {name: dict(value) if known[name].kind[0] is key_value else value for name, value in values.items()}
+    if "files" in values:
+        with translated_errors():
+            values["files"] = table.state.spark.read.parquet(escape_glob(values["files"]))
+    return getattr(table.maintenance, operation)(**required_options(options_of(operation)) | values)
+
+
+# -- Define the commands that maintain a table, and change it with `--commit` -----------------------------------------
+
+
+@dataclass(frozen=True)
+class MaintenanceCommand:
+    """A method of `Maintenance` as a command and as a job.
+
+    Attributes:
+        about: what it does.
+        doing: the name of the commit's progress.
+        outcome: returns lines about the part `committed` of the plan's result.
+        columns: the columns of `plan.files()` in text.
+        files: what the rows of `plan.files()` are.
+        command: the name of the command, if it is not that of the method.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    with progress("Opening the table"):
-        plan = source.open().maintenance.rewrite_data_files(**given)
-    carry_out(
-        plan, row_options, REWRITTEN_FILES, _rewritten_data, files=files, commit=commit, doing="Rewriting data files"
-    )
+
+    about: str
+    doing: str
+    outcome: Callable[[Mapping[str, Any]], Iterable[str]]
+    columns: tuple[TextColumn, ...]
+    files: str
+    command: str | None = None
 
 
 def _rewritten_data(committed: Mapping[str, Any]) -> list[str]:
@@ -211,203 +268,12 @@ def _rewritten_data(committed: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# -- Define the commands that maintain a table, and change it with `--commit` -----------------------------------------
-
-
-PLANNED = (
-    TextColumn("content"),
-    TextColumn("path", "file_path", "path"),
-    TextColumn("reasons", "array_join(reasons, ', ')"),
-    TextColumn("group", kind="count"),
-    TextColumn("entries", kind="count"),
-    TextColumn("masked", "masked_entries", "count"),
-    TextColumn("overlaps", kind="count"),
-    TextColumn("size", "file_size_in_bytes", "bytes"),
-)
-
-REWRITTEN = (
-    TextColumn("content"),
-    TextColumn("path", "file_path", "path"),
-    TextColumn("spec", "spec_id"),
-    TextColumn("live", "live_files", "count"),
-    TextColumn("deleted", "deleted_files", "count"),
-    TextColumn("size", "file_size_in_bytes", "bytes"),
-)
-
-DELETES = (
-    TextColumn("content"),
-    TextColumn("path", "file_path", "path"),
-    TextColumn("data file", "referenced_data_file", "path"),
-    TextColumn("spec", "spec_id"),
-    TextColumn("sequence", "data_sequence_number"),
-    TextColumn("deletes", "record_count", "count"),
-    TextColumn("size", "coalesce(content_size_in_bytes, file_size_in_bytes)", "bytes"),
-)
-
-UNREACHABLE = (
-    TextColumn("content"),
-    TextColumn("path", "file_path", "path"),
-    TextColumn("size", "file_size_in_bytes", "bytes"),
-)
-
-LEAVES = (
-    TextColumn("snapshot", "snapshot_id"),
-    TextColumn("content"),
-    TextColumn("path", "file_path", "path"),
-    TextColumn("action"),
-    TextColumn("live", "live_files", "count"),
-    TextColumn("masked", "masked_files", "count"),
-    TextColumn("size", "file_size_in_bytes", "bytes"),
-)
-
-SNAPSHOT_AGE = "default: by the table property history.expire.max-snapshot-age-ms, or else 5 days ago"
-SNAPSHOTS_TO_KEEP = "default: the table property history.expire.min-snapshots-to-keep, or else 1"
-INVENTORY = "Parquet files with file_path, last_modified and optionally size"
-
-
-@click.command("compact")
-@click.option("--filter", "row_filter", metavar="FILTER", help="Only leaves that may hold files for these rows.")
-@click.option("--cluster-by", metavar="A,B", help="Columns and partition fields to sort the entries by.")
-@click.option("--target-leaf-bytes", type=int, metavar="N", help="Target size of leaves.")
-@click.option("--max-entries", type=int, metavar="N", help="Limit of data leaf entries to rewrite.")
-@click.option("--max-bytes", type=int, metavar="N", help="Limit of data leaf bytes to rewrite.")
-@click.option("--max-overlap", type=int, default=3, show_default=True, help="Maximum leaves that one may overlap.")
-@click.option("--max-root-files", type=int, default=100, show_default=True, help="Maximum root files of a kind.")
-@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
-@click.option("--files", is_flag=True, help="Print the leaves and files of the plan, with reasons.")
-@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
-@takes_row_options
-@takes_source
-def compact(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
-    """Compact a tree: merge small leaves, drop masked entries, sort entries.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.compact_manifests(**_options(**options))
-    outcome = _rewritten("leaves")
-    carry_out(plan, row_options, PLANNED, outcome, files=files, commit=commit, doing="Rewriting leaves")
-
-
-@click.command("rewrite-manifests")
-@click.option("--filter", "row_filter", metavar="FILTER", help="Only manifests that may hold files for these rows.")
-@click.option("--spec-id", type=int, metavar="N", help="Only manifests of this partition spec.")
-@click.option("--sort-by", metavar="A,B", help="Partition fields to sort the files by.")
-@click.option("--target-manifest-bytes", type=int, metavar="N", help="Target size of manifests.")
-@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
-@click.option("--files", is_flag=True, help="Print the manifests of the plan.")
-@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
-@takes_row_options
-@takes_source
-def rewrite_manifests(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
-    """Sort the Avro manifests of a table of version 1 to 3 by partition.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.rewrite_manifests(**_options(**options))
-    outcome = _rewritten("manifests")
-    carry_out(plan, row_options, REWRITTEN, outcome, files=files, commit=commit, doing="Rewriting manifests")
-
-
-def _options(row_filter: str | None, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a plan: lists are split at commas, and a missing filter is left out."""
-    lists = {name: names(value) for name, value in options.items() if name in _LISTS and value is not None}
-    return options | lists | ({} if row_filter is None else {"row_filter": row_filter})
-
-
-_LISTS = {"cluster_by", "sort_by"}
-
-
 def _rewritten(what: str) -> Callable[[Mapping[str, Any]], list[str]]:
     def outcome(committed: Mapping[str, Any]) -> list[str]:
         replaced, created = committed["manifests_replaced"], committed["manifests_created"]
         return [f"snapshot {committed['snapshot_id']}: {replaced} {what} became {created}"]
 
     return outcome
-
-
-@click.command("expire-snapshots")
-@click.option("--older-than", type=Timestamp(), help=f"Expire snapshots from before this time ({SNAPSHOT_AGE}).")
-@click.option(
-    "--retain-last", type=int, metavar="N",
-    help=f"Snapshots of each branch that stay whatever their age ({SNAPSHOTS_TO_KEEP}).",
-)  # fmt: skip
-@click.option("--snapshot-id", "snapshot_ids", type=int, multiple=True, help="A snapshot that expires; repeatable.")
-@click.option("--clean-expired-metadata", is_flag=True, help="Also remove unused schemas and partition specs.")
-@click.option(
-    "--cleanup", type=click.Choice(["all", "metadata", "none"]), default="all", show_default=True,
-    help="Which files to delete.",
-)  # fmt: skip
-@click.option("--files", is_flag=True, help="Print the files that are no longer needed.")
-@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
-@takes_row_options
-@takes_source
-def expire_snapshots(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
-    """Remove old snapshots of a table, and the files that only they need.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.expire_snapshots(**options)
-    carry_out(plan, row_options, UNREACHABLE, _deleted, files=files, commit=commit, doing="Expiring snapshots")
-
-
-@click.command("remove-orphan-files")
-@click.option("--older-than", type=Timestamp(), help="Only files from before this time (default: 3 days).")
-@click.option("--location", metavar="FOLDER", help="The folder to search, instead of the table's.")
-@click.option("--inventory", metavar="PARQUET", help=f"{INVENTORY}, instead of a listing.")
-@click.option(
-    "--prefix-mismatch-mode", type=click.Choice(["error", "ignore", "delete"]), default="error", show_default=True,
-    help="What to do with files that the table has under another scheme or authority.",
-)  # fmt: skip
-@click.option(
-    "--equal-scheme",
-    "equal_schemes",
-    type=KeyValue(),
-    multiple=True,
-    help="Equal schemes, as in s3a,s3n=s3; repeatable.",
-)
-@click.option("--equal-authority", "equal_authorities", type=KeyValue(), multiple=True, help="a,b=c; repeatable.")
-@click.option("--force", is_flag=True, help="Permit --older-than to be less than 24 hours ago.")
-@click.option("--shared-location", is_flag=True, help="Delete files of another table that has the same location.")
-@click.option("--files", is_flag=True, help="Print the files that the table does not need.")
-@click.option("--commit", is_flag=True, help="Delete the files, instead of only printing the plan.")
-@takes_row_options
-@takes_source
-def remove_orphan_files(source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any) -> None:
-    """Delete files in a table's folder that the table does not need.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = orphan_plan(source.open(), **options)
-    carry_out(plan, row_options, UNREACHABLE, _deleted, files=files, commit=commit, doing="Deleting files")
-
-
-def orphan_plan(
-    table: Table,
-    inventory: str | None = None,
-    equal_schemes: Iterable[tuple[str, str]] = (),
-    equal_authorities: Iterable[tuple[str, str]] = (),
-    **options: Any,
-) -> OrphanPlan[Table]:
-    """Return the plan to delete orphans; see `Maintenance.remove_orphan_files`.
-
-    Args:
-        table: the table.
-        inventory: the location of a Parquet file or folder with an inventory.
-        equal_schemes: pairs of schemes.
-        equal_authorities: pairs of authorities.
-        options: further options of the plan.
-    """
-    files = None
-    if inventory is not None:
-        with translated_errors():
-            files = table.state.spark.read.parquet(escape_glob(inventory))
-    return table.maintenance.remove_orphan_files(
-        files=files, equal_schemes=dict(equal_schemes), equal_authorities=dict(equal_authorities), **options
-    )
 
 
 def _deleted(committed: Mapping[str, Any]) -> list[str]:
@@ -417,55 +283,170 @@ def _deleted(committed: Mapping[str, Any]) -> list[str]:
     return [counts, *(f"  {problem}" for problem in committed["problems"])]
 
 
-@click.command("remove-dangling-deletes")
-@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
-@click.option("--files", is_flag=True, help="Print the deletes that apply to no data file.")
-@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
-@takes_row_options
-@takes_source
-def remove_dangling_deletes(source: Source, row_options: RowOptions, branch: str, files: bool, commit: bool) -> None:
-    """Remove delete files and deletion vectors that apply to no data file.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.remove_dangling_deletes(branch=branch)
-    outcome = _rewritten("delete manifests")
-    carry_out(plan, row_options, DELETES, outcome, files=files, commit=commit, doing="Rewriting delete manifests")
+def _metadata_written(committed: Mapping[str, Any]) -> list[str]:
+    return [f"written: {committed['metadata_location']}"]
 
 
-@click.command("rewrite-position-delete-files")
-@click.option("--filter", "row_filter", metavar="FILTER", help="Only deletes of partitions that may hold these rows.")
-@click.option("--target-file-size-bytes", type=int, metavar="N", help="Target size of delete files.")
-@click.option("--min-file-size-bytes", type=int, metavar="N", help="Smaller delete files are merged.")
-@click.option("--max-file-size-bytes", type=int, metavar="N", help="Larger position delete files are divided.")
-@click.option("--min-input-files", type=int, default=5, show_default=True, help="Minimum small files to merge.")
-@click.option("--rewrite-all", is_flag=True, help="Rewrite all position deletes.")
-@click.option("--branch", default="main", show_default=True, help="The branch to commit to.")
-@click.option("--files", is_flag=True, help="Print the deletes to rewrite.")
-@click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")
-@takes_row_options
-@takes_source
-def rewrite_position_delete_files(
-    source: Source, row_options: RowOptions, files: bool, commit: bool, **options: Any
-) -> None:
-    """Merge small position delete files, or replace them with deletion vectors from format version 3 on.
+def _registered(committed: Mapping[str, Any]) -> list[str]:
+    counts = committed.get("distinct_values", {})
+    return [f"written: {committed['statistics_path']}", *(f"  {name}: {count}" for name, count in counts.items())]
 
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.rewrite_position_delete_files(**_options(**options))
-    outcome = _rewritten("delete manifests")
-    carry_out(plan, row_options, DELETES, outcome, files=files, commit=commit, doing="Rewriting delete manifests")
+
+_DELETES = (
+    TextColumn("content"),
+    TextColumn("path", "file_path", "path"),
+    TextColumn("data file", "referenced_data_file", "path"),
+    TextColumn("spec", "spec_id"),
+    TextColumn("sequence", "data_sequence_number"),
+    TextColumn("deletes", "record_count", "count"),
+    TextColumn("size", "coalesce(content_size_in_bytes, file_size_in_bytes)", "bytes"),
+)
+_SIZES = (
+    TextColumn("content"),
+    TextColumn("path", "file_path", "path"),
+    TextColumn("size", "file_size_in_bytes", "bytes"),
+)
+
+OPERATIONS = {
+    "rewrite_data_files": MaintenanceCommand(
+        "Rewrite data files to a suitable size, without deleted rows, optionally sorted.\n\nOptions are named as "
+        "in Iceberg's procedure.",
+        "Rewriting data files",
+        _rewritten_data,
+        (
+            TextColumn("group", "file_group", "count"),
+            TextColumn("path", "file_path", "path"),
+            TextColumn("spec", "spec_id"),
+            TextColumn("rows", "record_count", "count"),
+            TextColumn("deletes", "delete_files", "count"),
+            TextColumn("deleted", "deleted_records", "count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "files to rewrite, with their groups",
+    ),
+    "compact_manifests": MaintenanceCommand(
+        "Compact a tree: merge small leaves, drop masked entries, sort entries.",
+        "Rewriting leaves",
+        _rewritten("leaves"),
+        (
+            TextColumn("content"),
+            TextColumn("path", "file_path", "path"),
+            TextColumn("reasons", "array_join(reasons, ', ')"),
+            TextColumn("group", kind="count"),
+            TextColumn("entries", kind="count"),
+            TextColumn("masked", "masked_entries", "count"),
+            TextColumn("overlaps", kind="count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "leaves and files of the plan, with reasons",
+        "compact",
+    ),
+    "rewrite_manifests": MaintenanceCommand(
+        "Sort the Avro manifests of a table of version 1 to 3 by partition.",
+        "Rewriting manifests",
+        _rewritten("manifests"),
+        (
+            TextColumn("content"),
+            TextColumn("path", "file_path", "path"),
+            TextColumn("spec", "spec_id"),
+            TextColumn("live", "live_files", "count"),
+            TextColumn("deleted", "deleted_files", "count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "manifests of the plan",
+    ),
+    "expire_snapshots": MaintenanceCommand(
+        "Remove old snapshots of a table, and the files that only they need.",
+        "Expiring snapshots",
+        _deleted,
+        _SIZES,
+        "files that are no longer needed",
+    ),
+    "remove_orphan_files": MaintenanceCommand(
+        "Delete files in a table's folder that the table does not need.",
+        "Deleting files",
+        _deleted,
+        _SIZES,
+        "files that the table does not need",
+    ),
+    "remove_dangling_deletes": MaintenanceCommand(
+        "Remove delete files and deletion vectors that apply to no data file.",
+        "Rewriting delete manifests",
+        _rewritten("delete manifests"),
+        _DELETES,
+        "deletes that apply to no data file",
+    ),
+    "rewrite_position_delete_files": MaintenanceCommand(
+        "Merge small position delete files, or replace them with deletion vectors from format version 3 on.",
+        "Rewriting delete manifests",
+        _rewritten("delete manifests"),
+        _DELETES,
+        "deletes to rewrite",
+    ),
+    "downgrade": MaintenanceCommand(
+        "Downgrade a metadata tree to format version 3, with manifest lists.\n\nBranches and tags keep their "
+        "snapshots; other snapshots with a tree leave the table. Iceberg's Java library reads and writes the table "
+        "afterwards.",
+        "Writing manifests",
+        _metadata_written,
+        (
+            TextColumn("snapshot", "snapshot_id"),
+            TextColumn("content"),
+            TextColumn("path", "file_path", "path"),
+            TextColumn("action"),
+            TextColumn("live", "live_files", "count"),
+            TextColumn("masked", "masked_files", "count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "leaves of branches and tags, kept or rewritten",
+    ),
+    "compute_partition_stats": MaintenanceCommand(
+        "Count files, rows and deletes of each partition in a statistics file.\n\nIf an ancestor of the snapshot has "
+        "such a file, only manifests written by later snapshots are read.",
+        "Computing statistics",
+        _registered,
+        _SIZES,
+        "manifests to read",
+    ),
+    "compute_table_stats": MaintenanceCommand(
+        "Count the distinct values of columns, with theta sketches in a Puffin file. Reads the rows.",
+        "Computing statistics",
+        _registered,
+        (
+            TextColumn("file_path", kind="path"),
+            TextColumn("format", "file_format"),
+            TextColumn("records", "record_count", "count"),
+            TextColumn("size", "file_size_in_bytes", "bytes"),
+        ),
+        "data files to read",
+    ),
+}
+_UNCOMMITTED = "Prints the plan. Nothing changes without --commit."
+
+
+def _command(name: str, operation: MaintenanceCommand) -> click.Command:
+    def run(source: Source, row_options: RowOptions, options: Mapping[str, Any], files: bool, commit: bool) -> None:
+        with progress("Opening the table"):
+            plan = call_operation(source.open(), name, options)
+        carry_out(plan, row_options, operation, files=files, commit=commit)
+
+    has_columns = any(each.flag == "--columns" for each in line_options(name))
+    command = takes_row_options(takes_source(run), columns=not has_columns)
+    command = click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")(command)
+    command = click.option("--files", is_flag=True, help=f"Print the {operation.files}.")(command)
+    shown = operation.command or name.replace("_", "-")
+    return click.command(shown, help=f"{operation.about}\n\n{_UNCOMMITTED}")(takes_operation(name)(command))
+
+
+COMMANDS = [_command(name, operation) for name, operation in OPERATIONS.items()]
 
 
 @click.command("upgrade")
-@click.option("--format-version", type=int, default=4, show_default=True, help="The format version to upgrade to.")
-@click.option("--compact", is_flag=True, help="Also compact the manifests of the main branch, in the same commit.")
+@takes_operation("upgrade")
 @click.option("--commit", is_flag=True, help="Commit the upgrade, instead of only printing it.")
 @takes_output
 @takes_source
-def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as_json: bool) -> None:
+def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: bool) -> None:
     """Upgrade a table to format version 2 or 3, or to a metadata tree of version 4.
 
     The table's content does not change. No manifest is rewritten without --compact. Other libraries can't read a tree
@@ -474,138 +455,36 @@ def upgrade(source: Source, format_version: int, compact: bool, commit: bool, as
     Prints the plan. Nothing changes without --commit.
     """
     with progress("Opening the table"):
-        plan = source.open().maintenance.upgrade(format_version, compact=compact)
+        plan = call_operation(source.open(), "upgrade", options)
         summary = plan.summary()
     upgraded = None
     if commit:
         with progress("Upgrading"):
             upgraded = plan.commit().metadata_location
     if as_json:
-        expressions = [expression.model_dump(mode="json", by_alias=True) for expression in summary.expressions]
-        print_json({"plan": asdict(summary) | {"expressions": expressions}, "committed": upgraded})
+        print_json({"plan": summary.to_dict(), "committed": upgraded})
     else:
         click.echo(printable_lines(str(summary)))
         click.echo(UNCHANGED if upgraded is None else printable_lines(f"written: {upgraded}"))
 
 
-@click.command("downgrade")
-@click.option("--format-version", type=int, default=3, show_default=True, help="The format version to downgrade to.")
-@click.option("--files", is_flag=True, help="Print the leaves of branches and tags, kept or rewritten.")
-@click.option("--commit", is_flag=True, help="Commit the downgrade, instead of only printing it.")
-@takes_row_options
-@takes_source
-def downgrade(source: Source, row_options: RowOptions, format_version: int, files: bool, commit: bool) -> None:
-    """Downgrade a metadata tree to format version 3, with manifest lists.
-
-    Branches and tags keep their snapshots; other snapshots with a tree leave the table. Iceberg's Java library reads
-    and writes the table afterwards.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.downgrade(format_version)
-    carry_out(plan, row_options, LEAVES, _metadata_written, files=files, commit=commit, doing="Writing manifests")
-
-
-def _metadata_written(committed: Mapping[str, Any]) -> list[str]:
-    return [f"written: {committed['metadata_location']}"]
-
-
-# -- Define the commands that compute statistics of a snapshot, and register them with `--commit` ---------------------
-
-
-DATA_FILES = (
-    TextColumn("file_path", kind="path"),
-    TextColumn("format", "file_format"),
-    TextColumn("records", "record_count", "count"),
-    TextColumn("size", "file_size_in_bytes", "bytes"),
-)
-
-
-@click.command("compute-partition-stats")
-@click.option("--snapshot-id", type=int, metavar="N", help="The snapshot, instead of the current one.")
-@click.option("--full", is_flag=True, help="Read all manifests, and replace statistics that the snapshot has.")
-@click.option("--files", is_flag=True, help="Print the manifests to read.")
-@click.option("--commit", is_flag=True, help="Compute and register the statistics, instead of only printing the plan.")
-@takes_row_options
-@takes_source
-def compute_partition_stats(
-    source: Source, row_options: RowOptions, snapshot_id: int | None, full: bool, files: bool, commit: bool
-) -> None:
-    """Count files, rows and deletes of each partition in a statistics file.
-
-    If an ancestor of the snapshot has such a file, only manifests written by later snapshots are read.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.compute_partition_stats(snapshot_id, full=full)
-    carry_out(plan, row_options, UNREACHABLE, _registered, files=files, commit=commit, doing="Computing statistics")
-
-
-@click.command("compute-table-stats")
-@click.option("--snapshot-id", type=int, metavar="N", help="The snapshot, instead of the current one.")
-@click.option("--columns", metavar="A,B", help="The columns to count, instead of all of primitive types.")
-@click.option("--files", is_flag=True, help="Print the data files to read.")
-@click.option("--commit", is_flag=True, help="Compute and register the statistics, instead of only printing the plan.")
-@partial(takes_row_options, columns=False)
-@takes_source
-def compute_table_stats(
-    source: Source, row_options: RowOptions, snapshot_id: int | None, columns: str | None, files: bool, commit: bool
-) -> None:
-    """Count the distinct values of columns, with theta sketches in a Puffin file. Reads the rows.
-
-    Prints the plan. Nothing changes without --commit.
-    """
-    with progress("Opening the table"):
-        plan = source.open().maintenance.compute_table_stats(snapshot_id, None if columns is None else names(columns))
-    carry_out(plan, row_options, DATA_FILES, _registered, files=files, commit=commit, doing="Computing statistics")
-
-
-def _registered(committed: Mapping[str, Any]) -> list[str]:
-    counts = committed.get("distinct_values", {})
-    return [f"written: {committed['statistics_path']}", *(f"  {name}: {count}" for name, count in counts.items())]
-
-
 # -- Define the command `health` --------------------------------------------------------------------------------------
 
 
-_THRESHOLDS = (
-    click.option("--max-overlap", type=int, metavar="N", help="Mean number of other manifests that one may overlap."),
-    click.option("--min-small-files", type=int, metavar="N", help="Small files at which a partition is reported."),
-    click.option("--small-file-ratio", type=float, metavar="SHARE", help="Files below this share of the target size."),
-    click.option("--max-deleted-ratio", type=float, metavar="SHARE", help="Share of deleted rows to report."),
-    click.option("--max-excess-stats-ratio", type=float, metavar="SHARE", help="Share of excess metrics to report."),
-    click.option("--max-ref-age-days", type=int, metavar="DAYS", help="Age at which branches and tags are reported."),
-    click.option("--max-metadata-json-bytes", type=int, metavar="N", help="Maximum size of the metadata file."),
-)
-
-
-def _takes_thresholds(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_THRESHOLDS):
-        command = option(command)
-    return command
-
-
 @click.command("health")
-@click.option("--columns", metavar="A,B", help="Columns to measure overlaps of, instead of those of the sort order.")
-@_takes_thresholds
+@takes_operation("health")
 @click.option(
     "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page with pictures."
 )
 @takes_output
 @takes_source
-def health(source: Source, columns: str | None, html: str | None, as_json: bool, **thresholds: Any) -> None:
+def health(source: Source, options: Mapping[str, Any], html: str | None, as_json: bool) -> None:
     """Report what maintenance a table needs, and why. Nothing changes."""
-    from sparkmeta.maintain.health import examine
-    from sparkmeta.maintain.health_findings import HealthOptions
-
-    given = {name: value for name, value in thresholds.items() if value is not None}
-    chosen = None if columns is None else names(columns)
+    given = {name: value for name, value in options.items() if value is not None}
     with progress("Opening the table"):
         table = source.open()
     with progress("Examining the table"):
-        report = examine(table, HealthOptions(chosen, **given), _arguments(source))
+        report = examine(table, HealthOptions(**given), _arguments(source))
     if html is not None:
         report.save(html)
         click.echo(f"written: {html}", err=True)
@@ -634,7 +513,7 @@ def _arguments(source: Source) -> str:
     help="The configuration, in TOML or YAML.",
 )
 @click.option("--commit", is_flag=True, help="Commit plans, instead of only printing them.")
-@click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable.")
+@click.option("--conf", type=KEY_VALUE, multiple=True, help="A Spark setting. Repeatable.")
 @click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]")
 @click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr.")
 @click.pass_context
@@ -649,7 +528,6 @@ def maintain(
     3 a job lost to other commits and nothing failed.
     """
     from sparkmeta.cli.schedule import read_config
-    from sparkmeta.cli.source import cli_session
 
     ctx.meta[VERBOSE] = verbose
     try:
@@ -700,7 +578,7 @@ def cache() -> None:
 
 _takes_folder = click.argument("folder", metavar="FOLDER")
 _takes_properties = click.option(
-    "--property", "properties", type=KeyValue(), multiple=True, help="A property of pyiceberg's FileIO. Repeatable."
+    "--property", "properties", type=KEY_VALUE, multiple=True, help="A property of pyiceberg's FileIO. Repeatable."
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import time
 import tomllib
@@ -16,22 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkmeta.catalog import load_catalog
-from sparkmeta.checks import TEXT, Rule, rule_of
-from sparkmeta.commit.compaction import CompactionOptions
+from sparkmeta.checks import TEXT, Options, Rule, option_fields, required_options, rule_of
 from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
 from sparkmeta.inspect.human import counted
 from sparkmeta.inspect.snapshots import has_partitions
-from sparkmeta.maintain.downgrade import check_downgrade
-from sparkmeta.maintain.expire_snapshots import ExpiryOptions
-from sparkmeta.maintain.file_groups import DataRewriteOptions
 from sparkmeta.maintain.health import examine
 from sparkmeta.maintain.health_findings import HealthOptions
-from sparkmeta.maintain.maintenance import Maintenance
-from sparkmeta.maintain.orphans import OrphanOptions
-from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions
-from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
-from sparkmeta.maintain.table_statistics import check_columns
-from sparkmeta.maintain.upgrade import can_upgrade, check_upgrade
+from sparkmeta.maintain.maintenance import options_of
+from sparkmeta.maintain.upgrade import can_upgrade
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.storage.location import normalize
 from sparkmeta.table import load_table
@@ -45,7 +36,7 @@ if TYPE_CHECKING:
 
 
 # -- The maintenance jobs that a configuration may name, in the order in which they run -------------------------------
-# A new operation of `table.maintenance` becomes a job by one line in `JOBS`. Its options are those of its method.
+# A new operation of `table.maintenance` becomes a job by one line in `JOBS`.
 
 
 ALWAYS = "always"
@@ -54,9 +45,7 @@ ALWAYS = "always"
 _TIME = re.compile(r"(\d+)\s*(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 # DataFrames and snapshots are not for configurations.
-_NOT_CONFIGURABLE = {"self", "files", "snapshot_id", "snapshot_ids"}
-# Options of which only the type can be checked without a table.
-_OF_COMMITS = {"branch", "snapshot_properties"}
+_NOT_CONFIGURABLE = {"files", "snapshot_id", "snapshot_ids"}
 
 
 _Options = Mapping[str, Any]
@@ -90,14 +79,6 @@ def _has_partitions(table: Table, _options: _Options) -> bool:
     return has_partitions(table.state)
 
 
-def _checked_by(kind: type[Any]) -> Callable[..., None]:
-    return lambda **options: kind(**options).check()
-
-
-def _by_types(**_options: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Job:
     """A maintenance operation.
@@ -106,22 +87,21 @@ class Job:
         name: the name of a method of `Maintenance`, which returns a plan.
         by_plan: whether its plan decides if there is anything to do. If not, the job is planned if a finding names it.
         suits: whether it can be done to a table, with its options; if not, it is passed over.
-        defaults: options that its method requires.
-        refuse: raises an error for values of options out of range, as the plan does, without a table. By default, their
-            types suffice.
     """
 
     name: str
     by_plan: bool = False
     suits: Callable[[Table, _Options], bool] = _of_all
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    refuse: Callable[..., None] = _by_types
+
+    @property
+    def kind(self) -> type[Options]:
+        """The class of its options."""
+        return options_of(self.name)
 
     @property
     def options(self) -> dict[str, str]:
         """The names of its options -> their annotated types."""
-        parameters = inspect.signature(getattr(Maintenance, self.name)).parameters
-        named = {name: str(kind.annotation) for name, kind in parameters.items() if name not in _NOT_CONFIGURABLE}
+        named = {each.name: str(each.type) for each in option_fields(self.kind) if each.name not in _NOT_CONFIGURABLE}
         return {**named, ALWAYS: "bool"}
 
     def check_types(self, options: Mapping[str, Any], place: str) -> None:
@@ -144,33 +124,33 @@ class Job:
             ValidationError: a value is out of range.
             InvalidFilterError: a filter is not valid.
         """
-        self.refuse(**{name: value for name, value in self._arguments(options).items() if name not in _OF_COMMITS})
+        self.kind(**self._arguments(options)).check()
 
     def applies(self, table: Table, options: Mapping[str, Any]) -> bool:
         """Return whether the job can be done to a table; if not, it is passed over."""
-        return self.suits(table, {**self.defaults, **options})
+        return self.suits(table, {**required_options(self.kind), **options})
 
     def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
         """Return the plan of the job for a table."""
         return getattr(table.maintenance, self.name)(**self._arguments(options))
 
     def _arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        named = {**self.defaults, **options}
+        named = {**required_options(self.kind), **options}
         return {name: _value(value, self.options[name]) for name, value in named.items() if name != ALWAYS}
 
 
 JOBS = (
-    Job("upgrade", by_plan=True, suits=_of_earlier_version, defaults={"format_version": 4}, refuse=check_upgrade),
-    Job("downgrade", by_plan=True, suits=_of_trees, defaults={"format_version": 3}, refuse=check_downgrade),
-    Job("rewrite_data_files", suits=_takes_rows, refuse=_checked_by(DataRewriteOptions)),
-    Job("rewrite_position_delete_files", suits=_has_deletes, refuse=_checked_by(DeleteRewriteOptions)),
+    Job("upgrade", by_plan=True, suits=_of_earlier_version),
+    Job("downgrade", by_plan=True, suits=_of_trees),
+    Job("rewrite_data_files", suits=_takes_rows),
+    Job("rewrite_position_delete_files", suits=_has_deletes),
     Job("remove_dangling_deletes", suits=_has_deletes),
-    Job("compact_manifests", suits=_of_trees, refuse=_checked_by(CompactionOptions)),
-    Job("rewrite_manifests", suits=_of_lists, refuse=_checked_by(ManifestRewriteOptions)),
-    Job("expire_snapshots", by_plan=True, refuse=_checked_by(ExpiryOptions)),
-    Job("remove_orphan_files", by_plan=True, refuse=_checked_by(OrphanOptions)),
+    Job("compact_manifests", suits=_of_trees),
+    Job("rewrite_manifests", suits=_of_lists),
+    Job("expire_snapshots", by_plan=True),
+    Job("remove_orphan_files", by_plan=True),
     Job("compute_partition_stats", by_plan=True, suits=_has_partitions),
-    Job("compute_table_stats", by_plan=True, refuse=check_columns),
+    Job("compute_table_stats", by_plan=True),
 )
 BY_NAME = {job.name: job for job in JOBS}
 
@@ -737,7 +717,7 @@ class _Maintained:
         for attempt in range(1, _ATTEMPTS + 1):
             plan = job.plan(table, options)
             summary = plan.summary()
-            if getattr(summary, "is_empty", False) or getattr(summary, "is_current", False):
+            if summary.is_empty or getattr(summary, "is_current", False):
                 return {"status": NOTHING, "plan": plan.result()["plan"]}
             for line in str(summary).splitlines():
                 self.log(f"  {line}")
@@ -747,7 +727,7 @@ class _Maintained:
             try:
                 plan.commit()
             except Exception as error:
-                if getattr(plan, "is_partly_committed", False):
+                if plan.is_partly_committed:
                     failure = self._failure(error)
                 elif attempt == _ATTEMPTS or not is_conflict(error):
                     raise

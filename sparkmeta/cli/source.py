@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sparkmeta.scan import Scan
     from sparkmeta.table import Table
 
+
+T = TypeVar("T")
 
 # -- Start the Spark session of a command, with Spark's log hidden from the terminal ----------------------------------
 
@@ -107,26 +109,16 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
-class KeyValue(click.ParamType[tuple[str, str]]):
-    """A parameter of the form `key=value`. The key must not be empty."""
+class Parsed(click.ParamType[T]):
+    """A parameter whose text a function parses. It raises ValueError for a text that is not valid."""
 
-    name = "key=value"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self.parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return key_value(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Timestamp(click.ParamType[datetime]):
-    """An ISO 8601 date or time parameter, in UTC if it has no zone."""
-
-    name = "timestamp"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            return moment_of(str(value))
+            return self.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -142,6 +134,10 @@ def moment_of(text: str) -> datetime:
     except ValueError:
         raise ValueError(f"{text!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+KEY_VALUE = Parsed("key=value", key_value)
+TIMESTAMP = Parsed("timestamp", moment_of)
 
 
 @dataclass(frozen=True)
@@ -261,9 +257,9 @@ class ScanOptions:
 
 _SESSION_OPTIONS = (
     click.option(
-        "--property", "properties", type=KeyValue(), multiple=True, help="A property of the catalog. Repeatable."
+        "--property", "properties", type=KEY_VALUE, multiple=True, help="A property of the catalog. Repeatable."
     ),
-    click.option("--conf", type=KeyValue(), multiple=True, help="A Spark setting. Repeatable."),
+    click.option("--conf", type=KEY_VALUE, multiple=True, help="A Spark setting. Repeatable."),
     click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]"),
     click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr."),
 )
@@ -319,7 +315,7 @@ def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--ref", metavar="NAME", help="The branch or tag to read."),
         click.option(
             "--as-of",
-            type=Timestamp(),
+            type=TIMESTAMP,
             metavar="TIME",
             help="Read the snapshot that was current then (UTC without a zone).",
         ),

@@ -6,9 +6,11 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from sparkmeta.checks import Options, option
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
 from sparkmeta.commit.next_root import Tally
 from sparkmeta.errors import (
@@ -20,7 +22,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.operations.table_operations import TableT, metadata_folder
-from sparkmeta.spec.summary import summary_number
+from sparkmeta.spec.summary import summary_number, summary_properties
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
 from sparkmeta.storage.writing import discard
@@ -201,23 +203,22 @@ def _discard_snapshots(table: BaseTable, failed: TableMetadata, steps: Sequence[
         names.lists.clear()
 
 
-# -- Plans that rewrite manifests. Nothing changes before the commit, which creates one snapshot with the same files
+# -- Plans: nothing changes before their commit -----------------------------------------------------------------------
 
 
-_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
+DoneT = TypeVar("DoneT")
 
 
 @dataclass(frozen=True)
-class RewriteSummary(ABC):
-    """The numbers of a plan; `str` formats them."""
+class PlanSummary:
+    """A plan in numbers; `str` formats them."""
 
     table: str
-    snapshot_id: int | None
 
     @property
-    @abstractmethod
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers by name, in JSON-compatible types."""
@@ -225,50 +226,135 @@ class RewriteSummary(ABC):
 
 
 @dataclass(frozen=True)
-class RewritePlan(ABC, Generic[TableT]):
-    """A plan to rewrite manifests of a branch, carried out by `commit`."""
+class Plan(ABC, Generic[TableT, DoneT]):
+    """A plan to maintain a table, carried out by `commit`."""
 
     table: TableT
-    branch: str
-    properties: Mapping[str, str]
+    _committed: list[DoneT] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @abstractmethod
+    def summary(self) -> PlanSummary:
+        """Return the plan in numbers."""
+
+    def commit(self) -> DoneT:
+        """Carry out the plan, once, and return the new table; the same table for an empty plan.
+
+        Changes of concurrent commits are kept. Retries reuse the files that earlier attempts have written.
+
+        Raises:
+            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
+            CommitConflictError: other commits have made the plan obsolete. Make a new plan.
+            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
+            NotFoundError: a file that the plan needs is missing.
+            CorruptFileError: a file is damaged.
+            ValidationError: the table or a file does not fit the plan.
+        """
+        if not self._committed:
+            self._committed.append(self._commit())
+        return self._committed[0]
+
+    @abstractmethod
+    def _commit(self) -> DoneT:
+        """Carry out the plan."""
+
+    @property
+    def is_partly_committed(self) -> bool:
+        """Whether `commit` raised an error after it had committed a part of the plan."""
+        return False
+
+    def result(self) -> dict[str, Any]:
+        """Return the summary, and what was committed (null before the commit), in JSON-compatible types."""
+        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": self._outcome()}
+
+    @abstractmethod
+    def _outcome(self) -> dict[str, Any] | None:
+        """Return what was committed; None if nothing was."""
+
+
+@dataclass(frozen=True)
+class TablePlan(Plan[TableT, TableT]):
+    """A plan whose commit makes a new version of the table."""
+
+    def _outcome(self) -> dict[str, Any] | None:
+        return {"metadata_location": self._committed[0].metadata_location} if self._committed else None
+
+
+@dataclass(frozen=True)
+class SnapshotPlanSummary(PlanSummary):
+    """A plan for a snapshot in numbers; `str` formats them.
+
+    Attributes:
+        snapshot_id: the snapshot that is planned on; None if there is none.
+    """
+
+    snapshot_id: int | None
+
+
+@dataclass(frozen=True)
+class SnapshotPlan(TablePlan[TableT]):
+    """A plan for the table at a snapshot."""
+
     _state: TableState
-    _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def _snapshot_id(self) -> int | None:
+        return None if self._state.snapshot is None else self._state.snapshot.snapshot_id
+
+
+# -- Plans that replace a branch's head by a snapshot with the same rows ----------------------------------------------
+
+
+_COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")
+
+
+@dataclass(frozen=True)
+class BranchOptions(Options):
+    """The options of operations that commit a snapshot to a branch."""
+
+    _: KW_ONLY
+    branch: str = option("main", "the branch to commit to.")
+    snapshot_properties: Mapping[str, str] | None = option(None, "extra properties for the snapshot's summary.")
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        summary_properties(self.snapshot_properties)
+        super().check()
+
+
+OptionsT = TypeVar("OptionsT", bound=BranchOptions)
+
+
+@dataclass(frozen=True)
+class RewritePlan(SnapshotPlan[TableT], Generic[TableT, OptionsT]):
+    """A plan to rewrite files of a branch, carried out by `commit`."""
+
+    options: OptionsT
+
+    @property
+    def branch(self) -> str:
+        """The branch to commit to."""
+        return self.options.branch
+
+    @cached_property
+    def properties(self) -> dict[str, str]:
+        """Extra properties for the snapshot's summary."""
+        return summary_properties(self.options.snapshot_properties)
 
     @abstractmethod
     def files(self) -> DataFrame:
-        """Return one row per manifest to rewrite. Runs no job."""
-
-    @abstractmethod
-    def summary(self) -> RewriteSummary:
-        """Return the plan in numbers. Runs no job."""
+        """Return one row per file to rewrite."""
 
     @abstractmethod
     def step(self) -> Step | None:
         """Return the step that creates the snapshot; None if there is nothing to do."""
 
-    def commit(self) -> TableT:
-        """Write the manifests and commit a snapshot with them. Return the new table, or the same for an empty plan.
+    def _commit(self) -> TableT:
+        step = self.step()
+        return self.table if step is None else commit_steps(self.table, [step])
 
-        Changes of concurrent commits are kept. Retries reuse the written manifests and write only the root or manifest
-        list again.
-
-        Raises:
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: other commits have rewritten all of the manifests, or assigned row ids to their files.
-                Make a new plan.
-            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
-            ValidationError: a manifest does not hold as many files as the table's metadata says.
-        """
-        if not self._committed:
-            step = self.step()
-            self._committed.append(self.table if step is None else commit_steps(self.table, [step]))
-        return self._committed[0]
-
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the commit's counts (null before it) in JSON-compatible types."""
+    def _outcome(self) -> dict[str, Any] | None:
         after = self._committed[0].metadata.snapshot_by_name(self.branch) if self._committed else None
-        committed = _committed_counts(self._state.snapshot, after)
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+        return _committed_counts(self._state.snapshot, after)
 
 
 def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:

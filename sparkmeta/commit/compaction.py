@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 
-from sparkmeta.checks import SHARE, at_least, check_options, names_of
+from sparkmeta.checks import SHARE, at_least, names_of, option
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.compaction_groups import CompactionGroups, CompactionLimits, Reason, Scope, choose, leaf_ranges
 from sparkmeta.commit.compaction_job import Rewritten, rebase, rewrite
@@ -43,40 +43,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CompactionOptions:
+class CompactionOptions(BranchOptions):
     """See `Maintenance.compact_manifests`."""
 
-    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
-    cluster_by: Sequence[str] | None = None
-    target_leaf_bytes: int | None = None
-    max_entries: int | None = None
-    max_bytes: int | None = None
-    min_masked_ratio: float = 0.1
-    min_leaf_ratio: float = 0.5
-    max_overlap: int = 3
-    max_root_files: int | None = 100
+    row_filter: BooleanExpression | str = option(
+        AlwaysTrue(), "rewrite only leaves that may hold matching files, and matching files of the root."
+    )
+    _: KW_ONLY
+    cluster_by: Sequence[str] | None = option(
+        None,
+        "columns and partition fields by which entries are sorted. Defaults to a spec's partition fields and the "
+        "columns of the table's sort order.",
+        names_of("columns or partition fields"),
+    )
+    target_leaf_bytes: int | None = option(
+        None, "target size of a leaf. Defaults to the table's `write.tree.leaf-target-bytes`.", at_least(1)
+    )
+    max_entries: int | None = option(
+        None,
+        "maximum entries of data leaves to rewrite. Groups that save the most leaves come first.",
+        at_least(1),
+    )
+    max_bytes: int | None = option(None, "maximum bytes of data leaves to rewrite.", at_least(1))
+    min_masked_ratio: float = option(0.1, "rewrite leaves with at least this share of masked entries.", SHARE)
+    min_leaf_ratio: float = option(
+        0.5, "merge neighbouring leaves that are smaller than this share of the target size.", SHARE
+    )
+    max_overlap: int = option(3, "sort leaves if one overlaps more than this number of others.", at_least(0))
+    max_root_files: int | None = option(
+        100,
+        "maximum files of a kind (data or deletes) in the root; more are moved into leaves. None to move no files.",
+        at_least(0),
+    )
 
     def check(self) -> None:
-        """Check values as far as possible without a table.
-
-        Raises:
-            ValidationError: a value is out of range or of the wrong type.
-            InvalidFilterError: the filter is not valid.
-        """
-        check_options(self, _RULES)
+        """See `Options.check`. Raises InvalidFilterError for a filter that is not valid."""
+        super().check()
         parse_filter(self.row_filter)
-
-
-_RULES = {
-    "cluster_by": names_of("columns or partition fields"),
-    "target_leaf_bytes": at_least(1),
-    "max_entries": at_least(1),
-    "max_bytes": at_least(1),
-    "min_masked_ratio": SHARE,
-    "min_leaf_ratio": SHARE,
-    "max_overlap": at_least(0),
-    "max_root_files": at_least(0),
-}
 
 
 def scope_of(
@@ -316,7 +319,7 @@ _CONTENTS = {
 
 
 @dataclass(frozen=True)
-class CompactionSummary(RewriteSummary):
+class CompactionSummary(SnapshotPlanSummary):
     """The numbers of a compaction, computed from the root alone.
 
     Attributes:
@@ -350,7 +353,6 @@ class CompactionSummary(RewriteSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.data_leaves or self.delete_leaves or self.moved_files)
 
     def __str__(self) -> str:
@@ -397,10 +399,9 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class CompactionPlan(RewritePlan[TableT]):
+class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
     """A plan to compact manifests, carried out by `commit`."""
 
-    options: CompactionOptions
     _scope: Scope | None
     _old: OldLayout = field(default_factory=OldLayout)
 
@@ -421,7 +422,7 @@ class CompactionPlan(RewritePlan[TableT]):
         kinds = Counter(row["content"] for row in rows)
         return CompactionSummary(
             table=self.table.full_name,
-            snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
+            snapshot_id=self._snapshot_id,
             data_leaves=kinds["data leaf"],
             delete_leaves=kinds["delete leaf"],
             converted_leaves=sum(Reason.LAYOUT in row["reasons"] for row in rows),
@@ -537,25 +538,21 @@ class _CompactionStep(RewriteStep):
         return new.commit(rebased.into(TreeChange()), self.summary(head, counts))
 
 
-def plan_compaction(
-    table: TableT, options: CompactionOptions, branch: str, properties: Mapping[str, str]
-) -> CompactionPlan[TableT]:
+def plan_compaction(table: TableT, options: CompactionOptions) -> CompactionPlan[TableT]:
     """See `Maintenance.compact_manifests`."""
     table.refuse_lists()
     table.refuse_read_only()
     options.check()
-    return compaction_of(table, table.state, options, branch, properties)
+    return compaction_of(table, table.state, options)
 
 
-def compaction_of(
-    table: TableT, upgraded: TableState, options: CompactionOptions, branch: str, properties: Mapping[str, str]
-) -> CompactionPlan[TableT]:
+def compaction_of(table: TableT, upgraded: TableState, options: CompactionOptions) -> CompactionPlan[TableT]:
     """Return the plan to compact a table in a state that it has, or will have after an upgrade."""
-    head = branch_head(upgraded, branch)
+    head = branch_head(upgraded, options.branch)
     base = base_root(head)
     state = with_root(head, base)
     if base.root is None:
-        return CompactionPlan(table, branch, properties, state, options, None)
+        return CompactionPlan(table, state, options, None)
     old = old_layout(state)
     scope = scope_of(state, base.root, options, convertible=old.convertible)
-    return CompactionPlan(table, branch, properties, state, options, scope, old)
+    return CompactionPlan(table, state, options, scope, old)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
@@ -112,7 +111,7 @@ def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class DanglingDeletesSummary(RewriteSummary):
+class DanglingDeletesSummary(SnapshotPlanSummary):
     """The dangling deletes of a branch in numbers.
 
     Attributes:
@@ -130,7 +129,6 @@ class DanglingDeletesSummary(RewriteSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.manifests
 
     def __str__(self) -> str:
@@ -149,7 +147,7 @@ class DanglingDeletesSummary(RewriteSummary):
 
 
 @dataclass(frozen=True)
-class DanglingDeletesPlan(RewritePlan[TableT]):
+class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     """A plan to remove the entries of deletes that apply to no live data file, carried out by `commit`.
 
     If other commits came first, the commit determines the dangling deletes of the newest snapshot again. It raises
@@ -178,7 +176,7 @@ class DanglingDeletesPlan(RewritePlan[TableT]):
         files = {kind: counts.get(kind, KindCount()).files for kind in FileKind}
         return DanglingDeletesSummary(
             table=self.table.full_name,
-            snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
+            snapshot_id=self._snapshot_id,
             manifests=len(removal.masks) + bool(removal.keys),
             position_delete_files=files[FileKind.POSITION_DELETES],
             equality_delete_files=files[FileKind.EQUALITY_DELETES],
@@ -188,6 +186,7 @@ class DanglingDeletesPlan(RewritePlan[TableT]):
         )
 
     def step(self) -> RewriteStep | None:
+        """See `RewritePlan.step`."""
         if self.summary().is_empty:
             return None
         return _DanglingStep(self.branch, self.properties, self._state, self._removal)
@@ -226,13 +225,14 @@ class _DanglingStep(RewriteStep):
         return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, unchanged]), summary())
 
 
-def plan_removal(table: TableT, branch: str, properties: Mapping[str, str]) -> DanglingDeletesPlan[TableT]:
+def plan_removal(table: TableT, options: BranchOptions) -> DanglingDeletesPlan[TableT]:
     """See `Maintenance.remove_dangling_deletes`."""
+    options.check()
     table.refuse_read_only()
     refuse_rewrite(table.metadata)
-    head = branch_head(table.state, branch)
-    state = with_root(head, base_root(head)) if has_tree(head.metadata) else head
-    return DanglingDeletesPlan(table, branch, properties, state)
+    head = branch_head(table.state, options.branch)
+    state = with_root(head, base_root(head)) if has_tree(table.metadata) else head
+    return DanglingDeletesPlan(table, state, options)
 
 
 def refuse_rewrite(metadata: TableMetadata) -> None:

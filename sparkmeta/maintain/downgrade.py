@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,18 +14,20 @@ from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, write_manifest_list
 from sparkmeta.avro.write import manifest_codec
+from sparkmeta.checks import Options, described
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.lists import list_properties, manifest_format, with_row_ids
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.commit.sorted_manifests import EntryManifests, task_reader
-from sparkmeta.entries.arrays import FILE_COLUMNS, MANIFEST, live_count, live_counts, whole
+from sparkmeta.entries.arrays import FILE_COLUMNS, MANIFEST, live_count, whole
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.rewrite_manifests import CONTENTS, ManifestRewriteOptions, target_bytes
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.plan.filter import is_live_entry, live_files
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, Status
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.upgrade import (
     LIST_VERSION,
     TREE_PROPERTIES,
@@ -259,7 +261,7 @@ class GroupJob:
     def _live(self, manifests: pa.Table, columns: Any, stats: Any = ()) -> DataFrame:
         state = self.group.state
         frame = state.entries(manifests, state.projection({*columns, "version_info"}, stats))
-        return frame.where(F.col("version_info.status") != int(Status.DELETED))
+        return frame.where(is_live_entry().text)
 
 
 def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_row_id: int | None) -> pa.Table:
@@ -324,7 +326,7 @@ class HeadSummary:
 
 
 @dataclass(frozen=True)
-class DowngradeSummary:
+class DowngradeSummary(PlanSummary):
     """The changes and losses of a downgrade; `str` formats them.
 
     Attributes:
@@ -335,7 +337,6 @@ class DowngradeSummary:
         leaves_written: leaves, roots included, that are rewritten, each counted once for all heads.
     """
 
-    table: str
     from_version: int
     to_version: int
     snapshots: int
@@ -344,10 +345,6 @@ class DowngradeSummary:
     properties_removed: tuple[str, ...]
     leaves_written: int
     heads: tuple[HeadSummary, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, as for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         gone = len(self.snapshots_removed)
@@ -365,12 +362,14 @@ class DowngradeSummary:
 
 
 @dataclass(frozen=True)
-class DowngradePlan(Generic[TableT]):
-    """A plan to downgrade a table, carried out by `commit`."""
+class DowngradePlan(TablePlan[TableT]):
+    """A plan to downgrade a table, carried out by `commit`.
 
-    table: TableT
+    After a conflict, the written manifests are reused as far as branches and tags still need them. `commit` raises
+    ValidationError if the table has been downgraded meanwhile.
+    """
+
     _heads: tuple[Head, ...]
-    _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def files(self) -> DataFrame:
         """Return a row for each leaf and root that branches and tags need, without a job.
@@ -398,26 +397,8 @@ class DowngradePlan(Generic[TableT]):
             heads=tuple(map(_head_summary, self._heads)),
         )
 
-    def commit(self) -> TableT:
-        """Write the manifests and lists, commit the metadata of format version 3, and return the new table.
-
-        After a conflict, the written manifests are reused as far as branches and tags still need them.
-
-        Raises:
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
-            ValidationError: the table has been downgraded meanwhile.
-            CorruptFileError: a leaf is damaged.
-        """
-        if not self._committed:
-            step = _DowngradeStep(self.table.metadata, self._heads)
-            self._committed.append(commit_steps(self.table, [step]))
-        return self._committed[0]
-
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the new metadata file, null before the commit, as for JSON."""
-        committed = {"metadata_location": self._committed[0].metadata_location} if self._committed else None
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+    def _commit(self) -> TableT:
+        return commit_steps(self.table, [_DowngradeStep(self.table.metadata, self._heads)])
 
 
 @dataclass
@@ -495,7 +476,7 @@ def _planned(head: Head) -> pa.Table:
         "content": pa.array([CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()], pa.string()),
         "file_path": manifests.column("location"),
         "action": pc.if_else(head.is_kept, KEEP, WRITE),
-        "live_files": pc.subtract(live_counts(manifests), masked),
+        "live_files": live_files(manifests),
         "masked_files": masked,
         "file_size_in_bytes": manifests.column("file_size_in_bytes"),
     }
@@ -516,24 +497,26 @@ def _head_summary(head: Head) -> HeadSummary:
     )
 
 
-def plan_downgrade(table: TableT, format_version: int) -> DowngradePlan[TableT]:
+@dataclass(frozen=True)
+class DowngradeOptions(Options):
     """See `Maintenance.downgrade`."""
-    check_downgrade(format_version)
+
+    format_version: int = field(metadata=described("the new format version, which must be 3.", usual=LIST_VERSION))
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        if self.format_version != LIST_VERSION:
+            raise ValidationError(
+                f"format_version is {shown(self.format_version)}: expected {LIST_VERSION}; undo_upgrade returns to an "
+                "earlier version, as long as no snapshot has a root"
+            )
+
+
+def plan_downgrade(table: TableT, options: DowngradeOptions) -> DowngradePlan[TableT]:
+    """See `Maintenance.downgrade`."""
+    options.check()
     tree_metadata(table.metadata)
     table.refuse_read_only()
     heads = table_heads(table.state)
     _refuse(table.state, leaf_groups(heads))
     return DowngradePlan(table, heads)
-
-
-def check_downgrade(format_version: int) -> None:
-    """Check the option of `Maintenance.downgrade`.
-
-    Raises:
-        ValidationError: it is another format version than 3.
-    """
-    if format_version != LIST_VERSION:
-        raise ValidationError(
-            f"format_version is {shown(format_version)}: expected {LIST_VERSION}; undo_upgrade returns to an earlier "
-            "version, as long as no snapshot has a root"
-        )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from sparkmeta.checks import Rule, at_least, check_options, one_of
-from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.checks import Options, Rule, at_least, one_of, option
+from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.human import counted
@@ -24,22 +24,75 @@ from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame
 
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
 
-# -- `ExpiryPlan`: expire snapshots and delete the files that only they need ------------------------------------------
+# -- The options of `Maintenance.expire_snapshots` --------------------------------------------------------------------
 
 
 ALL, METADATA, NONE = "all", "metadata", "none"
 
 
+def _listed(values: Any) -> Any:
+    """Return an iterable as a tuple, since a generator can be read only once; return any other value unchanged."""
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+
+
+def _are_ids(values: Any) -> bool:
+    """Return whether a value is a tuple of whole numbers, which may be numpy's."""
+    if not isinstance(values, tuple):
+        return False
+    return all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
+
+
 @dataclass(frozen=True)
-class ExpirySummary:
+class ExpiryOptions(Options):
+    """See `Maintenance.expire_snapshots`."""
+
+    _: KW_ONLY
+    older_than: datetime | int | None = option(
+        None,
+        "expire snapshots from before this time. Defaults to the age by the table property "
+        "history.expire.max-snapshot-age-ms, or else 5 days ago.",
+    )
+    retain_last: int | None = option(
+        None,
+        "the number of newest snapshots of a branch to keep regardless of age. Defaults to the table property "
+        "history.expire.min-snapshots-to-keep, or else 1.",
+        at_least(1),
+    )
+    snapshot_ids: Iterable[int] = option(
+        (), "snapshots to expire regardless of age.", Rule("ids of snapshots", _are_ids)
+    )
+    clean_expired_metadata: bool = option(
+        False,
+        "also remove schemas and partition specs that no remaining snapshot uses. Schemas with columns that equality "
+        "deletes may compare are kept. All are kept if a snapshot has a metadata tree.",
+    )
+    cleanup: str = option(
+        ALL,
+        "which files to delete: `all`, only those of `metadata` (lists, roots, manifests and statistics), or `none`.",
+        one_of(ALL, METADATA, NONE),
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "snapshot_ids", _listed(self.snapshot_ids))
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        super().check()
+        if self.older_than is not None:
+            to_millis(self.older_than)
+
+
+# -- `ExpiryPlan`: expire snapshots and delete the files that only they need ------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpirySummary(PlanSummary):
     """The expired snapshots, branches and tags, and the files that they free; `str` formats them.
 
     Attributes:
@@ -53,7 +106,6 @@ class ExpirySummary:
         partition_specs: the number of unused partition specs that are removed from the metadata.
     """
 
-    table: str
     snapshots: int
     remaining: int
     refs: tuple[str, ...]
@@ -65,12 +117,7 @@ class ExpirySummary:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.snapshots or self.refs or self.schemas or self.partition_specs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, in JSON-compatible types."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if self.is_empty:
@@ -90,13 +137,12 @@ class ExpirySummary:
 
 
 @dataclass(frozen=True)
-class ExpiryPlan(Generic[TableT]):
+class ExpiryPlan(TablePlan[TableT]):
     """A plan to expire snapshots, carried out by `commit`."""
 
-    table: TableT
     rules: ExpiryRules
     cleanup: str
-    _done: list[tuple[TableT, Deletion | None]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _deleted: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
 
     # -- pyiceberg's spelling ----------------------------------------------------------------------------------------
 
@@ -185,25 +231,24 @@ class ExpiryPlan(Generic[TableT]):
             CommitStateUnknownError: the commit may have succeeded; no file is deleted.
             NotFoundError: a manifest or list of a remaining snapshot is missing; no file is deleted.
         """
-        if not self._done:
-            self._commit()
-        return self._done[0][0]
+        if not self._committed and super().commit() is not self.table and self.cleanup != NONE:
+            self._deleted.append(self._delete())
+        return self._committed[0]
 
-    def _commit(self) -> None:
-        step = self._step
-        if step.is_idle(self.table.state):
-            self._done.append((self.table, None))
-            return
-        planned = self._files if self.cleanup != NONE else None
-        if planned is not None:
+    def _commit(self) -> TableT:
+        if self._step.is_idle(self.table.state):
+            return self.table
+        if self.cleanup != NONE:
             # Detect missing files of remaining snapshots before the commit: serverless sessions, which keep no rows of
             # `_files`, read them only to count. After the commit there is nothing left to count.
             self.summary()
-        committed = commit_steps(self.table, [step])
-        self._done.append((committed, None))
-        if planned is None:
-            return
+        return commit_steps(self.table, [self._step])
+
+    def _delete(self) -> Deletion:
+        """Delete the files that only the removed snapshots need."""
+        step, committed = self._step, self._committed[0]
         assert step.base is not None
+        planned = self._files
         # A REST catalog takes the commit although it has snapshots that its base lacks.
         base, after = step.base.metadata, committed.metadata
         added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
@@ -211,24 +256,17 @@ class ExpiryPlan(Generic[TableT]):
             expired = choose_expired(base, self.rules)
             state = replace(step.base, metadata=with_removed(after, base))
             planned = _unreachable(state, expired, self.cleanup)
-        self._done[0] = (committed, delete_files(planned, executor_writer(committed.state.files)))
+        return delete_files(planned, executor_writer(committed.state.files))
 
     @property
     def is_partly_committed(self) -> bool:
         """Whether the snapshots are removed and deleting their files failed."""
-        if not self._done or self.cleanup == NONE:
-            return False
-        committed, deletion = self._done[0]
-        return committed is not self.table and deletion is None
+        has_changed = bool(self._committed) and self._committed[0] is not self.table
+        return has_changed and self.cleanup != NONE and not self._deleted
 
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the deleted files (null before the commit) in JSON-compatible types."""
-        deletion = self._done[0][1] if self._done else None
-        committed = None
-        if self._done:
-            committed = {"metadata_location": self._done[0][0].metadata_location}
-            committed |= asdict(deletion) if deletion is not None else {}
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+    def _outcome(self) -> dict[str, Any] | None:
+        outcome = super()._outcome()
+        return outcome if outcome is None or not self._deleted else outcome | asdict(self._deleted[0])
 
 
 @dataclass
@@ -280,64 +318,19 @@ def to_millis(timestamp: datetime | int) -> int:
     raise ValidationError(f"older_than is {shown(timestamp)}: expected {what}")
 
 
-def plan_expiry(
-    table: TableT,
-    older_than: datetime | int | None,
-    retain_last: int | None,
-    snapshot_ids: Iterable[int],
-    clean_expired_metadata: bool,
-    cleanup: str,
-) -> ExpiryPlan[TableT]:
+def plan_expiry(table: TableT, options: ExpiryOptions) -> ExpiryPlan[TableT]:
     """See `Maintenance.expire_snapshots`."""
+    options.check()
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
-    if cleanup != NONE:
+    if options.cleanup != NONE:
         task_reader(table.state)
     rules = ExpiryRules(
         int(time.time() * 1000),
-        None if older_than is None else to_millis(older_than),
-        retain_last,
-        tuple(snapshot_ids),
-        clean_expired_metadata,
+        None if options.older_than is None else to_millis(options.older_than),
+        options.retain_last,
+        tuple(options.snapshot_ids),
+        options.clean_expired_metadata,
     )
     choose_expired(table.metadata, rules)
-    return ExpiryPlan(table, rules, cleanup)
-
-
-# -- The options of `Maintenance.expire_snapshots` --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ExpiryOptions:
-    """See `Maintenance.expire_snapshots`."""
-
-    older_than: datetime | int | None = None
-    retain_last: int | None = None
-    snapshot_ids: Sequence[int] = ()
-    clean_expired_metadata: bool = False
-    cleanup: str = ALL
-
-    def check(self) -> None:
-        """Raise ValidationError for a value out of range or of the wrong type."""
-        check_options(self, _RULES)
-        if self.older_than is not None:
-            to_millis(self.older_than)
-
-
-def listed(values: Any) -> Any:
-    """Return an iterable as a tuple, since a generator can be read only once; return any other value unchanged."""
-    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
-
-
-def _are_ids(values: Any) -> bool:
-    """Return whether a value is a list of whole numbers, which may be numpy's."""
-    if not isinstance(values, list | tuple):
-        return False
-    return all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
-
-
-_RULES = {
-    "retain_last": at_least(1),
-    "snapshot_ids": Rule("ids of snapshots", _are_ids),
-    "cleanup": one_of(ALL, METADATA, NONE),
-}
+    return ExpiryPlan(table, rules, options.cleanup)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -12,10 +12,11 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
-from sparkmeta.checks import POSITIVE, SHARE, at_least, check_options, one_of
+from sparkmeta.checks import POSITIVE, SHARE, at_least, one_of, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.columns.sql import Sql
+from sparkmeta.commit.attempts import BranchOptions
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.file_tasks import Packing
 from sparkmeta.plan.choose import choose
@@ -85,60 +86,86 @@ class FileSizes:
 
 BINPACK: Final = "binpack"
 SORT: Final = "sort"
-STRATEGIES: Final = (BINPACK, SORT)
-JOB_ORDERS: Final = ("none", "bytes-asc", "bytes-desc", "files-asc", "files-desc")
-_GROUP_BYTES: Final = 100 << 30
-_COUNTS: Final = (
-    "min_input_files", "max_file_group_size_bytes", "partial_progress_max_commits", "delete_file_threshold",
-    "max_concurrent_file_group_rewrites", "target_file_size_bytes", "max_file_size_bytes", "max_file_group_input_files",
-    "max_files_to_rewrite",
-)  # fmt: skip
-_FROM_ZERO: Final = ("min_file_size_bytes", "partial_progress_max_failed_commits", "output_spec_id")
-_RULES: Final = {
-    **dict.fromkeys(_COUNTS, at_least(1)),
-    **dict.fromkeys(_FROM_ZERO, at_least(0)),
-    "strategy": one_of(*STRATEGIES),
-    "rewrite_job_order": one_of(*JOB_ORDERS),
-    "delete_ratio_threshold": SHARE,
-    "compression_factor": POSITIVE,
-}
+_COUNT: Final = at_least(1)
+_FROM_ZERO: Final = at_least(0)
 
 
 @dataclass(frozen=True)
-class DataRewriteOptions:
+class DataRewriteOptions(BranchOptions):
     """See `Maintenance.rewrite_data_files`."""
 
-    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
-    strategy: str = BINPACK
-    sort_order: SortOrder | str | None = None
-    target_file_size_bytes: int | None = None
-    min_file_size_bytes: int | None = None
-    max_file_size_bytes: int | None = None
-    min_input_files: int = 5
-    delete_file_threshold: int | None = None
-    delete_ratio_threshold: float = 0.3
-    rewrite_all: bool = False
-    max_file_group_size_bytes: int = _GROUP_BYTES
-    max_concurrent_file_group_rewrites: int | None = None
-    rewrite_job_order: str = JOB_ORDERS[0]
-    partial_progress_enabled: bool = False
-    partial_progress_max_commits: int = 10
-    partial_progress_max_failed_commits: int | None = None
-    use_starting_sequence_number: bool = True
-    remove_dangling_deletes: bool = False
-    output_spec_id: int | None = None
-    compression_factor: float = 1.0
-    max_file_group_input_files: int | None = None
-    max_files_to_rewrite: int | None = None
+    row_filter: BooleanExpression | str = option(
+        AlwaysTrue(), "rewrite only files that may hold matching rows, judging by partitions and metrics."
+    )
+    _: KW_ONLY
+    strategy: str = option(
+        BINPACK,
+        "`binpack` to keep the order of rows, or `sort` to sort the rows of each partition.",
+        one_of(BINPACK, SORT),
+    )
+    sort_order: SortOrder | str | None = option(
+        None,
+        "the order for `sort`, such as `id DESC NULLS LAST, bucket(16, name)` or `zorder(x, y)`. Defaults to the "
+        "table's sort order.",
+    )
+    target_file_size_bytes: int | None = option(
+        None, "the size of new files. Defaults to the table's `write.target-file-size-bytes`.", _COUNT
+    )
+    min_file_size_bytes: int | None = option(
+        None, "smaller files are rewritten. Defaults to three quarters of the target size.", _FROM_ZERO
+    )
+    max_file_size_bytes: int | None = option(
+        None, "larger files are rewritten. Defaults to 1.8 times the target size.", _COUNT
+    )
+    min_input_files: int = option(
+        5, "the minimum number of files in a group, unless they are larger than the target size.", _COUNT
+    )
+    delete_file_threshold: int | None = option(
+        None, "rewrite files with at least this number of delete files and deletion vectors.", _COUNT
+    )
+    delete_ratio_threshold: float = option(
+        0.3,
+        "rewrite files of which at least this share of rows is deleted, by deletion vectors and position delete files "
+        "that name the file.",
+        SHARE,
+    )
+    rewrite_all: bool = option(False, "rewrite all files.")
+    max_file_group_size_bytes: int = option(
+        100 << 30, "the maximum size of a group; a larger partition has several.", _COUNT
+    )
+    max_concurrent_file_group_rewrites: int | None = option(
+        None, "the maximum number of groups that a Spark job rewrites. Defaults to all groups of a commit.", _COUNT
+    )
+    rewrite_job_order: str = option(
+        "none",
+        "the order of groups: `bytes-asc`, `bytes-desc`, `files-asc`, `files-desc` or `none`.",
+        one_of("none", "bytes-asc", "bytes-desc", "files-asc", "files-desc"),
+    )
+    partial_progress_enabled: bool = option(False, "commit groups in several commits, some of which may fail.")
+    partial_progress_max_commits: int = option(10, "the maximum number of commits.", _COUNT)
+    partial_progress_max_failed_commits: int | None = option(
+        None, "how many of the commits may fail. Defaults to all but one.", _FROM_ZERO
+    )
+    use_starting_sequence_number: bool = option(
+        True,
+        "give new files the sequence number of the snapshot whose files they replace, so that equality deletes of "
+        "later snapshots apply to them and do not conflict.",
+    )
+    remove_dangling_deletes: bool = option(False, "after a rewrite, also remove deletes that apply to no data file.")
+    output_spec_id: int | None = option(None, "the partition spec of new files. Defaults to the table's.", _FROM_ZERO)
+    compression_factor: float = option(
+        1.0, "the expected ratio of the size of new files to the bytes that they replace.", POSITIVE
+    )
+    max_file_group_input_files: int | None = option(
+        None, "the maximum number of files in a group; a partition with more has several.", _COUNT
+    )
+    max_files_to_rewrite: int | None = option(
+        None, "the maximum number of files to rewrite. The last group may be cut short.", _COUNT
+    )
 
     def check(self) -> None:
-        """Check values as far as possible without a table.
-
-        Raises:
-            ValidationError: an option has an invalid value.
-            InvalidFilterError: the filter is not valid.
-        """
-        check_options(self, _RULES)
+        """See `Options.check`. Raises InvalidFilterError for a filter that is not valid."""
+        super().check()
         parse_filter(self.row_filter)
         if self.sort_order is not None and self.strategy != SORT:
             raise ValidationError(f"sort_order is {shown(str(self.sort_order))}: it requires strategy='sort'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
 
-from sparkmeta.checks import SHARE, Rule, are_texts, at_least, check_options
+from sparkmeta.checks import SHARE, Options, Rule, are_texts, at_least, option
 from sparkmeta.commit.compaction import CompactionOptions, compaction_of
 from sparkmeta.commit.compaction_groups import LeafRanges, Reason
 from sparkmeta.commit.options import ListOptions
@@ -41,33 +41,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class HealthOptions:
+class HealthOptions(Options):
     """See `Maintenance.health`."""
 
-    columns: Sequence[str] | None = None
-    max_overlap: int = 3
-    min_small_files: int = 5
-    small_file_ratio: float = 0.25
-    max_deleted_ratio: float = 0.3
-    max_excess_stats_ratio: float = 0.1
-    max_ref_age_days: int = 30
-    max_metadata_json_bytes: int = 5 << 20
-
-    def check(self) -> None:
-        """Raise ValidationError for a value of the wrong type or out of range."""
-        check_options(self, _RULES)
-
-
-_RULES = {
-    "columns": Rule("names of columns, each once", lambda value: are_texts(value) and len(set(value)) == len([*value])),
-    "max_overlap": at_least(0),
-    "min_small_files": at_least(2),
-    "small_file_ratio": SHARE,
-    "max_deleted_ratio": SHARE,
-    "max_excess_stats_ratio": SHARE,
-    "max_ref_age_days": at_least(0),
-    "max_metadata_json_bytes": at_least(1),
-}
+    _: KW_ONLY
+    columns: Sequence[str] | None = option(
+        None,
+        "columns whose overlaps between manifests are measured, in addition to partition fields. Defaults to the "
+        "columns of the sort order.",
+        Rule("names of columns, each once", lambda value: are_texts(value) and len(set(value)) == len([*value])),
+    )
+    max_overlap: int = option(
+        3, "report manifests if one overlaps more than this number of others on average.", at_least(0)
+    )
+    min_small_files: int = option(5, "report a partition with at least this number of small data files.", at_least(2))
+    small_file_ratio: float = option(0.25, "data files below this share of the target size are small.", SHARE)
+    max_deleted_ratio: float = option(
+        0.3,
+        "report a partition if deletes that name their data files delete this share of its rows or more.",
+        SHARE,
+    )
+    max_excess_stats_ratio: float = option(
+        0.1,
+        "report if, in a sample of manifests, more than this share of metrics exceeds what the table's properties "
+        "keep.",
+        SHARE,
+    )
+    max_ref_age_days: int = option(
+        30, "report branches and tags, except main, that are older than this number of days.", at_least(0)
+    )
+    max_metadata_json_bytes: int = option(5 << 20, "report a metadata file that is larger than this.", at_least(1))
 
 
 # -- Metrics of columns that the table's properties would not keep ----------------------------------------------------
@@ -208,7 +211,7 @@ class Examination:
 
     def _of_tree(self) -> Iterator[Finding]:
         options = CompactionOptions(max_overlap=self.options.max_overlap)
-        plan = compaction_of(self.table, self.table.state, options, "main", {})
+        plan = compaction_of(self.table, self.table.state, options)
         summary = plan.summary()
         if summary.is_empty:
             return

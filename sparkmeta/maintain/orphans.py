@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from sparkmeta.checks import Rule, check_options, one_of
+from sparkmeta.checks import Options, Rule, one_of, option
+from sparkmeta.commit.attempts import Plan, PlanSummary
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.errors import NotFoundError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.expire_snapshots import to_millis
@@ -58,21 +59,53 @@ _LEAST_AGE_MS = 24 * _HOUR_MS
 _DEFAULT_AGE_MS = 3 * 24 * _HOUR_MS
 
 
+def _is_absolute(location: Any) -> bool:
+    return isinstance(location, str) and (location.startswith("/") or scheme(location) != "")
+
+
 @dataclass(frozen=True)
-class OrphanOptions:
+class OrphanOptions(Options):
     """See `Maintenance.remove_orphan_files`."""
 
-    older_than: datetime | int | None = None
-    location: str | None = None
-    prefix_mismatch_mode: str = ERROR
-    equal_schemes: Mapping[str, str] | None = None
-    equal_authorities: Mapping[str, str] | None = None
-    force: bool = False
-    shared_location: bool = False
+    _: KW_ONLY
+    older_than: datetime | int | None = option(
+        None,
+        "delete only files modified before this time. Defaults to 3 days ago.",
+    )
+    location: str | None = option(
+        None,
+        "the folder to search instead of the table's.",
+        Rule("the URI or absolute path of a folder", _is_absolute),
+    )
+    files: DataFrame | None = option(
+        None,
+        "an inventory to use instead of listing files: file_path (string), last_modified (timestamp) and, if known, "
+        "size (bigint). Files outside the location are ignored.",
+    )
+    prefix_mismatch_mode: str = option(
+        ERROR,
+        "what to do if the table has a file's path with another scheme or authority: `error` raises an error, `ignore` "
+        "keeps the file, `delete` deletes it.",
+        one_of(ERROR, IGNORE, DELETE),
+    )
+    equal_schemes: Mapping[str, str] | None = option(
+        None, "schemes and the scheme that they equal. `s3a,s3n` and `s3` are built in."
+    )
+    equal_authorities: Mapping[str, str] | None = option(
+        None, "authorities, such as buckets or hosts, and the authority that they equal."
+    )
+    force: bool = option(
+        False, "allow `older_than` to be less than 24 hours ago, which may delete files of running commits."
+    )
+    shared_location: bool = option(
+        False,
+        "allow the location to have metadata files of another table, such as a dropped one. The other table's files "
+        "are then deleted.",
+    )
 
     def check(self) -> None:
-        """Raise ValidationError for a value out of range or of the wrong type."""
-        check_options(self, _RULES)
+        """See `Options.check`."""
+        super().check()
         equal_names(self.equal_schemes, "equal_schemes")
         equal_names(self.equal_authorities, "equal_authorities")
         if self.location is not None:
@@ -89,16 +122,6 @@ class OrphanOptions:
             now: the current time, from which the default is counted.
         """
         return now - _DEFAULT_AGE_MS if self.older_than is None else to_millis(self.older_than)
-
-
-def _is_absolute(location: Any) -> bool:
-    return isinstance(location, str) and (location.startswith("/") or scheme(location) != "")
-
-
-_RULES = {
-    "location": Rule("the URI or absolute path of a folder", _is_absolute),
-    "prefix_mismatch_mode": one_of(ERROR, IGNORE, DELETE),
-}
 
 
 # -- The plan to delete the files in a table's folder that the table does not need ------------------------------------
@@ -126,7 +149,7 @@ class OrphanRules:
 
 
 @dataclass(frozen=True)
-class OrphanSummary:
+class OrphanSummary(PlanSummary):
     """The files that nothing needs; `str` formats them.
 
     Attributes:
@@ -140,7 +163,6 @@ class OrphanSummary:
         other_tables: some folders of other tables below the location; their files stay.
     """
 
-    table: str
     location: str
     older_than: str
     listed: int
@@ -152,12 +174,7 @@ class OrphanSummary:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.files
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, as for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         total = f"{sum(self.files.values())} of {self.listed} files are orphans, with {sum(self.bytes.values())} bytes"
@@ -191,19 +208,16 @@ class _Orphans(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OrphanPlan(Generic[TableT]):
+class OrphanPlan(Plan[TableT, Deletion]):
     """A plan to delete orphans, carried out by `commit`. The table itself does not change.
 
     Attributes:
-        table: the table.
         rules: which files are orphans.
         inventory: the files, instead of a listing.
     """
 
-    table: TableT
     rules: OrphanRules
     inventory: DataFrame | None = None
-    _done: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def files(self) -> DataFrame:
         """Return a row for each orphan. Runs jobs.
@@ -236,9 +250,7 @@ class OrphanPlan(Generic[TableT]):
             NoSuchTableError: the table is gone. No file is deleted.
             NotFoundError, ValidationError: see `files`. No file is deleted.
         """
-        if not self._done:
-            self._done.append(self._commit())
-        return self._done[0]
+        return super().commit()
 
     def _commit(self) -> Deletion:
         # Counted before the deletion: serverless sessions, which keep no rows, list the files again to count.
@@ -250,10 +262,8 @@ class OrphanPlan(Generic[TableT]):
                 orphans = self._unneeded(current, orphans.files)
         return delete_files(_deletable(orphans.files), executor_writer(current.state.files))
 
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the deleted files, null before the commit, as for JSON."""
-        committed = asdict(self._done[0]) if self._done else None
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+    def _outcome(self) -> dict[str, Any] | None:
+        return asdict(self._committed[0]) if self._committed else None
 
     @cached_property
     def _summary(self) -> OrphanSummary:
@@ -363,7 +373,7 @@ class OrphanPlan(Generic[TableT]):
         return self.inventory is None and is_local(self.rules.folder.location)
 
 
-def plan_orphans(table: TableT, options: OrphanOptions, files: DataFrame | None) -> OrphanPlan[TableT]:
+def plan_orphans(table: TableT, options: OrphanOptions) -> OrphanPlan[TableT]:
     """See `Maintenance.remove_orphan_files`."""
     options.check()
     location = table.metadata.location if options.location is None else options.location
@@ -373,10 +383,10 @@ def plan_orphans(table: TableT, options: OrphanOptions, files: DataFrame | None)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
     executor_writer(table.state.files)
-    if files is not None:
-        inventory_files(files)
+    if options.files is not None:
+        inventory_files(options.files)
     rules = OrphanRules(folder, older_than_ms, options.prefix_mismatch_mode, options.shared_location)
-    return OrphanPlan(table, rules, files)
+    return OrphanPlan(table, rules, options.files)
 
 
 def _refuse_link(table: BaseTable, folder: Folder, needed: DataFrame) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -14,7 +14,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 from pyspark.sql import functions as F
 
-from sparkmeta.checks import FLAG
+from sparkmeta.checks import option
+from sparkmeta.commit.attempts import SnapshotPlanSummary
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.arrays import PARTITION
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, translated_errors
@@ -30,8 +31,8 @@ from sparkmeta.maintain.partition_statistics_tasks import (
     PartitionSums,
     StatisticsWriter,
 )
-from sparkmeta.maintain.rewrite_manifests import CONTENTS
-from sparkmeta.maintain.table_statistics import commit_statistics, state_of
+from sparkmeta.maintain.rewrite_manifests import public_manifests
+from sparkmeta.maintain.table_statistics import SnapshotOptions, StatisticsPlan, state_of
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.avro_name import avro_name
@@ -147,11 +148,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PartitionStatsSummary:
+class PartitionStatsSummary(SnapshotPlanSummary):
     """How the statistics of a snapshot are computed; `str` formats it.
 
     Attributes:
-        snapshot_id: the snapshot; None if the table is empty.
         method: `full`, from all entries; `incremental`, from an ancestor's statistics and what changed since; `none`
             if the snapshot has statistics.
         base_snapshot_id: the ancestor, or the snapshot itself if it has statistics.
@@ -160,8 +160,6 @@ class PartitionStatsSummary:
         bytes: their bytes.
     """
 
-    table: str
-    snapshot_id: int | None
     method: str
     base_snapshot_id: int | None
     snapshots: int
@@ -170,12 +168,7 @@ class PartitionStatsSummary:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return self.method == NONE
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, as for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if self.snapshot_id is None:
@@ -191,23 +184,15 @@ class PartitionStatsSummary:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """A new statistics file, the number of its partitions, and how it was computed."""
+class PartitionStatsPlan(StatisticsPlan[TableT]):
+    """A plan to compute partition statistics, carried out by `commit`.
 
-    file: PartitionStatisticsFile
-    partitions: int
-    method: str
+    A task merges what others have summed, and writes one Parquet file, sorted by partition. If an ancestor's file can't
+    be read, the statistics are computed in full.
+    """
 
-
-@dataclass(frozen=True)
-class PartitionStatsPlan(Generic[TableT]):
-    """A plan to compute partition statistics, carried out by `commit`."""
-
-    table: TableT
-    _state: TableState
     _method: str
     _base: Base | None
-    _done: list[tuple[TableT, _Written | None]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def _changes(self) -> EntryChanges:
@@ -225,23 +210,15 @@ class PartitionStatsPlan(Generic[TableT]):
 
         Columns: content ("data", "deletes"), file_path, file_size_in_bytes.
         """
-        manifests = self._manifests
-        contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
-        columns = {
-            "content": pa.array(contents, pa.string()),
-            "file_path": manifests.column("location"),
-            "file_size_in_bytes": manifests.column("file_size_in_bytes"),
-        }
-        return local_frame(self._state.spark, pa.table(columns))
+        return local_frame(self._state.spark, public_manifests(self._manifests))
 
     def summary(self) -> PartitionStatsSummary:
         """Return the plan in numbers, without a job. Reads manifest lists or roots."""
-        snapshot = self._state.snapshot
         sizes = self._manifests.column("file_size_in_bytes").to_pylist()
         base_id = self._base.file.snapshot_id if self._base is not None else None
         return PartitionStatsSummary(
             table=self.table.full_name,
-            snapshot_id=None if snapshot is None else snapshot.snapshot_id,
+            snapshot_id=self._snapshot_id,
             method=self._method,
             base_snapshot_id=base_id,
             snapshots=len(self._base.snapshots) if self._base is not None else 0,
@@ -249,39 +226,25 @@ class PartitionStatsPlan(Generic[TableT]):
             bytes=sum(size or 0 for size in sizes),
         )
 
-    def commit(self) -> TableT:
-        """Compute and write the statistics, register the file, and return the new table, or the same if empty.
-
-        A task merges what others have summed, and writes one Parquet file, sorted by partition. It is written once,
-        whatever other commits come first. If an ancestor's file can't be read, the statistics are computed in full.
-
-        Raises:
-            CommitConflictError: the snapshot has expired.
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitStateUnknownError: the commit may have succeeded; the file stays.
-            CorruptFileError: a manifest is damaged.
-        """
-        if not self._done:
-            written = None if self._method == NONE else self._write()
-            table = self.table if written is None else commit_statistics(self.table, written.file)
-            self._done.append((table, written))
-        return self._done[0][0]
-
-    def _write(self) -> _Written | None:
+    def _write(self) -> tuple[PartitionStatisticsFile, dict[str, Any]] | None:
+        if self._method == NONE:
+            return None
         if self._method == INCREMENTAL:
             assert self._base is not None
             path = self._base.file.statistics_path
             try:
                 with translated_errors():
-                    return self._written(incremental_sums(self._state, self._base, self._changes), INCREMENTAL, path)
+                    return self._write_sums(incremental_sums(self._state, self._base, self._changes), INCREMENTAL, path)
             except (ValidationError, NotFoundError) as error:
                 if path not in str(error):
                     raise
                 _log.warning("%s: computing all partition statistics: %s", self.table.full_name, error)
         with translated_errors():
-            return self._written(full_sums(self._state), FULL, None)
+            return self._write_sums(full_sums(self._state), FULL, None)
 
-    def _written(self, sums: DataFrame, method: str, base: str | None) -> _Written | None:
+    def _write_sums(
+        self, sums: DataFrame, method: str, base: str | None
+    ) -> tuple[PartitionStatisticsFile, dict[str, Any]] | None:
         state = self._state
         assert state.snapshot is not None
         snapshot_id = state.snapshot.snapshot_id
@@ -299,21 +262,9 @@ class PartitionStatsPlan(Generic[TableT]):
                 "statistics-path": file["location"],
                 "file-size-in-bytes": file["length"],
             }
-            return _Written(PartitionStatisticsFile.model_validate(fields), file["partitions"], method)
+            figures = {"partitions": file["partitions"], "method": method}
+            return PartitionStatisticsFile.model_validate(fields), figures
         return None
-
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the file, null before the commit, as for JSON."""
-        committed = None
-        if self._done and (written := self._done[0][1]) is not None:
-            committed = {
-                "metadata_location": self._done[0][0].metadata_location,
-                "statistics_path": written.file.statistics_path,
-                "file_size_in_bytes": written.file.file_size_in_bytes,
-                "partitions": written.partitions,
-                "method": written.method,
-            }
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
 
 
 def _file_schema(state: TableState) -> pa.Schema:
@@ -324,10 +275,20 @@ def _file_schema(state: TableState) -> pa.Schema:
     return schema_to_pyarrow(Schema(partition, *columns))
 
 
-def plan_partition_stats(table: TableT, snapshot_id: int | None, full: bool) -> PartitionStatsPlan[TableT]:
+@dataclass(frozen=True)
+class PartitionStatsOptions(SnapshotOptions):
     """See `Maintenance.compute_partition_stats`."""
-    FLAG.check("full", full)
-    state = state_of(table, snapshot_id)
+
+    _: KW_ONLY
+    full: bool = option(
+        False, "compute everything from the snapshot's entries and replace the snapshot's file, if any."
+    )
+
+
+def plan_partition_stats(table: TableT, options: PartitionStatsOptions) -> PartitionStatsPlan[TableT]:
+    """See `Maintenance.compute_partition_stats`."""
+    options.check()
+    state = state_of(table, options.snapshot_id)
     statistics_schema(state)
     refuse_unknown_transforms(state)
     _refuse_shared_ids(state)
@@ -336,7 +297,7 @@ def plan_partition_stats(table: TableT, snapshot_id: int | None, full: bool) -> 
     task_reader(state)
     if state.snapshot is None:
         return PartitionStatsPlan(table, state, NONE, None)
-    base = None if full else _newest_base(state)
+    base = None if options.full else _newest_base(state)
     if base is None:
         return PartitionStatsPlan(table, state, FULL, None)
     return PartitionStatsPlan(table, state, INCREMENTAL if base.snapshots else NONE, base)

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.arrays import PARTITION, identities, identity_type, whole
 from sparkmeta.errors import CorruptFileError
+from sparkmeta.manifests.v4.root import is_live, version
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
 
@@ -84,12 +85,12 @@ class PartitionSums:
 
     def of_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sum entries with `version_info`, and yield `SUMS`. Those of status DELETED are updates only."""
-        signed = ((batch, pc.if_else(_is_live(batch), 1, 0), _version(batch, "snapshot_id")) for batch in batches)
+        signed = ((batch, pc.if_else(is_live(batch), 1, 0), version(batch, "snapshot_id")) for batch in batches)
         yield from self._sums(signed)
 
     def of_live(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sum entries with `version_info`, without those of status DELETED, and yield `SUMS`."""
-        yield from self.of_all(batch.filter(_is_live(batch)) for batch in batches)
+        yield from self.of_all(batch.filter(is_live(batch)) for batch in batches)
 
     def of_changes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sum entries by their `SIGN` and `UPDATER`, and yield `SUMS`."""
@@ -230,14 +231,6 @@ def _updates(snapshots: Sequence[tuple[int, int]], ranks: Any) -> dict[str, Any]
     """Return `BY` and `AT` of the snapshots at some places."""
     ids, times = zip(*snapshots, strict=True) if snapshots else ((), ())
     return {BY: pa.array(ids, pa.int64()).take(ranks), AT: pa.array(times, pa.int64()).take(ranks)}
-
-
-def _version(batch: pa.RecordBatch, field: str) -> pa.Array:
-    return pc.struct_field(batch.column("version_info"), field)
-
-
-def _is_live(batch: pa.RecordBatch) -> pa.Array:
-    return pc.not_equal(_version(batch, "status"), int(Status.DELETED))
 
 
 # -- partition values -------------------------------------------------------------------------------------------------

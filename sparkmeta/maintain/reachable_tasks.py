@@ -22,7 +22,7 @@ from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dv
 from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, is_live, read_root, version
 from sparkmeta.session import map_arrow, read_tasks
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
@@ -348,8 +348,7 @@ class ContentReader:
         return EntryProjection.of({*names, "version_info"})
 
     def _live_files(self, entries: pa.RecordBatch, retained: bool) -> pa.RecordBatch:
-        status = pc.struct_field(entries.column("version_info"), "status")
-        live = entries.filter(pc.not_equal(status, int(Status.DELETED)))
+        live = entries.filter(is_live(entries))
         columns: dict[str, Any] = {"retained": pa.repeat(pa.scalar(retained), len(live))}
         for name in _SOURCES.keys() & self.schema.names:
             columns[name] = live.column(_SOURCES[name])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,7 @@ from pyiceberg.types import PrimitiveType
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from sparkmeta.commit.attempts import RewritePlan, RewriteSummary, commit_steps
+from sparkmeta.commit.attempts import BranchOptions, RewritePlan, SnapshotPlanSummary, commit_steps
 from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
@@ -28,7 +27,7 @@ from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
 from sparkmeta.inspect.human import byte_size
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
-from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, FileGroups
+from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, DataRewriteOptions, FileGroups
 from sparkmeta.maintain.file_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.attempts import Step
-    from sparkmeta.maintain.file_groups import DataRewriteOptions
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
 
@@ -379,7 +377,7 @@ _COUNTED = {
 
 
 @dataclass(frozen=True)
-class DataRewriteSummary(RewriteSummary):
+class DataRewriteSummary(SnapshotPlanSummary):
     """The data files to rewrite, in numbers.
 
     Attributes:
@@ -404,7 +402,6 @@ class DataRewriteSummary(RewriteSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.groups
 
     def __str__(self) -> str:
@@ -434,10 +431,13 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class DataRewritePlan(RewritePlan[TableT]):
-    """A plan to rewrite data files, carried out by `commit`."""
+class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
+    """A plan to rewrite data files, carried out by `commit`.
 
-    options: DataRewriteOptions
+    With partial progress, groups are committed one part after another; a part that fails is logged, and the others go
+    on. After an error, `is_partly_committed` says whether parts were committed, and `result` what they did.
+    """
+
     order: RowOrder | None
     _done: _Done = field(default_factory=_Done, init=False, repr=False, compare=False)
 
@@ -466,12 +466,12 @@ class DataRewritePlan(RewritePlan[TableT]):
 
     def summary(self) -> DataRewriteSummary:
         """Return the plan in numbers. Runs jobs, once."""
-        groups, head = self._groups.groups, self._state.snapshot
+        groups = self._groups.groups
         total = {name: pc.sum(groups.column(name)).as_py() or 0 for name in ("files", "bytes", "records", "dead_files")}
         live = groups.filter(pc.field("files") > pc.field("dead_files"))
         return DataRewriteSummary(
             table=self.table.full_name,
-            snapshot_id=None if head is None else head.snapshot_id,
+            snapshot_id=self._snapshot_id,
             strategy=self.options.strategy,
             groups=len(groups),
             data_files=total["files"],
@@ -515,30 +515,20 @@ class DataRewritePlan(RewritePlan[TableT]):
         return update.rewrite(chosen.select(*names), added, data_sequence_number=number)
 
     def commit(self) -> TableT:
-        """Write the new data files, and commit them. Return the new table, or the same if there is nothing to do.
-
-        Other commits stay valid. With partial progress, groups are committed one part after another; a part that fails
-        is logged, and the others go on. After an error, `is_partly_committed` says whether parts were committed, and
-        `result` what they did.
+        """See `Plan.commit`.
 
         Raises:
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
             CommitConflictError: another commit removed one of the files or deleted rows of it, or a part of this plan
                 was committed before an error: plan again.
-            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
-            CorruptFileError: a data file or a delete file is damaged.
-            ValidationError: a row does not fit the table, or the branch was set back to an earlier snapshot.
         """
-        if not self._committed:
-            if self.is_partly_committed:
-                problem = "parts of the plan were committed before an error: plan again"
-                raise CommitConflictError(f"{self.table.metadata.location}: {problem}")
-            self._committed.append(self._commit())
-        return self._committed[0]
+        if self.is_partly_committed:
+            problem = "parts of the plan were committed before an error: plan again"
+            raise CommitConflictError(f"{self.table.metadata.location}: {problem}")
+        return super().commit()
 
     @property
     def is_partly_committed(self) -> bool:
-        """Whether `commit` raised an error after it had committed a part of the plan."""
+        """See `Plan.is_partly_committed`."""
         return not self._committed and self._done.commits > 0
 
     def _commit(self) -> TableT:
@@ -569,7 +559,7 @@ class DataRewritePlan(RewritePlan[TableT]):
             raise errors[-1]
         if self.options.remove_dangling_deletes and done.commits and table.metadata.format_version > 1:
             before = table.metadata.snapshot_by_name(self.branch)
-            table = plan_removal(table, self.branch, self.properties).commit()
+            table = plan_removal(table, BranchOptions(branch=self.branch, snapshot_properties=self.properties)).commit()
             after = table.metadata.snapshot_by_name(self.branch)
             if after != before:
                 self._count(after)
@@ -587,38 +577,26 @@ class DataRewritePlan(RewritePlan[TableT]):
         for name, key in _COUNTED.items():
             self._done.counts[name] += summary_number(snapshot, key) or 0
 
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the counts of the commits, null before them, as for JSON."""
-        done, committed = self._done, None
-        if done.commits:
-            committed = {
-                "snapshot_id": done.snapshot_id,
-                "commits": done.commits,
-                "failed_commits": done.failed_commits,
-                "rewritten_data_files": done.rewritten_data_files,
-                "rewritten_bytes": done.rewritten_bytes,
-                "failed_data_files": done.failed_data_files,
-                **done.counts,
-            }
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+    def _outcome(self) -> dict[str, Any] | None:
+        outcome = asdict(self._done)
+        counts = outcome.pop("counts")
+        return {**outcome, **counts} if self._done.commits else None
 
 
 def _sum(groups: pa.Table, column: str) -> int:
     return int(pc.sum(groups.column(column)).as_py() or 0)
 
 
-def plan_data_rewrite(
-    table: TableT, options: DataRewriteOptions, branch: str, properties: Mapping[str, str]
-) -> DataRewritePlan[TableT]:
+def plan_data_rewrite(table: TableT, options: DataRewriteOptions) -> DataRewritePlan[TableT]:
     """See `Maintenance.rewrite_data_files`."""
     table.refuse_read_only()
     metadata = table.metadata
     refuse_rewrite(metadata)
     check_snapshot_options(metadata)
-    head = branch_head(table.state, branch)
+    head = branch_head(table.state, options.branch)
     refuse_types(metadata.schema(), metadata.location)
     executor_writer(head.files)
     options.check_for(metadata)
     ScanFilter.of(head, options.row_filter)
     order = row_order(metadata, options.sort_order) if options.strategy == SORT else None
-    return DataRewritePlan(table, branch, properties, head, options, order)
+    return DataRewritePlan(table, head, options, order)

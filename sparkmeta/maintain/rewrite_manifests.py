@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import manifest_codec
-from sparkmeta.checks import Rule, check_options, is_whole, names_of
+from sparkmeta.checks import Rule, is_whole, names_of, option
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, rewritten_by_others
+from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.lists import NewList, manifest_format, refuse_rewrite, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, ListOptions
@@ -34,9 +34,9 @@ from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.maintain.file_tasks import ManifestTasks
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.plan.filter import ScanFilter, matching_manifests
+from sparkmeta.plan.filter import ScanFilter, is_live_entry, matching_manifests
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.summary import summary_of
 
@@ -60,31 +60,29 @@ _SURPLUS = 1.1
 
 
 @dataclass(frozen=True)
-class ManifestRewriteOptions:
+class ManifestRewriteOptions(BranchOptions):
     """See `Maintenance.rewrite_manifests`."""
 
-    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
-    spec_id: int | None = None
-    sort_by: Sequence[str] | None = None
-    target_manifest_bytes: int | None = None
+    row_filter: BooleanExpression | str = option(
+        AlwaysTrue(), "rewrite only manifests that may hold matching files, by their partition summaries."
+    )
+    _: KW_ONLY
+    spec_id: int | None = option(None, "rewrite only manifests of this partition spec.")
+    sort_by: Sequence[str] | None = option(
+        None,
+        "names of partition fields by which files are sorted. Defaults to a spec's fields.",
+        names_of("partition fields"),
+    )
+    target_manifest_bytes: int | None = option(
+        None,
+        "target size of a manifest. Defaults to the table's `commit.manifest.target-size-bytes` (8 MiB).",
+        Rule(f"a number of bytes from 1 to {MOST_BYTES}", lambda value: is_whole(value) and 1 <= value <= MOST_BYTES),
+    )
 
     def check(self) -> None:
-        """Check values as far as possible without a table.
-
-        Raises:
-            ValidationError: an option has an invalid value.
-            InvalidFilterError: the filter is not valid.
-        """
-        check_options(self, _RULES)
+        """See `Options.check`. Raises InvalidFilterError for a filter that is not valid."""
+        super().check()
         parse_filter(self.row_filter)
-
-
-_RULES = {
-    "sort_by": names_of("partition fields"),
-    "target_manifest_bytes": Rule(
-        f"a number of bytes from 1 to {MOST_BYTES}", lambda value: is_whole(value) and 1 <= value <= MOST_BYTES
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -250,7 +248,7 @@ class ManifestJob:
         """Return the last keys of the ranges. Runs a job that reads only keys."""
         state, group = self.state, self.group
         frame = state.entries(group.manifests, state.projection(("version_info",)))
-        live = frame.where(F.col("version_info.status") != int(Status.DELETED))
+        live = frame.where(is_live_entry().text)
         columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(group.keys)]
         keys = live.select(*columns, F.col("version_info.sequence_number").alias("sequence_number"), MANIFEST, ORDINAL)
         entries = live_count(group.manifests)
@@ -262,21 +260,19 @@ class ManifestJob:
 # -- The plan to rewrite Avro manifests, and the step that commits it -------------------------------------------------
 
 
-PLANNED = pa.schema(
-    [
-        pa.field("content", pa.string()),
-        pa.field("file_path", pa.string()),
-        pa.field("spec_id", pa.int32()),
-        pa.field("live_files", pa.int64()),
-        pa.field("deleted_files", pa.int64()),
-        pa.field("file_size_in_bytes", pa.int64()),
-    ]
-)
-"""The columns of `ManifestRewritePlan.files`."""
+def public_manifests(manifests: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return manifests, rows of `TableState.manifests`, as plans show them: content, file_path, others and their size.
+
+    Args:
+        columns: the other columns.
+    """
+    contents = [CONTENTS[kind] for kind in manifests.column("content_type").to_pylist()]
+    shown = {"content": pa.array(contents, pa.string()), "file_path": manifests.column("location"), **columns}
+    return pa.table({**shown, "file_size_in_bytes": manifests.column("file_size_in_bytes")})
 
 
 @dataclass(frozen=True)
-class ManifestRewriteSummary(RewriteSummary):
+class ManifestRewriteSummary(SnapshotPlanSummary):
     """The numbers of a rewrite, computed from the manifest list alone.
 
     Attributes:
@@ -294,7 +290,6 @@ class ManifestRewriteSummary(RewriteSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.data_manifests or self.delete_manifests)
 
     def __str__(self) -> str:
@@ -311,10 +306,9 @@ class ManifestRewriteSummary(RewriteSummary):
 
 
 @dataclass(frozen=True)
-class ManifestRewritePlan(RewritePlan[TableT]):
+class ManifestRewritePlan(RewritePlan[TableT, ManifestRewriteOptions]):
     """A plan to rewrite Avro manifests, carried out by `commit`."""
 
-    options: ManifestRewriteOptions
     _groups: tuple[ManifestGroup, ...]
 
     def files(self) -> DataFrame:
@@ -323,20 +317,14 @@ class ManifestRewritePlan(RewritePlan[TableT]):
         Columns: content ("data", "deletes"), file_path, spec_id, live_files and deleted_files (null if the list does
         not count them), file_size_in_bytes.
         """
-        tables = [PLANNED.empty_table()]
-        for group in self._groups:
-            manifests = group.manifests
-            stats = manifests.column("manifest_stats").combine_chunks()
-            columns = {
-                "content": pa.repeat(CONTENTS[group.content], len(manifests)),
-                "file_path": manifests.column("location"),
-                "spec_id": manifests.column("partition_spec_id"),
-                "live_files": live_counts(manifests),
-                "deleted_files": stats.field("deleted_files_count").cast(pa.int64()),
-                "file_size_in_bytes": manifests.column("file_size_in_bytes"),
-            }
-            tables.append(pa.table(columns, schema=PLANNED))
-        return local_frame(self._state.spark, pa.concat_tables(tables))
+        manifests = pa.concat_tables([self._state.manifests.slice(0, 0), *(group.manifests for group in self._groups)])
+        rows = public_manifests(
+            manifests,
+            spec_id=manifests.column("partition_spec_id"),
+            live_files=live_counts(manifests),
+            deleted_files=pc.struct_field(manifests.column("manifest_stats"), "deleted_files_count").cast(pa.int64()),
+        )
+        return local_frame(self._state.spark, rows)
 
     def summary(self) -> ManifestRewriteSummary:
         """Return the plan in numbers, without a job."""
@@ -346,7 +334,7 @@ class ManifestRewritePlan(RewritePlan[TableT]):
         live = [live_count(group.manifests) for group in self._groups]
         return ManifestRewriteSummary(
             table=self.table.full_name,
-            snapshot_id=self._state.snapshot.snapshot_id if self._state.snapshot else None,
+            snapshot_id=self._snapshot_id,
             data_manifests=counts[ContentType.DATA_MANIFEST],
             delete_manifests=counts[ContentType.DELETE_MANIFEST],
             kept_manifests=len(self._state.manifests) - sum(counts.values()),
@@ -407,14 +395,12 @@ def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
     return {path: tuple(values) for path, *values in rows}
 
 
-def plan_rewrite(
-    table: TableT, options: ManifestRewriteOptions, branch: str, properties: Mapping[str, str]
-) -> ManifestRewritePlan[TableT]:
+def plan_rewrite(table: TableT, options: ManifestRewriteOptions) -> ManifestRewritePlan[TableT]:
     """See `Maintenance.rewrite_manifests`."""
     table.refuse_read_only()
-    head = branch_head(table.state, branch)
+    head = branch_head(table.state, options.branch)
     _refuse(head)
-    return ManifestRewritePlan(table, branch, properties, head, options, tuple(manifest_groups(head, options)))
+    return ManifestRewritePlan(table, head, options, tuple(manifest_groups(head, options)))
 
 
 def _refuse(state: TableState) -> None:

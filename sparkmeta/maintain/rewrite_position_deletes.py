@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
-from sparkmeta.checks import at_least, check_options
+from sparkmeta.checks import at_least, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.attempts import RewritePlan, RewriteStep, RewriteSummary, commit_steps
+from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, commit_steps
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, manifest_format, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
@@ -76,25 +76,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeleteRewriteOptions:
+class DeleteRewriteOptions(BranchOptions):
     """See `Maintenance.rewrite_position_delete_files`."""
 
-    row_filter: BooleanExpression | str = AlwaysTrue()  # noqa: RUF009  an immutable singleton
-    target_file_size_bytes: int | None = None
-    min_file_size_bytes: int | None = None
-    max_file_size_bytes: int | None = None
-    min_input_files: int = 5
-    rewrite_all: bool = False
+    row_filter: BooleanExpression | str = option(
+        AlwaysTrue(), "rewrite only deletes of partitions that may hold matching rows."
+    )
+    _: KW_ONLY
+    target_file_size_bytes: int | None = option(
+        None,
+        "target size of delete files. Defaults to the table's `write.delete.target-file-size-bytes` (64 MiB).",
+        at_least(1),
+    )
+    min_file_size_bytes: int | None = option(
+        None,
+        "smaller files are merged. For Puffin files, only live deletion vectors count. Defaults to three quarters of "
+        "the target size.",
+        at_least(0),
+    )
+    max_file_size_bytes: int | None = option(
+        None,
+        "larger position delete files that cover several data files are split. Defaults to 1.8 times the target size.",
+        at_least(1),
+    )
+    min_input_files: int = option(
+        5, "the minimum number of small Puffin files, or of files in a partition, to merge.", at_least(1)
+    )
+    rewrite_all: bool = option(False, "rewrite all position deletes.")
 
     def check(self) -> None:
-        """Check values as far as possible without a table.
-
-        Raises:
-            ValidationError: an option has an invalid value.
-            InvalidFilterError: the filter is not valid.
-        """
-        counts = ("target_file_size_bytes", "max_file_size_bytes", "min_input_files")
-        check_options(self, {**dict.fromkeys(counts, at_least(1)), "min_file_size_bytes": at_least(0)})
+        """See `Options.check`. Raises InvalidFilterError for a filter that is not valid."""
+        super().check()
         parse_filter(self.row_filter)
         if self.target_file_size_bytes is not None:
             self._sizes(self.target_file_size_bytes)
@@ -497,7 +509,7 @@ def _conflict(head: TableState, problem: str) -> CommitConflictError:
 
 
 @dataclass(frozen=True)
-class DeleteRewriteSummary(RewriteSummary):
+class DeleteRewriteSummary(SnapshotPlanSummary):
     """The position deletes to rewrite, in numbers.
 
     Attributes:
@@ -518,7 +530,6 @@ class DeleteRewriteSummary(RewriteSummary):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.position_delete_files or self.deletion_vectors)
 
     def __str__(self) -> str:
@@ -532,10 +543,14 @@ class DeleteRewriteSummary(RewriteSummary):
 
 
 @dataclass(frozen=True)
-class DeleteRewritePlan(RewritePlan[TableT]):
-    """A plan to rewrite position deletes, carried out by `commit`."""
+class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
+    """A plan to rewrite position deletes, carried out by `commit`.
 
-    options: DeleteRewriteOptions
+    New delete files are written once, and deleted if the commit fails. `commit` raises CommitConflictError if another
+    commit removed a rewritten delete file, removed a data file that gets a deletion vector, added a deletion vector for
+    such a data file, or changed the format version.
+    """
+
     _written: list[DataFrame] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
@@ -565,10 +580,8 @@ class DeleteRewritePlan(RewritePlan[TableT]):
             F.coalesce(F.sum(size), F.lit(0)).alias("bytes"),
         )
         (row,) = figures.toArrow().to_pylist()
-        head = self._state.snapshot
-        snapshot_id = head.snapshot_id if head else None
         file_format = "PUFFIN" if self._rewrite.makes_vectors else "PARQUET"
-        return DeleteRewriteSummary(self.table.full_name, snapshot_id, file_format, **row)
+        return DeleteRewriteSummary(self.table.full_name, self._snapshot_id, file_format, **row)
 
     def step(self) -> Step | None:
         """See `RewritePlan.step`. Writes the new delete files."""
@@ -582,31 +595,14 @@ class DeleteRewritePlan(RewritePlan[TableT]):
         update = SnapshotUpdate(self.table.state, WriteTarget(self.branch), dict(self.properties))
         return update.rewrite(removed, deletes=public_files(self._written[0], self._state))
 
-    def commit(self) -> TableT:
-        """Write the new delete files, and commit a snapshot with them. Return the new table, or the same if empty.
-
-        Other commits stay valid. The delete files are written once; they are deleted if the commit fails.
-
-        Raises:
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: another commit removed a delete file or, of deletion vectors, a data file, or added a
-                deletion vector for one of the data files, or changed the format version: plan again.
-            CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
-            CorruptFileError: a delete file is damaged.
-            ValidationError: the branch was set back to an earlier snapshot.
-        """
-        if not self._committed:
-            self._committed.append(self._commit())
-        return self._committed[0]
-
-    def result(self) -> dict[str, Any]:
-        """See `RewritePlan.result`. The counts include the new delete files and their bytes."""
-        result = super().result()
-        if result["committed"] is not None:
+    def _outcome(self) -> dict[str, Any] | None:
+        """See `Plan.result`. The counts include the new delete files and their bytes."""
+        counts = super()._outcome()
+        if counts is not None:
             after = self._committed[0].metadata.snapshot_by_name(self.branch)
             names = {"added_delete_files": "added-delete-files", "added_bytes": "added-files-size"}
-            result["committed"] |= {name: summary_number(after, key) or 0 for name, key in names.items()}
-        return result
+            counts |= {name: summary_number(after, key) or 0 for name, key in names.items()}
+        return counts
 
     def _commit(self) -> TableT:
         step = self.step()
@@ -617,19 +613,17 @@ class DeleteRewritePlan(RewritePlan[TableT]):
             return commit_steps(self.table, [step])
 
 
-def plan_delete_rewrite(
-    table: TableT, options: DeleteRewriteOptions, branch: str, properties: Mapping[str, str]
-) -> DeleteRewritePlan[TableT]:
+def plan_delete_rewrite(table: TableT, options: DeleteRewriteOptions) -> DeleteRewritePlan[TableT]:
     """See `Maintenance.rewrite_position_delete_files`."""
     table.refuse_read_only()
     metadata = table.metadata
     refuse_rewrite(metadata)
     check_snapshot_options(metadata)
-    head = branch_head(table.state, branch)
+    head = branch_head(table.state, options.branch)
     state = with_root(head, base_root(head)) if has_tree(metadata) else head
     options.check()
     options.sizes(metadata.properties)
     delete_granularity(metadata.properties)
     delete_codec(metadata.properties)
     task_reader(state)
-    return DeleteRewritePlan(table, branch, properties, state, options)
+    return DeleteRewritePlan(table, state, options)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 from pyiceberg.types import PrimitiveType
 
-from sparkmeta.checks import Rule, are_texts
-from sparkmeta.commit.attempts import commit_steps
+from sparkmeta.checks import Options, Rule, are_texts, option
+from sparkmeta.commit.attempts import SnapshotPlan, SnapshotPlanSummary, commit_steps
 from sparkmeta.errors import (
     CommitConflictError,
     UnsupportedError,
@@ -66,20 +67,49 @@ class _SetStatistics:
         return update_table_metadata(metadata, (kind.model_validate(named),))
 
 
-def commit_statistics(table: TableT, file: StatisticsFile | PartitionStatisticsFile) -> TableT:
-    """Register a new file and return the new table. If that fails, delete the file.
+@dataclass(frozen=True)
+class StatisticsPlan(SnapshotPlan[TableT]):
+    """A plan to compute statistics of a snapshot, carried out by `commit`.
 
-    Raises:
-        CommitConflictError: the snapshot has expired.
-        CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-        CommitStateUnknownError: the commit may have succeeded; the file is kept.
+    The file is written once, whatever other commits come first. `commit` raises CommitConflictError if the snapshot has
+    expired.
     """
-    try:
-        return commit_steps(table, [_SetStatistics(file)])
-    except Exception as error:
-        if proves_failure(error):
-            discard(table.state.files, [file.statistics_path])
-        raise
+
+    _figures: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @abstractmethod
+    def _write(self) -> tuple[StatisticsFile | PartitionStatisticsFile, dict[str, Any]] | None:
+        """Compute the statistics and write the file; return None if there are none to compute.
+
+        Returns:
+            The file, and figures of it for `result`.
+        """
+
+    def _commit(self) -> TableT:
+        written = self._write()
+        if written is None:
+            return self.table
+        file, figures = written
+        try:
+            table = commit_steps(self.table, [_SetStatistics(file)])
+        except Exception as error:
+            if proves_failure(error):
+                discard(self._state.files, [file.statistics_path])
+            raise
+        size = file.file_size_in_bytes
+        self._figures.update(statistics_path=file.statistics_path, file_size_in_bytes=size, **figures)
+        return table
+
+    def _outcome(self) -> dict[str, Any] | None:
+        outcome = super()._outcome()
+        return outcome | self._figures if outcome and self._figures else None
+
+
+@dataclass(frozen=True)
+class SnapshotOptions(Options):
+    """Options of operations that compute something of a snapshot."""
+
+    snapshot_id: int | None = option(None, "the snapshot. Defaults to the current one.")
 
 
 def state_of(table: TableT, snapshot_id: int | None) -> TableState:
@@ -102,30 +132,22 @@ _UNSUPPORTED = ("unknown", "geometry", "geography", "variant")
 
 
 @dataclass(frozen=True)
-class TableStatsSummary:
+class TableStatsSummary(SnapshotPlanSummary):
     """The snapshot and columns of which statistics are computed; `str` formats them.
 
     Attributes:
-        snapshot_id: the snapshot; None if the table is empty.
         columns: the names of the columns.
         data_files: the number of data files that are read.
         is_current: whether the snapshot has sketches of all these columns, which a commit replaces.
     """
 
-    table: str
-    snapshot_id: int | None
     columns: tuple[str, ...]
     data_files: int
     is_current: bool
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return self.snapshot_id is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, as for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if self.snapshot_id is None:
@@ -138,15 +160,10 @@ class TableStatsSummary:
 
 
 @dataclass(frozen=True)
-class TableStatsPlan(Generic[TableT]):
+class TableStatsPlan(StatisticsPlan[TableT]):
     """A plan to compute table statistics, carried out by `commit`."""
 
-    table: TableT
-    _state: TableState
     _columns: dict[str, int]
-    _done: list[tuple[TableT, StatisticsFile | None]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
 
     def files(self) -> DataFrame:
         """Return a row for each data file that is read, with the columns of `Scan.plan_files`, lazily."""
@@ -154,8 +171,7 @@ class TableStatsPlan(Generic[TableT]):
 
     def summary(self) -> TableStatsSummary:
         """Return the plan in numbers, without a job if manifests have counts."""
-        snapshot = self._state.snapshot
-        snapshot_id = None if snapshot is None else snapshot.snapshot_id
+        snapshot_id = self._snapshot_id
         data_files = count_files(prune_manifests(self._filter))
         is_current = self._sketched(snapshot_id) >= {(field_id,) for field_id in self._columns.values()}
         return TableStatsSummary(self.table.full_name, snapshot_id, tuple(self._columns), data_files, is_current)
@@ -190,24 +206,7 @@ class TableStatsPlan(Generic[TableT]):
         parts = map_arrow(values, ColumnSketches(tuple(self._columns.values())).sketch, SKETCH_SCHEMA)
         return map_arrow(parts.repartition("field_id"), merge_sketches, SKETCH_SCHEMA)
 
-    def commit(self) -> TableT:
-        """Compute and write the statistics, register the file, and return the new table, or the same if empty.
-
-        The file is written once, whatever other commits come first.
-
-        Raises:
-            CommitConflictError: the snapshot has expired.
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitStateUnknownError: the commit may have succeeded; the file stays.
-            NotFoundError: a manifest, data file or file of deletes is missing.
-        """
-        if not self._done:
-            file = self._write()
-            table = self.table if file is None else commit_statistics(self.table, file)
-            self._done.append((table, file))
-        return self._done[0][0]
-
-    def _write(self) -> StatisticsFile | None:
+    def _write(self) -> tuple[StatisticsFile, dict[str, Any]] | None:
         snapshot = self._state.snapshot
         if snapshot is None:
             return None
@@ -221,22 +220,8 @@ class TableStatsPlan(Generic[TableT]):
         name = f"{snapshot.snapshot_id}-{uuid.uuid4()}.stats"
         location = join(metadata_folder(self._state.metadata), name)
         self._state.files.write_new(location, puffin.data)
-        return _statistics_file(snapshot, location, puffin)
-
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the file, null before the commit, as for JSON."""
-        committed = None
-        if self._done and (file := self._done[0][1]) is not None:
-            names = {field_id: name for name, field_id in self._columns.items()}
-            committed = {
-                "metadata_location": self._done[0][0].metadata_location,
-                "statistics_path": file.statistics_path,
-                "file_size_in_bytes": file.file_size_in_bytes,
-                "distinct_values": {
-                    names[blob.fields[0]]: int((blob.properties or {})[NDV]) for blob in file.blob_metadata
-                },
-            }
-        return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": committed}
+        distinct = {name: int(sketches.get(field_id, empty).estimate) for name, field_id in self._columns.items()}
+        return _statistics_file(snapshot, location, puffin), {"distinct_values": distinct}
 
 
 def _blob(snapshot: Snapshot, field_id: int, sketch: ThetaSketch) -> Blob:
@@ -266,26 +251,28 @@ def _statistics_file(snapshot: Snapshot, location: str, puffin: PuffinFile) -> S
     return StatisticsFile.model_validate(fields)
 
 
-def plan_table_stats(table: TableT, snapshot_id: int | None, columns: Sequence[str] | None) -> TableStatsPlan[TableT]:
+_NAMES = Rule("the names of columns", lambda value: are_texts(value) and len(value) > 0)
+
+
+@dataclass(frozen=True)
+class TableStatsOptions(SnapshotOptions):
     """See `Maintenance.compute_table_stats`."""
-    check_columns(columns)
-    state = state_of(table, snapshot_id)
+
+    columns: Sequence[str] | None = option(
+        None,
+        "names of columns in the snapshot's schema, with dots for struct fields. Defaults to all top-level columns of "
+        "primitive types.",
+        _NAMES,
+    )
+
+
+def plan_table_stats(table: TableT, options: TableStatsOptions) -> TableStatsPlan[TableT]:
+    """See `Maintenance.compute_table_stats`."""
+    options.check()
+    state = state_of(table, options.snapshot_id)
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     table.refuse_read_only()
-    return TableStatsPlan(table, state, _chosen(state, columns))
-
-
-def check_columns(columns: Sequence[str] | None = None) -> None:
-    """Check the option of `Maintenance.compute_table_stats` as far as possible without a table.
-
-    Raises:
-        ValidationError: it is no list of names.
-    """
-    if columns is not None:
-        _NAMES.check("columns", columns)
-
-
-_NAMES = Rule("the names of columns", lambda value: are_texts(value) and len(value) > 0)
+    return TableStatsPlan(table, state, _chosen(state, options.columns))
 
 
 def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:

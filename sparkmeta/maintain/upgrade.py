@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.refs import SnapshotRefType
 
-from sparkmeta.checks import FLAG, one_of
-from sparkmeta.commit.attempts import Step, commit_steps
+from sparkmeta.checks import Options, described, one_of, option
+from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.compaction import CompactionOptions, CompactionPlan, CompactionSummary, compaction_of
 from sparkmeta.entries.arrays import live_count
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError
@@ -66,7 +66,7 @@ class BranchSummary:
 
 
 @dataclass(frozen=True)
-class UpgradeSummary:
+class UpgradeSummary(PlanSummary):
     """The changes that an upgrade makes, and the files that it keeps; `str` formats them.
 
     Attributes:
@@ -75,7 +75,6 @@ class UpgradeSummary:
         compaction: the compaction of the main branch; None if the upgrade makes none.
     """
 
-    table: str
     from_version: int
     to_version: int
     specs: int
@@ -83,6 +82,11 @@ class UpgradeSummary:
     snapshots: int
     branches: tuple[BranchSummary, ...]
     compaction: CompactionSummary | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, in JSON-compatible types."""
+        expressions = [expression.model_dump(mode="json", by_alias=True) for expression in self.expressions]
+        return super().to_dict() | {"expressions": expressions}
 
     def __str__(self) -> str:
         becomes = f"{self.table}: format version {self.from_version} becomes {self.to_version}"
@@ -117,19 +121,20 @@ _NEEDS = {
 
 
 @dataclass(frozen=True)
-class UpgradePlan(Generic[TableT]):
+class UpgradePlan(TablePlan[TableT]):
     """A plan to upgrade a table, carried out by `commit`.
+
+    A compaction has its snapshot in the same commit. `commit` raises CommitConflictError if another commit has upgraded
+    the table.
 
     Attributes:
         to_version: the format version that the table gets.
         compact: whether to compact the manifests of the main branch in the same commit.
     """
 
-    table: TableT
     to_version: int = TREE_VERSION
     compact: bool = False
     _table_uuid: uuid.UUID = field(default_factory=uuid.uuid4)
-    _committed: list[TableT] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def summary(self) -> UpgradeSummary:
         """Return the changes and the files that are kept. Reads the manifest lists of the branches' heads.
@@ -145,7 +150,7 @@ class UpgradePlan(Generic[TableT]):
         if not self.compact:
             return None
         upgraded = replace(self.table.state, metadata=self.apply(self.table.state))
-        return compaction_of(self.table, upgraded, CompactionOptions(), "main", {})
+        return compaction_of(self.table, upgraded, CompactionOptions())
 
     @cached_property
     def _summary(self) -> UpgradeSummary:
@@ -162,27 +167,9 @@ class UpgradePlan(Generic[TableT]):
             compaction=None if self.compaction is None else self.compaction.summary(),
         )
 
-    def commit(self) -> TableT:
-        """Commit the upgraded metadata, with the compaction's snapshot if there is one. Return the new table.
-
-        Raises:
-            CommitConflictError: another commit has upgraded the table; with a compaction, see `RewritePlan.commit`.
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitStateUnknownError: the upgrade may have succeeded.
-        """
-        if not self._committed:
-            compaction = None if self.compaction is None else self.compaction.step()
-            steps: list[Step] = [self] if compaction is None else [self, compaction]
-            self._committed.append(commit_steps(self.table, steps))
-        return self._committed[0]
-
-    def result(self) -> dict[str, Any]:
-        """Return the summary and the new metadata file (null before the commit) in JSON-compatible types."""
-        summary = self.summary()
-        expressions = [expression.model_dump(mode="json", by_alias=True) for expression in summary.expressions]
-        committed = {"metadata_location": self._committed[0].metadata_location} if self._committed else None
-        plan = asdict(summary) | {"expressions": expressions}
-        return {"table": self.table.metadata.location, "plan": plan, "committed": committed}
+    def _commit(self) -> TableT:
+        compaction = None if self.compaction is None else self.compaction.step()
+        return commit_steps(self.table, [self] if compaction is None else [self, compaction])
 
     def apply(self, state: TableState) -> TableMetadata:
         """Return the upgraded metadata of a state. For `commit`."""
@@ -200,24 +187,34 @@ class UpgradePlan(Generic[TableT]):
         return upgrade_lists(metadata, self.to_version, self._table_uuid)
 
 
-def plan_upgrade(table: TableT, format_version: int, *, compact: bool = False) -> UpgradePlan[TableT]:
+@dataclass(frozen=True)
+class UpgradeOptions(Options):
     """See `Maintenance.upgrade`."""
-    check_upgrade(format_version, compact=compact)
-    _refuse(table.metadata, format_version)
-    table.refuse_read_only(as_tree=format_version == TREE_VERSION)
-    return UpgradePlan(table, format_version, compact)
+
+    format_version: int = field(
+        metadata=described("the new format version: 2, 3 or 4.", one_of(*_VERSIONS), TREE_VERSION)
+    )
+    _: KW_ONLY
+    compact: bool = option(
+        False,
+        "also compact the manifests of the main branch of a tree, in the same commit. `undo_upgrade` is impossible "
+        "after that.",
+    )
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        super().check()
+        if self.compact and self.format_version != TREE_VERSION:
+            raise ValidationError(f"compact is true: only an upgrade to version {TREE_VERSION} compacts")
 
 
-def check_upgrade(format_version: int, *, compact: bool = False) -> None:
-    """Check the options of `Maintenance.upgrade` as far as possible without a table.
-
-    Raises:
-        ValidationError: an option has an invalid value.
-    """
-    one_of(*_VERSIONS).check("format_version", format_version)
-    FLAG.check("compact", compact)
-    if compact and format_version != TREE_VERSION:
-        raise ValidationError(f"compact is true: only an upgrade to version {TREE_VERSION} compacts")
+def plan_upgrade(table: TableT, options: UpgradeOptions) -> UpgradePlan[TableT]:
+    """See `Maintenance.upgrade`."""
+    options.check()
+    version = options.format_version
+    _refuse(table.metadata, version)
+    table.refuse_read_only(as_tree=version == TREE_VERSION)
+    return UpgradePlan(table, version, options.compact)
 
 
 def can_upgrade(metadata: TableMetadata, format_version: int) -> bool:
@@ -263,33 +260,43 @@ def _expression_text(expression: Expression) -> str:
 
 
 @dataclass(frozen=True)
-class UndoUpgradePlan(Generic[TableT]):
-    """A plan to revert an upgrade, carried out by `commit`.
+class UndoUpgradeSummary(PlanSummary):
+    """The format version that a table gets back.
+
+    Attributes:
+        snapshots: the number of snapshots, which keep their manifest lists.
+    """
+
+    to_version: int
+    snapshots: int
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"{self.table}: the metadata tree becomes format version {self.to_version} again",
+                f"{self.snapshots} snapshots keep their manifest lists; changes since the upgrade stay",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class UndoUpgradePlan(TablePlan[TableT]):
+    """A plan to revert an upgrade, carried out by `commit`, which raises ValidationError if a snapshot has a root.
 
     Attributes:
         to_version: the format version before the upgrade.
     """
 
-    table: TableT
     to_version: int
 
     def __str__(self) -> str:
-        snapshots = len(self.table.metadata.snapshots)
-        return "\n".join(
-            [
-                f"{self.table.full_name}: the metadata tree becomes format version {self.to_version} again",
-                f"{snapshots} snapshots keep their manifest lists; changes since the upgrade stay",
-            ]
-        )
+        return str(self.summary())
 
-    def commit(self) -> TableT:
-        """Commit the metadata in the earlier version and return the new table.
+    def summary(self) -> UndoUpgradeSummary:
+        """Return the plan in numbers."""
+        return UndoUpgradeSummary(self.table.full_name, self.to_version, len(self.table.metadata.snapshots))
 
-        Raises:
-            CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitStateUnknownError: the commit may have succeeded.
-            ValidationError: another commit has written a root.
-        """
+    def _commit(self) -> TableT:
         return commit_steps(self.table, [self])
 
     def apply(self, state: TableState) -> TableMetadata:

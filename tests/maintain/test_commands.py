@@ -62,7 +62,12 @@ def test_a_plan_changes_nothing(table: sm.Table, capsys: pytest.CaptureFixture[s
 
 def test_commit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = filled_table(spark, tmp_path)
-    result = json.loads(command(table.location(), "--max-entries", "4", "--commit", "-o", "json"))
+    extra = ("--snapshot-property", "by=night", "--snapshot-property", "of=us")
+    result = json.loads(command(table.location(), "--max-entries", "4", *extra, "--commit", "-o", "json"))
+    written = table.refresh().current_snapshot()
+    assert written is not None
+    assert written.summary is not None
+    assert (written.summary["by"], written.summary["of"]) == ("night", "us")
     counts = {key: value for key, value in result["committed"].items() if key != "snapshot_id"}
     assert counts == {"manifests_created": 1, "manifests_replaced": 2, "manifests_kept": 1, "entries_processed": 4}
     assert job("--table", table.location(), "--cluster-by", "id,s", "--commit") == 0

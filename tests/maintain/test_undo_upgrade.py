@@ -46,6 +46,7 @@ def test_the_metadata_is_as_it_was(spark: SparkSession, tmp_path: Path, version:
     assert f"format version {version}" in str(plan)
     assert upgraded.refresh().format_version == 4
     undone = plan.commit()
+    assert plan.commit() is undone
     assert undone.format_version == undone.refresh().format_version == version
     # Lists that early writers of version 1 leave out are there.
     remaining = document(before).keys() - {"schema", "partition-spec"}
