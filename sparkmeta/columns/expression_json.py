@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
 
 
-# -- Write bound expressions as Iceberg's expression JSON, which its ExpressionParser reads ---------------------------
+# -- Write expression JSON --------------------------------------------------------------------------------------------
 
 
 _OPERATIONS: Final[dict[type[BoundPredicate], str]] = {
@@ -149,7 +149,7 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-# -- Read Iceberg's expression JSON, as engines send it with scans (REST catalog spec, Predicate), without recursion
+# -- Read expression JSON (REST catalog spec, Predicate) --------------------------------------------------------------
 
 
 _UNARY: Final[dict[str, Any]] = {"is-null": IsNull, "not-null": NotNull, "is-nan": IsNaN, "not-nan": NotNaN}
