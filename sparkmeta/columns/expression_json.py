@@ -164,7 +164,7 @@ _COMPARISONS: Final[dict[str, Any]] = {
     "not-starts-with": NotStartsWith,
 }
 _SETS: Final[dict[str, Any]] = {"in": In, "not-in": NotIn}
-# What a comparison is if its sides are exchanged.
+# Comparison -> the equivalent comparison with its sides exchanged.
 _EXCHANGED: Final = {"lt": "gt", "lt-eq": "gt-eq", "gt": "lt", "gt-eq": "lt-eq", "eq": "eq", "not-eq": "not-eq"}
 _JUNCTIONS: Final[dict[str, Any]] = {"and": And, "or": Or}
 
