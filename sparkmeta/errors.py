@@ -27,7 +27,7 @@ _RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?
 _FAILED_READ_FILE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
 _PATH_NOT_FOUND = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+): (?!\[FAILED_READ_FILE)(.+)$", re.MULTILINE)
-# Words in the causes of errors that are not due to the content of the file: the store refused or did not respond.
+# Words in the causes of errors for which the content of the file is not to blame: the store refused or did not respond.
 _ACCESS_PROBLEM = re.compile(
     r"access|permission|forbidden|credential|auth|timeout|timed out|connect|host|socket|ssl|throttl|slow ?down|"
     r"unavailable|no space|interrupted",
@@ -64,7 +64,7 @@ class CorruptFileError(ValidationError):
     """A file has invalid content.
 
     Attributes:
-        location: The file, as it was requested.
+        location: The requested file.
         field: The invalid field, such as ``snapshots[3].snapshot-id``.
         value: The value of the field. Long values are truncated.
         problem: What is wrong with the value.
@@ -87,7 +87,7 @@ class InvalidChangeError(ValidationError, ValueError):
 
 
 class InvalidNameError(ValidationError, ValueError):
-    """A name can't be that of a table, view or namespace in this catalog."""
+    """A name can't be used for a table, view or namespace in this catalog."""
 
 
 class InvalidArgumentError(ValidationError, ValueError):
@@ -193,7 +193,7 @@ def is_conflict(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that says what is wrong, or else the name of its class."""
     lines = str(error).strip().splitlines()
-    # py4j begins with the name of an object of its own, and goes on with the exception of the JVM.
+    # py4j's message begins with the name of a py4j object; the exception of the JVM follows.
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         return lines[1].removeprefix(": ")
     return lines[0] if lines else type(error).__name__

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Read the Avro object container: header, block frames and compressed blocks. Every length is checked --------------
+# -- Read the container: header, frames and blocks --------------------------------------------------------------------
 # Blocks are found without decoding records, so that tasks can decode parts of a large manifest, and know the ordinals
 # of their records from the counts of the blocks before.
 
@@ -70,7 +70,7 @@ _LONG_BYTES = 32 << 20
 
 
 def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Data:
-    """Return the bytes of a manifest, a row of `PART_SCHEMA`; of a long Avro manifest, `Windows`."""
+    """Return the bytes of a manifest, a row of `PART_SCHEMA`; `Windows` for a long Avro manifest."""
     location = part["location"]
     if part["file_format"] == "PARQUET" or (part["file_size_in_bytes"] or 0) <= _LONG_BYTES:
         return files.read(location)
@@ -80,7 +80,7 @@ def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Dat
 MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
 MAX_BLOCK_BYTES = 64 * 1024 * 1024
-"""Most inflated bytes of a block. Iceberg's writers close a block at 64 KB."""
+"""Maximum inflated bytes of a block. Iceberg's writers close a block at 64 KB."""
 
 _MAX_VARINT_BYTES = 10
 
@@ -304,7 +304,7 @@ def _deflate(packed: memoryview) -> bytes | bytearray:
 
 
 def _snappy(packed: memoryview) -> bytes:
-    """Inflate snappy data, which a CRC-32 of the inflated bytes follows (Avro specification, snappy codec)."""
+    """Inflate snappy data, followed by a CRC-32 of the inflated bytes (Avro specification, snappy codec)."""
     if len(packed) < 5:
         raise ValueError("too short")
     body, checksum = packed[:-4], int.from_bytes(packed[-4:], "big")
@@ -355,7 +355,7 @@ _INFLATERS: dict[str, Callable[[memoryview], bytes | bytearray]] = {
 }
 
 
-# -- Write the Avro object container: its header, and blocks of encoded records ---------------------------------------
+# -- Write the container ----------------------------------------------------------------------------------------------
 
 
 # Inflated bytes of a block, as in Java's library. Readers split a file at its blocks.
@@ -381,7 +381,7 @@ def container_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes], sync
 
     Args:
         records: the records.
-        pack: compresses; see `container.deflater`.
+        pack: compresses a block; see `deflater`.
         sync: the sync marker of the header.
     """
     for count, packed in packed_blocks(records, pack):
@@ -412,7 +412,7 @@ def _long(value: int) -> bytes:
     return bytes([*encoded, remaining])
 
 
-# -- Read Avro files of rows as Arrow batches, one per block: data files, delete files and partition statistics
+# -- Avro files of rows as Arrow batches ------------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 

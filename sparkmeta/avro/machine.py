@@ -1,6 +1,4 @@
-"""The machine that decodes Avro records: pieces that read bytes, and the instructions that use them; numba compiles
-both.
-"""
+"""The machine that decodes Avro records: instructions, and the pieces that read bytes. Numba compiles both."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-# -- Pieces that read Avro's bytes, and functions that copy the values that a program has located ---------------------
+# -- Pieces that read bytes -------------------------------------------------------------------------------------------
 # numba compiles them. Internally, positions of data are addresses, since numba would count references of arrays at
 # every call. Python passes arrays, and gets no addresses.
 #
@@ -41,7 +39,7 @@ _MAX_LONG = (1 << 63) - 1
 # A mask that is not zero for a number and a length unless both take one byte and are not negative.
 LONG_PAIR = 0x8181
 
-# Most bytes that `copy_entries` adds to an entry: for the status, and for an optional number.
+# Maximum bytes that `copy_entries` adds to an entry: for the status, and for an optional number.
 ENTRY_BYTES, NUMBER_BYTES = 1, 11
 _EXISTING = 0
 
@@ -231,7 +229,7 @@ def read_pair(kinds, p, end):  # type: ignore[no-untyped-def]
     return key, value, 0, p
 
 
-# -- what a program found ----------------------------------------------------------------------------------------------
+# -- Copy the values that a program has located -----------------------------------------------------------------------
 
 
 @entry_point(types.void(DATA, LONGS, LONGS, BYTES))
@@ -347,7 +345,7 @@ def take_numbers(data, starts, sizes, words):  # type: ignore[no-untyped-def]
     return item
 
 
-# -- The instructions that read Avro records, and the machine that executes them, compiled by numba -------------------
+# -- Instructions, and the machine that executes them -----------------------------------------------------------------
 # A program is a flat array of integers: instructions of `WIDTH` words (operation and three operands), then the tables
 # that instructions point to. It runs once per record, in one pass over the bytes of a block, and stores projected
 # values in slots, two words for each column and record.
@@ -564,7 +562,7 @@ def _column_of(table, mask, key):  # type: ignore[no-untyped-def]
 
 @piece
 def _read_keys(pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
-    """Read the values of projected keys into the slots of their columns. Of a repeated key, the last value stays."""
+    """Read the values of projected keys into the slots of their columns. If a key is repeated, the last value stays."""
     mask, table, kinds = word_at(pc + 8), pc + word_at(pc + 16), word_at(pc + 24)
     if not kinds & BYTES_VALUE:
         base = 0

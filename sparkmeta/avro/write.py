@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 
-# -- Encode Arrow columns in Avro's binary form. Without Spark: tasks import this -------------------------------------
+# -- Encode Arrow columns ---------------------------------------------------------------------------------------------
 # Columns are encoded one by one, as arrays of bytes, and joined row by row in Arrow. There is no Python object per
 # row.
 
@@ -79,7 +79,7 @@ class ColumnEncoder:
     def encoded(self, kind: Any, values: pa.Array) -> pa.BinaryArray:
         """Return the encoding of each value. A null encodes as null if the type is a union with it.
 
-        A column of nulls may have any Arrow type then: a void partition field has that of its values in other specs.
+        A column of nulls may have any Arrow type: a void partition field has the type of its values in other specs.
         """
         if isinstance(kind, list):
             if values.null_count == len(values):
@@ -164,8 +164,8 @@ def _fixed_decimals(values: pa.Array, size: int) -> pa.BinaryArray:
     return fixed.cast(pa.binary())
 
 
-# -- Write v1 to v3 manifests from encoded entries --------------------------------------------------------------------
-# Layouts and field orders are like those of Iceberg's Java library (semantics 9.1, 9.2).
+# -- Write manifests --------------------------------------------------------------------------------------------------
+# Layouts and field orders are the same as in Iceberg's Java library (semantics 9.1, 9.2).
 
 
 ENTRY = "entry"
@@ -245,18 +245,18 @@ class ManifestFormat:
 
     @property
     def projection(self) -> EntryProjection:
-        """What is read of entries to encode them."""
+        """The projection of entries to encode."""
         return EntryProjection.of(COLUMNS, dict(self.partition), {}, self.spec_tuples)
 
     @property
     def written_schema(self) -> dict[str, Any]:
-        """The schema in the files: partition fields have the ids that the spec gives them."""
+        """The schema in the files: partition fields have their ids in the spec."""
         ids = {unique: written for written, unique in self.projection.unique_ids(self.spec_id).items()}
         return with_partition_ids(dict(self.schema), ids)
 
     @cached_property
     def encoded(self) -> dict[str, Any]:
-        """The schema with which entries are encoded, by field ids. Fixed values are bytes, as in Java's library."""
+        """The schema of encoded entries, by field ids. Fixed values are bytes, as in Java's library."""
         schema = dict(self.schema)
         return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
 
@@ -381,7 +381,7 @@ def _summary(values: pa.Array) -> dict[str, Any]:
     }
 
 
-# -- Encode entries of any manifest as entries of a new v1 to v3 manifest. Without Spark: tasks import this -----------
+# -- Encode entries ---------------------------------------------------------------------------------------------------
 # There is no Python object per entry.
 
 
@@ -410,8 +410,8 @@ def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryAr
             encoded.append(_tuples(encoder, record, _columns_by_id(entries, PARTITION), len(entries)))
         elif field_id in METRICS_MAPS:
             name = METRICS_MAPS[field_id][0]
-            given = name in entries.schema.names
-            maps = whole(entries.column(name)) if given else metrics_map(name, stats, len(entries))
+            has_map = name in entries.schema.names
+            maps = whole(entries.column(name)) if has_map else metrics_map(name, stats, len(entries))
             encoded.append(encoder.encoded(kind, maps))
         else:
             encoded.append(encoder.encoded(kind, values[field_id]))

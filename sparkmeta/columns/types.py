@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# -- Convert filter literals to a column's type, exactly or not at all ------------------------------------------------
+# -- Filter literals as values of a column's type ---------------------------------------------------------------------
 
 
 _INT: Final = (-(2**31), 2**31 - 1)
@@ -276,7 +276,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Literal[Any], PrimitiveType], Placed | N
 
 
 def bound_value(value: Any) -> Any:
-    """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
+    """Convert a value of pyiceberg or Arrow to bound form: dates and times to numbers, UUIDs to bytes."""
     match value:
         case datetime():
             since = value.replace(tzinfo=value.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
@@ -290,7 +290,7 @@ def bound_value(value: Any) -> Any:
     return value
 
 
-# -- Convert Iceberg types and literals to Spark's --------------------------------------------------------------------
+# -- Iceberg types and literals in Spark ------------------------------------------------------------------------------
 
 
 _SPARK_TYPES: Final[dict[str, spark.DataType]] = {
@@ -320,7 +320,7 @@ _EXACT: Final = Context(prec=76, traps=[Inexact, InvalidOperation])
 UUID_DIGITS: Final = "^(.{8})(.{4})(.{4})(.{4})(.{12})$"
 """The 32 hexadecimal digits of a UUID, as a regular expression."""
 UUID_TEXT: Final = "$1-$2-$3-$4-$5"
-"""What takes the place of `UUID_DIGITS`."""
+"""The replacement for matches of `UUID_DIGITS`."""
 
 
 def spark_type(iceberg_type: IcebergType) -> spark.DataType:
@@ -383,7 +383,7 @@ def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
 
 
 def default_literal(value: Any, primitive: PrimitiveType) -> Sql:
-    """Return a default value of a column, as pyiceberg has it, as a literal; see `typed_literal`."""
+    """Convert a default value of a column, in pyiceberg's form, to a literal; see `typed_literal`."""
     return typed_literal(bound_value(value), primitive)
 
 

@@ -44,7 +44,7 @@ from sparkmeta.spec.entry import (
     Status,
 )
 
-# -- Convert between `content_stats` and the metrics maps of v1 to v3 manifests. Without Spark: tasks import this
+# -- Metrics maps and `content_stats` ---------------------------------------------------------------------------------
 
 
 # Metrics map -> the corresponding child of `content_stats`. V4 has no column_sizes.
@@ -180,7 +180,7 @@ def column_metric(maps: pa.MapArray, types: Mapping[int, str], rows: int) -> Ite
 
 
 _VARIABLE_WIDTH = ("string", "binary")
-# Types whose bounds no writer changes. Those of floats may be zeros of the other sign.
+# Types whose bounds no writer changes. Bounds of floats may be zeros of the other sign.
 _NEVER_TRUNCATED = ("boolean", "int", "long", "date", "time", "decimal")
 
 
@@ -209,7 +209,8 @@ def _decoded(raw: pa.Array, type_name: str, where: str, *, lenient: bool) -> pa.
         raise CorruptFileError(where, "value", value, str(error)) from error
 
 
-# -- Fill nulls of entries from their manifest (table spec, Sequence Number Inheritance and First Row ID Inheritance)
+# -- Inheritance from the manifest ------------------------------------------------------------------------------------
+# The table spec calls it Sequence Number Inheritance and First Row ID Inheritance.
 # This comes before any filter, since first row ids depend on every physical row before.
 
 
@@ -235,7 +236,7 @@ def inherited_snapshot_ids(snapshot_id: pa.Array, context: ManifestContext) -> p
 def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, context: ManifestContext) -> pa.Array:
     """Replace null sequence numbers with the manifest's, for ADDED entries and in manifests of sequence number 0 (v1).
 
-    Other nulls, which older writers left, stay unknown.
+    Other nulls, which come from older writers, stay unknown.
     """
     if context.sequence_number is None:
         return sequence_number
@@ -278,7 +279,7 @@ class RowIdCounter:
         return pc.if_else(pa.array(assigned), pa.array(starts, pa.int64()), first_row_id)
 
 
-# -- The parts of manifests that tasks read. Without Spark: tasks import this -----------------------------------------
+# -- Parts of manifests -----------------------------------------------------------------------------------------------
 
 
 PART_SCHEMA = pa.schema(
@@ -338,7 +339,7 @@ def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes
 
 
 def part_bytes(split_bytes: int | None) -> int:
-    """Return the most bytes of a part; 0 and None mean that manifests are not split."""
+    """Return the maximum bytes of a part; 0 and None mean that manifests are not split."""
     return split_bytes or sys.maxsize
 
 
@@ -364,7 +365,7 @@ def _scattered(size: int) -> list[int]:
     return [index for index in reversed_bits if index < size]
 
 
-# -- Turn records of v1 to v3 manifests into content entries: type and check raw columns, and apply inheritance
+# -- Make content entries of raw records ------------------------------------------------------------------------------
 # The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` makes batches from them.
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The relations of a metadata tree that `check` examines: leaves, masked entries and live files --------------------
+# -- What `check` examines in a tree ----------------------------------------------------------------------------------
 
 
 ENTRY_COLUMNS = ("content_type", "location", "version_info", "deletion_vector", "referenced_file", "partition_spec_id")
@@ -232,7 +232,7 @@ def union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-# -- Check a snapshot that has a manifest list: the list on the driver, manifests in tasks, live files by queries
+# -- Check a manifest list --------------------------------------------------------------------------------------------
 
 
 _VECTOR_OFFSET = "_offset"
@@ -268,7 +268,7 @@ def _by_tasks(state: TableState, function: Callable[..., Iterator[pa.RecordBatch
     return map_by_tasks(state.spark, units, function, schema)
 
 
-# -- rules of the list, on the driver --------------------------------------------------------------------------------
+# -- Rules of the list, on the driver ---------------------------------------------------------------------------------
 
 
 def _manifests_listed_twice(state: TableState) -> Iterator[Broken]:
@@ -294,7 +294,7 @@ def inverted_summaries(state: TableState) -> Iterator[Broken]:
 
 
 def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
-    """Find summaries whose bounds are the wrong way round (`order`), or not values of the field's type."""
+    """Find summaries whose bounds are inverted (`order`), or are not values of the field's type."""
     listed = state.manifest_files
     partitions, paths = listed.column("partitions").combine_chunks(), listed.column("manifest_path")
     specs, offsets = listed.column("partition_spec_id").to_pylist(), partitions.offsets.to_pylist()
@@ -315,7 +315,7 @@ def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
                 continue
             for name, bound in known.items() if not pa.types.is_null(lower.type) else ():
                 for place in pc.indices_nonzero(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
-                    problem = f"not a value of type {type_name}, and so unknown"
+                    problem = f"not a value of type {type_name}, so it is unknown"
                     path, field = paths[rows[place]].as_py(), f"partitions.{field_id}.{name}"
                     yield Broken(path, field, raw[name][place].as_py(), problem)
 
@@ -328,7 +328,7 @@ LIST_RULES: tuple[tuple[str, Callable[[TableState], Iterator[Broken]]], ...] = (
 )
 
 
-# -- rules of live files, each a query -------------------------------------------------------------------------------
+# -- Rules of live files, each a query --------------------------------------------------------------------------------
 
 
 def _listed_files_twice(live: DataFrame) -> Iterator[DataFrame]:
@@ -338,7 +338,7 @@ def _listed_files_twice(live: DataFrame) -> Iterator[DataFrame]:
 
 
 def _contradictory_vectors(state: TableState, live: DataFrame) -> Iterator[DataFrame]:
-    """Find deletion vectors that are two of one data file, older than it, or of another partition."""
+    """Find second deletion vectors of a data file, and ones that are older than it or of another partition."""
     key = ["partition_spec_id", *([PARTITION] if state.types.partition_fields else [])]
     place = F.struct(F.col("version_info.sequence_number").alias("sequence"), F.to_json(F.struct(*key)).alias("key"))
     dvs = live.where((F.col("content_type") == _POSITION_DELETES) & (F.col("file_format") == "PUFFIN"))
@@ -361,9 +361,9 @@ def _broken(rule: str, rows: DataFrame, location: str, value: Column, problem: s
     return rows.select(*(each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)))
 
 
-# -- Check the invariants of a snapshot's whole metadata tree (semantics 18.4) ----------------------------------------
-# There are three tables of rules. The driver evaluates those of the root, one pass over the leaves those of entries,
-# and separate queries those of the tree.
+# -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
+# There are three tables of rules. The driver evaluates the rules of the root, one pass over the leaves the rules of
+# entries, and a separate query each rule of the tree.
 
 
 _LEAF, _OFFSET = "_leaf", "_offset"
@@ -439,7 +439,7 @@ def _struct(rule: str, broken: EntryRule) -> Column:
     return F.when(broken.condition, F.struct(*columns))
 
 
-# -- rules of the root, on the driver -------------------------------------------------------------------------------
+# -- Rules of the root, on the driver ---------------------------------------------------------------------------------
 
 
 def _leaves_listed_twice(tree: CheckedTree) -> Iterator[Broken]:
@@ -459,7 +459,7 @@ def _masks_of_missing_leaves(tree: CheckedTree) -> Iterator[Broken]:
     problem = "a live deletion vector masks a manifest that the root does not hold, or has deleted"
     for location, masks in sorted(tree.masks_by_leaf.items()):
         live, leaf = [mask for mask in masks if mask["status"] != Status.DELETED], tree.leaf_by_location.get(location)
-        # A mask that is added to a leaf removed in the same commit lists the removed entries (semantics 16.16).
+        # If a commit removes a leaf and adds a mask to it, the mask lists the removed entries (semantics 16.16).
         is_removed = leaf is not None and leaf["status"] == Status.DELETED
         if live and (leaf is None or (is_removed and any(mask["status"] != Status.ADDED for mask in live))):
             yield Broken(tree.root.location, "referenced_file", location, problem)
@@ -495,13 +495,13 @@ _NO_BOUND = "the value of a partition field is missing"
 
 
 def _inverted_in_root(tree: CheckedTree) -> Iterator[Broken]:
-    """Find bounds of the root's entries that are the wrong way round; the location is that of the file or leaf."""
+    """Find inverted bounds of the root's entries; the location is the file's or leaf's."""
     for row, field, value, problem in _inverted(tree.root.table, tree.state.types.stats_types):
         yield Broken(tree.root.table.column("location")[row].as_py(), field, value, problem)
 
 
 def _inverted(entries: pa.Table, types: Mapping[int, str]) -> Iterator[tuple[int, str, Any, str]]:
-    """Yield the row, field, value and problem of bounds that are the wrong way round."""
+    """Yield the row, field, value and problem of inverted bounds."""
     stats = whole(entries.column(CONTENT_STATS))
     for field in stats.type:
         lower, upper = (pc.struct_field(stats, [field.name, name]) for name in BOUNDS)
@@ -521,7 +521,7 @@ ROOT_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[Broken]]], ...] = 
 )
 
 
-# -- rules of single entries, with the columns of their leaf -------------------------------------------------------
+# -- Rules of single entries, with the columns of their leaf ----------------------------------------------------------
 
 
 class EntryRule(NamedTuple):
@@ -576,7 +576,7 @@ ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
 )
 
 
-# -- rules of the tree, each a query ---------------------------------------------------------------------------------
+# -- Rules of the tree, each a query ----------------------------------------------------------------------------------
 
 _BROKEN_COLUMNS = ("location", "value", "problem")
 
@@ -654,7 +654,7 @@ def _dvs_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
     live = tree.live.where(F.col("content_type") == _DATA).select(file)
     moved = affiliated.join(in_leaf, key, "left_semi").join(live_in_leaf, key, "left_anti")
     moved = moved.join(live, "referenced_file", "left_semi")
-    problem = "the deletion vector's data file lives elsewhere than in "
+    problem = "the deletion vector's data file is live in another manifest than "
     yield _broken_rows(moved, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
 
 
@@ -717,7 +717,7 @@ def _broken_fields(
 
 
 def _entries_with_inverted_bounds(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Find bounds of entries in leaves that are the wrong way round."""
+    """Find inverted bounds of entries in leaves."""
     if not len(tree.manifests):
         return
     types = tree.state.types.stats_types

@@ -20,7 +20,7 @@ from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
-# -- Violations of rules, the rows of `check`. Without Spark: tasks import this ---------------------------------------
+# -- Violations -------------------------------------------------------------------------------------------------------
 
 
 VIOLATIONS = pa.schema([pa.field(name, pa.string()) for name in ("rule", "location", "value", "problem")])
@@ -41,7 +41,7 @@ def violation(rule: str, broken: Broken) -> dict[str, str | None]:
     return {"rule": rule, "location": broken.location, "value": value, "problem": broken.problem}
 
 
-# -- The tasks that check single manifests of a manifest list. Without Spark: tasks import this -----------------------
+# -- Check single manifests -------------------------------------------------------------------------------------------
 # A manifest that can't be decoded is a violation like others, and does not keep the rest from being checked.
 
 
@@ -71,10 +71,10 @@ class ManifestChecks:
 
     Attributes:
         reader: opens them; None if Spark reads their content.
-        projection: what is read of their entries.
+        projection: the columns to read of their entries.
         types: the ids of columns -> Iceberg types.
         locations: resolves the locations in manifests.
-        format_version: that of the table.
+        format_version: the table's format version.
     """
 
     reader: ExecutorReader | None
@@ -95,7 +95,7 @@ class ManifestChecks:
                 yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
     def files(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of manifests as rows of `projection.schema`; none of one that can't be decoded."""
+        """Yield the entries of manifests as rows of `projection.schema`, except for manifests that can't be decoded."""
         for batch in batches:
             for row in batch.to_pylist():
                 try:
@@ -155,10 +155,10 @@ class ManifestChecks:
                 continue
             if value != counted[name]:
                 yield "manifest-counts", Broken(location, name, value, f"the manifest's entries are {counted[name]}")
-        least, given = counted["min_sequence_number"], listed.get("min_sequence_number")
-        if self.format_version > 1 and least is not None and given is not None and given > least:
+        least, listed_number = counted["min_sequence_number"], listed.get("min_sequence_number")
+        if self.format_version > 1 and least is not None and listed_number is not None and listed_number > least:
             problem = f"a live file has the sequence number {least}"
-            yield "sequence-numbers", Broken(location, "min_sequence_number", given, problem)
+            yield "sequence-numbers", Broken(location, "min_sequence_number", listed_number, problem)
 
     def _entries(self, entries: pa.Table, row: Mapping[str, Any]) -> Iterator[tuple[str, Broken]]:
         """Check the fields of live entries."""
@@ -205,7 +205,7 @@ class ManifestChecks:
                     continue
                 for place in pc.indices_nonzero(pc.and_(raw.is_valid(), values.is_null())).to_pylist():
                     field = f"{name}[{field_id}] of {files[place].as_py()}"
-                    problem = f"not a value of type {self.types[field_id]}, and so unknown"
+                    problem = f"not a value of type {self.types[field_id]}, so it is unknown"
                     yield "bounds-value", Broken(location, field, raw[place].as_py(), problem)
         for field_id, bounds in decoded.items():
             if len(bounds) < len(names):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- The history of a table's snapshots, along their parents ----------------------------------------------------------
+# -- The history of snapshots -----------------------------------------------------------------------------------------
 
 
 def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
@@ -70,7 +70,7 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
 
 
 def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_inclusive: int | None) -> list[Snapshot]:
-    """Return the snapshots after one up to another, oldest first.
+    """Return the snapshots of a range, oldest first.
 
     Args:
         from_exclusive: None for the whole history. It may have expired if its child has not.
@@ -108,12 +108,10 @@ def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: 
     if lost is None:
         return ValidationError(f"{metadata.location}: snapshot {start} is not an ancestor of snapshot {end}")
     since = "the table was empty" if start is None else f"snapshot {start}"
-    return ValidationError(
-        f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is no longer known"
-    )
+    return ValidationError(f"{metadata.location}: snapshot {lost} has expired: the changes since {since} are unknown")
 
 
-# -- Compare a snapshot's root with its parent's: the changed files of the root, and the leaves to open for the others
+# -- Compare a root with its parent's ---------------------------------------------------------------------------------
 # The cost is proportional to the change: leaves that were carried over are never opened. No Spark, no I/O.
 
 
@@ -226,7 +224,7 @@ class _Finder:
             yield LeafChange(LeafKind.CARRIED, row, leaf)
         if leaf["deleted_files_count"]:
             if not self.lenient:
-                problem = f"{leaf['location']} was added: what it removes is known to lenient readers only"
+                problem = f"{leaf['location']} was added: only lenient readers know what it removes"
                 value = leaf["deleted_files_count"]
                 raise CorruptFileError(self.root.location, "manifest_stats.deleted_files_count", value, problem)
             yield LeafChange(LeafKind.UNMADE, row, leaf)
@@ -255,7 +253,7 @@ class _Finder:
         return tuple(row for row in self._dvs.get(leaf["location"], ()) if row["status"] == Status.ADDED)
 
     def _old(self, leaf: Row, *, dropped: bool) -> tuple[Row, ...]:
-        """Return a leaf's earlier DVs: those that this root carries over or replaces, or else those of the parent."""
+        """Return a leaf's earlier DVs: the ones that this root carries over or replaces, or else the parent's."""
         location = leaf["location"]
         earlier = tuple(row for row in self._dvs.get(location, ()) if row["status"] != Status.ADDED)
         if earlier:
@@ -300,7 +298,7 @@ def flat_rows(table: pa.Table, kinds: Iterable[Any]) -> list[tuple[int, dict[str
     return list(zip(places.to_pylist(), flat.to_pylist(), strict=True))
 
 
-# -- Find the entries that a range of snapshots added and removed -----------------------------------------------------
+# -- Entries that snapshots added and removed -------------------------------------------------------------------------
 # The driver compares roots; Spark reads only leaves that a snapshot added or masked (semantics 18.1), so the cost is
 # proportional to the change. For snapshots with a manifest list, Spark reads the manifests that they added.
 
@@ -424,7 +422,7 @@ class EntryChanges:
 
     @cached_property
     def projection(self) -> EntryProjection:
-        """The columns that are returned: `shown`, and those that identify changes."""
+        """The columns of the result: `shown`, and the columns that identify changes."""
         shown = self.shown
         needed = {*shown.columns, *_NEEDED}
         return EntryProjection.of(needed, dict(shown.partition), dict(shown.stats), shown.spec_tuples)
@@ -543,7 +541,7 @@ class EntryChanges:
         return [chosen.join(self._places(units), MANIFEST).drop(_UNIT)]
 
     def _unmasked(self, content: ContentType, kind: LeafKind) -> list[DataFrame]:
-        """Return unmasked entries: the ADDED ones of added leaves, or the live ones of dropped leaves."""
+        """Return unmasked entries: ADDED entries of added leaves, or live entries of dropped leaves."""
         units = self._of(content, kind)
         if not units:
             return []
@@ -627,7 +625,7 @@ def _fill_maps(projection: EntryProjection, columns: frozenset[int], batches: An
             yield pa.RecordBatch.from_arrays([*filled.columns, *marks.columns], schema=schema)
 
 
-# -- The positions that a data file's new deletion vector adds to the one that it replaces ----------------------------
+# -- Positions that a new deletion vector adds ------------------------------------------------------------------------
 
 
 ADDED_POSITIONS = "added_positions"
@@ -724,7 +722,7 @@ def _positions_in_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
                 yield pa.RecordBatch.from_arrays(columns, [FILE_LOCATION, FILE_OFFSET, _POSITIONS])
 
 
-# -- `Table.file_changes`: the files that snapshots added and removed -------------------------------------------------
+# -- `Table.file_changes` ---------------------------------------------------------------------------------------------
 
 
 CHANGE_TYPE = "change_type"

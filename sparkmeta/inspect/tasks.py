@@ -20,7 +20,7 @@ from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import translated_read_errors, vector_of, vector_range
 from sparkmeta.storage.executors import ExecutorReader
 
-# -- Convert the deleted rows in position delete files to the table's current schema. Light: Spark tasks import this
+# -- Deleted rows in position delete files ----------------------------------------------------------------------------
 # Columns are resolved by field id (table spec, Column Projection): missing ones have their initial default or null,
 # and promoted ones are widened.
 
@@ -94,8 +94,7 @@ def _uuid_texts(array: pa.BinaryArray) -> pa.StringArray:
     return pa.array([None if value is None else str(UUID(bytes=value)) for value in array.to_pylist()], pa.string())
 
 
-# -- Read position delete files and deletion vectors in Spark tasks: a row for each deleted position ------------------
-# Light: Spark tasks import this.
+# -- Position deletes and deletion vectors ----------------------------------------------------------------------------
 
 
 BATCH_ROWS = 1 << 16
@@ -175,7 +174,7 @@ class DeleteRows:
         return self._batch({"file_path": referenced, "pos": positions, "row": rows}, chosen, location)
 
     def _batch(self, columns: Columns, entries: pa.StructArray, location: str) -> pa.RecordBatch:
-        """Return columns of the file together with those of its entries, which have as many rows."""
+        """Return columns of the file together with the columns of its entries, which have as many rows."""
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
         arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
@@ -304,7 +303,7 @@ _READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": record
 _POSITION_READERS = _READERS | {"PARQUET": _parquet_positions, "AVRO": _avro_positions}
 
 
-# -- Read partition statistics files, Parquet or Avro, in the table's current types. Light: Spark tasks import this
+# -- Partition statistics files ---------------------------------------------------------------------------------------
 
 
 # Columns without which a file holds no statistics.
@@ -317,7 +316,7 @@ class StatisticsRows:
 
     Attributes:
         schema: the schema of the result.
-        row: its columns as the fields of a struct, by whose ids the file's columns are found.
+        row: its columns as the fields of a struct. Their ids identify the file's columns.
     """
 
     schema: pa.Schema

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import FileAccess
 
 
-# -- Read leaves of the manifest cache with Spark's Parquet reader ----------------------------------------------------
+# -- Read leaves with Spark -------------------------------------------------------------------------------------------
 
 
 def read_cached_entries(
@@ -60,7 +60,7 @@ def read_cached_entries(
         spark: the session.
         parts: the parts.
         projection: the columns to return.
-        locations: resolves the locations in manifests. Those in leaves are absolute, but may lack a scheme.
+        locations: resolves the locations in manifests. Locations in leaves are absolute, but may lack a scheme.
     """
     leaves = parts.set_column(parts.column_names.index("location"), "location", parts.column(CACHED_LEAF))
     read = read_leaves(spark, leaves, spark_schema(_read_schema(projection)), ORDINAL)
@@ -98,7 +98,7 @@ def _row_id(inherited: Sql) -> Sql:
     return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))
 
 
-# -- Look up leaves in a folder of the manifest cache, on the driver --------------------------------------------------
+# -- Look up leaves ---------------------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)
@@ -192,12 +192,13 @@ def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: Tabl
     return ManifestCache(folder, files_for(spark, folder, io), writer)
 
 
-# -- List the contents of a manifest cache, and delete files from it. Deleted manifests are decoded again -------------
+# -- List and delete files of a cache ---------------------------------------------------------------------------------
+# Manifests whose leaves were deleted are decoded again.
 
 
 DAY_MS = 86_400_000
 
-# Levels of folders to search for files in a folder that may be no cache: those of a table, or of a warehouse of tables.
+# Levels of folders to search for files in a folder that may be no cache, but a table, or a warehouse of tables.
 _LEVELS = 6
 
 
@@ -252,7 +253,7 @@ def _types_name(status: FileStatus) -> str:
 def cache_contents(cache: ManifestCache) -> CacheContents:
     """List the contents of a cache.
 
-    Files that are not certainly documents of types, by their names and contents, are left out.
+    Documents of types are recognized by their names and contents; doubtful files are left out.
 
     Raises:
         NotFoundError: the folder does not exist.

@@ -49,14 +49,13 @@ from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 
-# -- The layout of the manifest cache: decoded Avro manifests as Parquet leaves. Without Spark: tasks import this
+# -- The layout of the cache ------------------------------------------------------------------------------------------
 #     <cache>/<types>.json                                          the types of stats and partition values
 #     <cache>/<folder>/<key>-<types>-<digest>-<size>.parquet        a leaf: a manifest, or a task's part of one
-#
 # The key is a digest of the manifest's location, length, partition spec and part. `types` is a digest of the document
-# with this name; a leaf serves only plans that read every value as it is typed there. `size` is the leaf's length; a
-# leaf of another length is torn, and ignored. The content decides the name, so files are never changed, and concurrent
-# writers write the same.
+# with this name; a leaf serves only plans that read every value with the type in this document. `size` is the leaf's
+# length; a leaf of another length is torn, and ignored. The name depends on the content, so files never change, and
+# concurrent writers write the same bytes.
 #
 # A leaf holds the manifest's entries before inheritance.
 
@@ -168,14 +167,14 @@ class CachedLeaf:
 
     @staticmethod
     def of(status: FileStatus) -> CachedLeaf | None:
-        """Return the leaf that a file is; None if its name is not that of a leaf."""
+        """Return the leaf in a file; None if the file does not have the name of a leaf."""
         parts = file_name(status.location).removesuffix(LEAF_SUFFIX).split("-")
         if len(parts) != 4 or not parts[3].isdecimal():
             return None
         return CachedLeaf(parts[0], parts[1], int(parts[3]), status)
 
 
-# -- Decode leaves of the manifest cache from their bytes. Without Spark: tasks import this ---------------------------
+# -- Decode leaves ----------------------------------------------------------------------------------------------------
 
 
 def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, leaf: str) -> list[pa.RecordBatch]:
@@ -260,7 +259,7 @@ def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
-# -- Write leaves of the manifest cache in the tasks that decode manifests. Without Spark: tasks import this ----------
+# -- Write leaves in tasks --------------------------------------------------------------------------------------------
 # A leaf has the columns of a content entry before inheritance, the metrics maps, `partition` and `content_stats` with
 # a child for each field id, `ordinal`, and `row_id_offset`, the number of row ids that the entries before it take.
 
@@ -321,7 +320,7 @@ class CacheWriter:
 
 
 def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecTuples = ()) -> tuple[bytes, CacheTypes]:
-    """Return the leaf of a manifest's part, and its types: those given, and None for other fields of the manifest.
+    """Return the leaf of a manifest's part, and its types: `types`, and None for other fields of the manifest.
 
     Args:
         tuples: the partition fields of the table's specs.
@@ -351,7 +350,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecT
 def _refuse_inverted(
     stats: Mapping[int, Mapping[str, pa.Array]], types: Mapping[int, str | None], location: str
 ) -> None:
-    """Refuse a lower bound above the upper one, which plans take for unknown and metadata tables show."""
+    """Refuse a lower bound above the upper one. For plans it is unknown, but metadata tables show it."""
     for field_id, children in stats.items():
         lower, upper = (children.get(name) for name in BOUNDS)
         if lower is not None and upper is not None and inverted(lower, upper, types[field_id] or "") is not None:
@@ -359,7 +358,7 @@ def _refuse_inverted(
 
 
 def _decoded(data: Data, part: ManifestPart, projection: EntryProjection) -> tuple[pa.Table, pa.ChunkedArray]:
-    """Return entries without inherited first row ids, and the row id offsets of those without one."""
+    """Return entries without inherited first row ids, and the row id offsets of entries without an id."""
     builder = EntryBuilder(replace(part, context=_NOTHING_INHERITED), projection)
     batches: list[pa.RecordBatch] = []
     offsets = []

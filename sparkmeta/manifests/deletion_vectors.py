@@ -1,8 +1,8 @@
-"""Apply deletion vectors of manifests: bitmaps of removed entries of a leaf, in a root or in Puffin files.
+"""Apply deletion vectors of manifests, which are bitmaps of removed entries of a leaf, in a root or in Puffin files.
 
 If leaves are decoded from their bytes, a bitmap becomes an array of flags (`mask_flags`). If Spark reads the leaves
-(`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the ones that their entries need or,
-if tasks can't open files, masked ordinals are removed by an anti-join.
+(`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the bitmaps that their entries need. If
+tasks can't open files, an anti-join removes masked ordinals.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ DV_SCHEMA = pa.schema(
 
 MASKED_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
 
-# MASKED_SCHEMA, or the problem of an unreadable deletion vector or an ordinal out of range.
+# The columns of MASKED_SCHEMA, or the problem of an unreadable deletion vector or an ordinal out of range.
 CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
 
 _MASK, _MASKED_LEAF = "mask", "_masked_leaf"
-# Most bytes of masks that the driver makes.
+# Maximum bytes of masks that the driver makes.
 _DRIVER_MASKS = 1 << 20
 # The first version of Spark with Arrow UDFs.
 _ARROW_UDFS = (4, 1)
-# Most bytes of deletion vectors, with inline bitmaps, that are sent to each task.
+# Maximum bytes of deletion vectors, with inline bitmaps, that are sent to each task.
 _MOST_SENT = 16 << 20
 # Batches of entries whose masks a task reads together.
 _BATCHES_AHEAD = 16
@@ -93,7 +93,7 @@ def dv_row(manifest: int, leaf: Mapping[str, Any], entry: Mapping[str, Any]) -> 
     }
 
 
-# -- over rows that Spark reads ---------------------------------------------------------------------------------------
+# -- Masks over rows that Spark reads ---------------------------------------------------------------------------------
 
 
 def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
@@ -157,7 +157,7 @@ def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> C
 def _look_up(dvs: pa.Table, reader: RangeReader, batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
     """Yield whether entries are masked, for batches of `manifest` and `ordinal` with adjacent entries of a leaf."""
     rows = {row[MANIFEST]: row for row in dvs.to_pylist()}
-    # The flags of the last leaf, with which the next batches may continue.
+    # The flags of the last leaf, since the next batches may continue with it.
     last: dict[int, np.ndarray[Any, Any]] = {}
     while ahead := list(islice(batches, _BATCHES_AHEAD)):
         leaves, ordinals = (
@@ -184,7 +184,7 @@ def _places_of(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
     return dict(zip(distinct.tolist(), np.split(order, starts[1:]), strict=False))
 
 
-# -- as rows --------------------------------------------------------------------------------------------------------
+# -- Masked entries as rows -------------------------------------------------------------------------------------------
 
 
 def masked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
@@ -261,7 +261,7 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist([problem], schema=CHECKED_SCHEMA)
 
 
-# -- over rows in memory ----------------------------------------------------------------------------------------------
+# -- Masks over rows in memory ----------------------------------------------------------------------------------------
 
 
 def inlined(dvs: Sequence[Mapping[str, Any]], reader: RangeReader) -> list[dict[str, Any]]:

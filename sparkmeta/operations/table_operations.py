@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- The protocol to load and commit table metadata, and helpers of its implementations -------------------------------
+# -- Load and commit table metadata -----------------------------------------------------------------------------------
 # See Optimistic Concurrency in the table spec.
 
 
@@ -47,8 +47,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 OPENED_BY_PATH = (
-    "the table was opened by its path: it is committed to through its catalog, or its folder where it is a file system "
-    "table"
+    "the table was opened by its path: open it through its catalog or, if it is a file system table, by its folder"
 )
 # Why a catalog that writes metadata files itself refuses a metadata tree.
 TREES_ELSEWHERE = (
@@ -75,8 +74,8 @@ class TableOperations(Protocol):
     def replaces_metadata(self) -> bool:
         """Whether a commit replaces the whole metadata, which may then describe a metadata tree (format version 4).
 
-        Otherwise the catalog takes updates, with requirements for some parts of the base. It accepts them although
-        other parts have changed.
+        Otherwise the catalog takes updates, with requirements for some parts of the base. It accepts them even if other
+        parts have changed.
         """
 
     def refresh(self) -> TableVersion:
@@ -149,8 +148,8 @@ class NextVersion(NamedTuple):
 def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
     """Append the base's file to the metadata log of `new`, and truncate the log.
 
-    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree whose table property says so has
-    absolute locations from then on.
+    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree gets absolute locations from now
+    on if its table property requires them.
 
     Raises:
         ValidationError: a property has an invalid value, or base and new are different tables.
@@ -174,9 +173,9 @@ def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
 
 
 def _as_in_table(location: str, metadata: TableMetadata) -> str:
-    """Return the location of a metadata file, below the table's location if that is spelled differently.
+    """Return the location of a metadata file, in the spelling of the table's location.
 
-    Otherwise the log of a tree with relative locations would name the file where it was before the table moved.
+    Otherwise the log of a tree with relative locations would name the file at its place before the table moved.
     """
     if not isinstance(metadata, TableMetadataV4) or not metadata.relative_locations:
         return location
@@ -256,10 +255,10 @@ def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
 
 
 def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:
-    """Repeat the check of a commit that got no answer, until its outcome is known or the retries are used up.
+    """Repeat the check of a commit that got no response, until its outcome is known or the retries are used up.
 
-    A check that fails leaves the outcome unknown: an error would be taken for a proof that nothing was committed. The
-    table properties `commit.status-check.*` control retries and waits.
+    A check that fails leaves the outcome unknown: callers would take an error for a proof that nothing was committed.
+    The table properties `commit.status-check.*` control retries and waits.
     """
     limits = status_checks(properties)
     end = time.monotonic() + limits.total_ms / 1000
@@ -278,7 +277,7 @@ def failure(
     reason = f": {cause}" if cause is not None else ""
     if outcome is Outcome.LOST:
         return CommitFailedError(f"{location} was not committed{reason}")
-    return CommitStateUnknownError(f"{location} may have been committed, and that can't be found out{reason}")
+    return CommitStateUnknownError(f"{location} may have been committed: its outcome is unknown{reason}")
 
 
 def _checked(check: Callable[[], Outcome]) -> Outcome:
@@ -299,7 +298,7 @@ def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-# -- `BaseTable`: a table for commits, metadata tables and maintenance, with its state and operations -----------------
+# -- `BaseTable` ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -336,7 +335,7 @@ class BaseTable:
         """Return the table at another version of its metadata.
 
         Raises:
-            InvalidArgumentError: it is something else, such as the id of a snapshot.
+            InvalidArgumentError: the argument is not a version but, for example, the id of a snapshot.
         """
         if not isinstance(version, TableVersion):
             problem = "expected a TableVersion; scan(snapshot_id=...) reads a snapshot"  # type: ignore[unreachable]

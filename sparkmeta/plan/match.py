@@ -42,19 +42,20 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Co-planning: one task reads a data manifest with its delete manifests and matches their entries ------------------
-# No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). The delete
-# manifests of a tree's data leaf are those affiliated with it; those of an Avro manifest have deletes of the same
+# -- Co-planning: one task reads data and delete manifests ------------------------------------------------------------
+# No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). A tree's data
+# leaf has the delete manifests that are affiliated with it; an Avro manifest has the delete manifests of the same
 # partitions.
 
 
 def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> DataFrame:
     """Read the live entries of data manifests, each with its deletion vector from the paired delete manifests.
 
-    The frame has the columns of `data` and those that `with_dv` converts to a delete. It fails when it runs (at once if
-    the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged. A DV does not apply
-    if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning), and is not checked; nor
-    are DVs paired with a data manifest that has no file for the filter.
+    The frame has the columns of `data`, and the columns that `with_dv` converts to a delete. It fails when it runs (at
+    once if the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged.
+
+    A DV does not apply if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning). Such
+    a DV is not checked. DVs paired with a data manifest that has no file for the filter are not checked either.
 
     Args:
         scan_filter: the scan's filter.
@@ -90,7 +91,7 @@ def _joining(
 
 
 def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
-    """Return the deletes of a data entry: those that were joined, and the DV from `coplanned_entries`.
+    """Return the deletes of a data entry: the joined ones, and the DV from `coplanned_entries`.
 
     Args:
         joined: deletes from other delete manifests, of `DELETES_TYPE`.
@@ -150,7 +151,7 @@ def _part_units(state: TableState, coplanned: Coplanned, task: CoplanTask) -> li
     ]
 
 
-# -- Read the entries of a scan: its data files and the deletes that are joined with them -----------------------------
+# -- Read the entries of a scan ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class ScanEntries:
 
     Attributes:
         choice: how the scan's manifests are read.
-        data: the live data entries that may match. Those of co-planned manifests have the columns that `with_dv` takes.
+        data: the live data entries that may match. Entries of co-planned manifests have the columns for `with_dv`.
         deletes: the deletes that are joined.
     """
 
@@ -208,7 +209,7 @@ def data_entries(
     return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter, joined_ids)
 
 
-# -- Match data entries with their deletes, by joins and by tasks that read both --------------------------------------
+# -- Match data entries with their deletes ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 INEXPRESSIBLE = "the REST protocol's scan tasks can't express"
-"""The beginning of the messages of errors about plans that are right and can't be sent."""
+"""The beginning of messages about correct plans that can't be sent."""
 
 _RANGES = (BoundLessThan, BoundLessThanOrEqual, BoundGreaterThan, BoundGreaterThanOrEqual)
 _TO_THE_END = 2**31 - 1
@@ -65,8 +65,8 @@ def rest_tasks(
     Args:
         matched: data entries with `deletes` and the columns of `metrics_columns`.
         scan_filter: the scan's filter.
-        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`, and
-            so is one with bytes, which clients without null support take for text.
+        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`. A
+            tuple with bytes is too, since clients without null support mistake bytes for text.
         stats_ids: the columns whose sizes, counts and bounds to include.
 
     Returns:
@@ -176,9 +176,9 @@ def _dropped_sources(state: TableState) -> set[int]:
 def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
     """Raise UnsupportedError if readers could not get partition values that they need.
 
-    These are the values of identity partition columns that the scan reads and the table has dropped, and all values of
-    columns whose ids have another type now. The type of a partition value, by which the protocol encodes it, is that of
-    the column in the table's current schema.
+    Readers lack the values of identity partition columns that the scan reads and the table has dropped, and all values
+    of columns whose ids have another type in the current schema. The protocol encodes a partition value by the column's
+    type in the table's current schema.
 
     Args:
         schema: the scan's schema.
@@ -256,7 +256,7 @@ def _delete_file(place: Sql, delete: Sql) -> Sql:
     return _content_file(sql.concat(place, content), {"file-format": sql.call("lower", delete["file_format"]), **shown})
 
 
-# -- partitions -----------------------------------------------------------------------------------------------------
+# -- Partitions -------------------------------------------------------------------------------------------------------
 
 
 def _partition(state: TableState, null_partitions: bool) -> Sql:

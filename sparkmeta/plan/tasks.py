@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Convert planned splits to the File Scan Task JSON that Iceberg's libraries read (table spec, Appendix C)
+# -- File Scan Task JSON (table spec, Appendix C) ---------------------------------------------------------------------
 # Spark writes the JSON: schema and specs are constants, the rest comes from the split's columns.
 
 
@@ -182,7 +182,7 @@ def _div(number: Sql, divisor: object) -> Sql:
     return sql.call("div", number, divisor)
 
 
-# -- Cut planned files into splits and pack them into tasks of similar size, without collecting them on the driver
+# -- Split files, and pack the splits into tasks ----------------------------------------------------------------------
 # Each Spark task packs the files that it holds with Iceberg's bin packing (first fit among a few open bins), so its
 # last bins may stay partly filled.
 
@@ -326,7 +326,7 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
     sizes = files.column("file_size_in_bytes").to_numpy(False)
     lists = files.column("split_offsets")
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(False).astype(np.int64)
-    # With a last value, so that empty lists at the end have a place.
+    # The additional last value is the place of empty lists at the end.
     offsets = np.append(lists.flatten().to_numpy(False), 0).astype(np.int64)
     first = np.cumsum(counts) - counts
     last = np.maximum(first + counts - 1, first)
@@ -345,7 +345,7 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
 
 
 def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the bytes and number of each file's deletes. A DV counts its own bytes, not those of its Puffin file."""
+    """Return the bytes and number of each file's deletes. A DV counts its own bytes, not its Puffin file's."""
     deletes = files.column("deletes")
     flat = deletes.flatten()
     size = pc.coalesce(pc.struct_field(flat, "content_size_in_bytes"), pc.struct_field(flat, "file_size_in_bytes"))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Convert the columns to read, and the table metadata that tasks need, to a form for tasks -------------------------
+# -- What tasks need of columns and metadata --------------------------------------------------------------------------
 
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -107,7 +107,7 @@ def identity_sources(spec: PartitionSpec) -> dict[int, int]:
     return {field.source_id: field.field_id for field in identities}
 
 
-# -- The columns that a scan needs from data files, and how Spark's Parquet reader represents them --------------------
+# -- Columns of a scan in data files ----------------------------------------------------------------------------------
 
 
 # Types that Spark's Parquet reader can't read.
@@ -151,7 +151,7 @@ class ReadColumns:
     def by_names(fields: tuple[NestedField, ...], widened: Collection[int]) -> ReadColumns:
         """Return columns that have the same names in the files as in the table.
 
-        They have field ids, so that Spark refuses files without any: columns of such files are identified by position.
+        They have field ids, so that Spark refuses files without ids, whose columns are identified by position.
 
         Args:
             fields: the columns.
@@ -242,7 +242,7 @@ def shaped(value: Sql, kind: IcebergType, wanted: IcebergType, *, is_public: boo
     """Return a value in public form, without fields that the wanted type lacks.
 
     Args:
-        value: the value as it was read, or in public form.
+        value: the value, in the form in which Spark read it or in public form.
         kind: its type.
         wanted: the same type, possibly with fewer fields.
         is_public: whether the value is in public form already.
@@ -286,16 +286,20 @@ def _changes(kind: IcebergType, wanted: IcebergType, is_public: bool) -> bool:
     )
 
 
-# -- whether names tell the columns -----------------------------------------------------------------------------------
+# -- Do names identify the columns? -----------------------------------------------------------------------------------
 
 
 def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
     """Return whether every file of the table either stores the columns under their current names or lacks them.
 
     This holds if no column was renamed, no name was reused (ignoring case), and names are stored unescaped. The files'
-    footers have to be inspected if a column has an initial default and may be missing, if the table has a name mapping
-    and files may lack ids, if Spark can't read a type or promotion, if files may have times in another unit, or if
-    schemas that files may have been written with were removed from the metadata.
+    footers have to be inspected if
+
+    - a column has an initial default and may be missing,
+    - the table has a name mapping and files may lack ids,
+    - Spark can't read a type or promotion,
+    - files may have times in another unit, or
+    - schemas that files may have been written with were removed from the metadata.
     """
     if name_mapping(state.metadata) is not None or not state.types.has_all_schemas:
         return False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- Convert the schemas of data files to trees of `Column` -----------------------------------------------------------
+# -- Schemas of data files --------------------------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 
@@ -89,7 +89,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     return _storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-# -- Convert Arrow arrays of a data file to the shape of the projected columns ----------------------------------------
+# -- Arrays in the shape of the projected columns ---------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 
@@ -251,7 +251,7 @@ def _offsets(array: pa.Array) -> tuple[pa.Int32Array, int, int]:
 def _variant(array: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     stored = {field.name: child for field, child in zip(array.type, array.flatten(), strict=True)}
     if stored.keys() != {"metadata", "value"}:
-        raise ValueError(f"a variant of the fields {', '.join(stored)}: only those that are not shredded can be read")
+        raise ValueError(f"a variant of the fields {', '.join(stored)}: shredded variants can't be read")
     children = [pc.fill_null(stored[field.name].cast(pa.binary()), b"") for field in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 
@@ -296,7 +296,7 @@ def _uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
     return pc.if_else(values.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary())).cast(pa.string())
 
 
-# -- Open a data file and read its schema and columns, in batches with the position of the first row ------------------
+# -- Open a data file -------------------------------------------------------------------------------------------------
 # Memory is bounded: for Parquet by some pages per column and `BATCH_BYTES` of decoded rows, for ORC by a stripe, for
 # Avro by a block.
 #

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- Group files by layout: the same columns under the same names, according to their footers -------------------------
+# -- Group files by layout --------------------------------------------------------------------------------------------
 # If names don't identify columns, the field ids in footers do. Files of one layout are read together, by the names in
 # the files. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
 
@@ -125,7 +125,7 @@ def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
     return bytes(schema.remove_metadata().serialize())
 
 
-# -- reading by names -------------------------------------------------------------------------------------------------
+# -- Read by names ----------------------------------------------------------------------------------------------------
 
 
 class _UnreadError(Exception):
@@ -197,7 +197,7 @@ def _refuse_ambiguous(column: IcebergColumn, siblings: Sequence[IcebergColumn]) 
 
 
 def _stored_type(source: FromFile, kind: spark.DataType) -> spark.DataType:
-    """Return the type with which Spark reads a file column: the wanted type with the file's field names."""
+    """Return the type that Spark reads for a file column: the wanted type with the file's field names."""
     column, physical = source.column, source.physical
     match kind:
         case spark.StructType():
@@ -246,7 +246,8 @@ def _stored_struct(source: FromFile, kind: spark.StructType) -> spark.StructType
     return spark.StructType(fields)
 
 
-# -- Read rows of data files in Spark tasks in Python: ORC, Avro, and Parquet that Spark's reader can't read ----------
+# -- Read files in Python ---------------------------------------------------------------------------------------------
+# ORC, Avro, and Parquet that Spark's reader can't read.
 # Reading is lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
 
 
@@ -269,7 +270,7 @@ def read_by_tasks(
         scan_filter: The filter and the table.
         planned: Any rows of `plan_files`.
         projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow those of the table. With `_deleted`, deleted rows are
+        metadata_columns: Names of metadata columns, which follow the table's columns. With `_deleted`, deleted rows are
             included.
 
     Raises:
@@ -292,7 +293,7 @@ def task_rows(
     Args:
         state: The table.
         projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow those of the table.
+        metadata_columns: Names of metadata columns, which follow the table's columns.
         leaves: Fields of the table, which follow the columns.
 
     Raises:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Deduplicate deletes that apply to several data files, and the sets in which they apply ---------------------------
+# -- Deduplicate shared deletes ---------------------------------------------------------------------------------------
 # Thousands of equality deletes may apply to each of thousands of files, and files of one partition and commit have the
 # same ones. A plan therefore sends the driver eight bytes per pair of a file and such a delete, and the driver keeps
 # only the distinct sets.
@@ -140,14 +140,14 @@ def _distinct(deletes: pa.Table) -> tuple[Indices, pa.Table]:
     return known, deletes.take(pa.array(firsts))
 
 
-# -- Hand over Parquet data files to Spark, each with a number chosen by the caller that is available in its rows
-# Spark lists files that are given as paths, which takes longer than planning them. It does not list files in the log
+# -- Hand Parquet files over to Spark ---------------------------------------------------------------------------------
+# Spark lists files that are passed as paths, which takes longer than planning them. It does not list files in the log
 # of a streaming sink: a file `_spark_metadata/0` in a folder, with one line of JSON per data file. The log also has a
 # modification time for each file. Spark only exposes it as `_metadata.file_modification_time`, so it can carry the
 # number. Spark reads the log when the DataFrame is created; the folder is removed right after.
 #
 # The log and the column `_tmp_metadata_row_index` are Spark internals, which `understands_logs` tests. If they do not
-# work, or on Spark Connect, whose server need not see this machine's folders, files are given as paths, numbers are
+# work, or on Spark Connect, whose server may not see this machine's folders, files are passed as paths, numbers are
 # joined by path, and positions come from the public `_metadata.row_index`.
 
 
@@ -159,7 +159,7 @@ FILES: Final = pa.schema(
 )
 """Files to hand over, with numbers from 0 to 2**53 - 1."""
 
-# Before numbers are joined, the column has the path.
+# Until numbers are joined, the column has the path.
 _EXTRA_TYPES: Final = {NUMBER: StringType(), POSITION: LongType()}
 
 _LAST_NUMBER: Final = (1 << 53) - 1
@@ -209,7 +209,7 @@ def read_files(
     """
     way = settings.file_handover
     if way == "log" and is_connect(spark):
-        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server need not see a log of its client")
+        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server may not see its client's log")
     by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
     if not by_log:
         return _by_paths(spark, files, schema, extra)
@@ -316,7 +316,7 @@ def _log_lines(files: pa.Table) -> bytes:
     return bytes(lines.buffers()[2])  # the data buffer: all strings concatenated
 
 
-# -- Collect the files of a plan on the driver, as an Arrow table for row readers -------------------------------------
+# -- Collect the files of a plan --------------------------------------------------------------------------------------
 # A row takes about 200 bytes, as does each deletion vector or position delete file of a single data file and each
 # delete shared by several files. A pair of a file and a shared delete takes eight bytes until sets are deduplicated.
 
@@ -430,8 +430,8 @@ class PlannedFiles:
 
     Attributes:
         table: one row per data file, with the columns of `plan_files` that row readers need, and `FILE_DELETES` and
-            `DELETE_SET` for the deletes. It may have the columns of `SELECTING`, and those of `CHANGE_COLUMNS`, which
-            are constant for all rows of a file.
+            `DELETE_SET` for the deletes. It may have the columns of `SELECTING` and `CHANGE_COLUMNS`. The latter are
+            constant for all rows of a file.
         sets: sets of deletes that name no data file.
     """
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Read the rows of a scan: hand planned files over to a reader, remove deleted rows, filter and project ------------
+# -- Read the rows of a scan ------------------------------------------------------------------------------------------
 #     Choice -> PlannedFiles -> files that are read together -> a DataFrame for each group -> their union
 #
 # See docs/rows.md for what runs when, and for resource bounds.
@@ -194,7 +194,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
 
 
 def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tuple[NestedField, ...]:
-    """Return the given columns that equality deletes compare."""
+    """Return the columns among `fields` that equality deletes compare."""
     ids = set(field_ids)
     return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
 
@@ -303,7 +303,7 @@ class _Part:
 
     @cached_property
     def _selecting(self) -> _Deletes | None:
-        """The deletes of which at least one must apply to each row; None if deletes do not select rows."""
+        """Deletes that select rows: at least one must apply to each row. None if deletes do not select rows."""
         return None if self.files.selecting is None else self._deletes_of(self.files.selecting)
 
     def _deletes_of(self, side: PlannedFiles) -> _Deletes:
@@ -377,7 +377,7 @@ class _Part:
         return [name for name in self.files.table.column_names if name in shown]
 
 
-# -- Count the rows of a scan: from metadata and deleted positions if these are exact, otherwise by reading -----------
+# -- Count the rows of a scan -----------------------------------------------------------------------------------------
 # They are exact for a file if its partition proves that the filter holds for all of its rows, and it has no equality
 # deletes, whose matches are unknown. Positions in a deletion vector are distinct, and metadata has their count.
 # Position delete files may list a row twice, or rows of other files, and are decoded. Other files are read, but only

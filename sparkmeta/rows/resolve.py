@@ -19,7 +19,7 @@ from sparkmeta.errors import CorruptFileError, UnsupportedError
 NESTED = ("struct", "list", "map")
 
 TYPE_OF_COLUMN = "type of column "
-"""How the field of a CorruptFileError begins if the column of a file can't be read as the table's."""
+"""The beginning of `CorruptFileError.field` if a file's column can't be read as the table's."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class IcebergColumn:
     Attributes:
         name: The name; `element` in a list, `key` and `value` in a map.
         id: The field id; None if the file has none.
-        type: The Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have names of
-            their own.
+        type: The Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have other names.
         children: The fields of a struct, the element of a list, or the key and value of a map.
         required: Whether it is required. Always False for file columns.
         default: The initial default, in pyiceberg's representation.
@@ -141,12 +140,12 @@ class _Candidates:
     """The columns of one struct of a file, by field id.
 
     Attributes:
-        own: The columns with their own ids.
+        by_id: The columns with ids in the file.
         mapped: The columns to which the name mapping assigns ids.
         names: The name mapping of children, by column name.
     """
 
-    own: dict[int, IcebergColumn] = field(default_factory=dict)
+    by_id: dict[int, IcebergColumn] = field(default_factory=dict)
     mapped: dict[int, IcebergColumn] = field(default_factory=dict)
     names: dict[str, Sequence[MappedName]] = field(default_factory=dict)
 
@@ -184,7 +183,7 @@ class _Resolution:
             entry = by_name.get(column.name)
             candidates.names[column.name] = entry.children if entry else ()
             if column.id is not None:
-                self._add(candidates.own, column.id, column)
+                self._add(candidates.by_id, column.id, column)
             elif entry is not None and entry.id is not None:
                 self._add(candidates.mapped, entry.id, column)
         return candidates
@@ -197,7 +196,7 @@ class _Resolution:
 
     def _field(self, column: IcebergColumn, candidates: _Candidates, path: tuple[str, ...]) -> Source:
         assert column.id is not None
-        if (physical := candidates.own.get(column.id)) is not None:
+        if (physical := candidates.by_id.get(column.id)) is not None:
             return self._from_file(column, physical, candidates.names[physical.name], path)
         if column.id in self.partition_ids:
             return FromPartition(column)

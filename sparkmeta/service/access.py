@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# -- Signed tokens of plans and pages, which every replica with the same secret accepts -------------------------------
+# -- Tokens of plans and pages ----------------------------------------------------------------------------------------
 
 
 _SIGNATURE_BYTES = 16
@@ -85,7 +85,7 @@ def _text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-# -- Who may read which tables ----------------------------------------------------------------------------------------
+# -- Users and their tables -------------------------------------------------------------------------------------------
 
 
 _BEARER = "bearer "
@@ -149,7 +149,7 @@ class Principals:
         """Return the user of a request. Raises ApiError if its token is missing or unknown."""
         value = headers.get("authorization", "")
         sent = value[len(_BEARER) :].strip().encode() if value.lower().startswith(_BEARER) else b""
-        # All are compared, so that the time of an answer reveals nothing.
+        # All tokens are compared, so that the response time reveals nothing.
         matching = [user for token, user in self.by_token.items() if hmac.compare_digest(token.encode(), sent)]
         if not matching:
             raise ApiError(401, UNAUTHORIZED, "the request has no valid bearer token")
@@ -204,7 +204,7 @@ def _entry(name: str, entry: Any) -> tuple[str, Sequence[str]]:
     return token.strip(), tables
 
 
-# -- Options of a planning service ------------------------------------------------------------------------------------
+# -- Options ----------------------------------------------------------------------------------------------------------
 
 
 DEFAULT_PORT = 8181
@@ -220,12 +220,13 @@ class ServeOptions:
     Attributes:
         host: the address to listen on.
         port: the port to listen on; 0 takes a free one.
-        principals: who may read what; None: anybody may read everything, which only a loopback address allows.
+        principals: who may read what. If None, everyone may read everything, which is allowed only on a loopback
+            address.
         secret: signs the tokens of plans. Replicas that share a spool share it, so that each serves the others' pages.
         spool: the folder of large plans' pages, which the driver and the executors see; None: a temporary folder.
         spool_properties: properties of the FileIO that opens the spool, if it is on a store.
         page_tasks: how many scan tasks a page has at most.
-        page_bytes: the maximum size of a page; a single larger task gets a page of its own.
+        page_bytes: the maximum size of a page; a larger task gets a separate page.
         driver_files: plans whose manifests list at most this many files are collected on the driver.
         wait_seconds: how long a client waits for a plan before it has to ask again.
         plan_seconds: how long a plan may take.
@@ -233,7 +234,7 @@ class ServeOptions:
         slots: how many plans run at a time.
         queued: how many plans wait for a slot; further ones are refused.
         cached_bytes: how much of the answers of finished plans is kept in memory.
-        vend_credentials: whether clients that ask for credentials get those that the catalog vends to the service.
+        vend_credentials: whether clients that ask for credentials get the ones that the catalog vends to the service.
         max_request_bytes: the largest request body, in bytes.
         max_pages: how many pages a plan has at most.
         max_spool_bytes: how many bytes this service has in the spool at most.

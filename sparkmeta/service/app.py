@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.service.plans import Pages
 
 
-# -- Metrics of the service, in Prometheus' text format ---------------------------------------------------------------
+# -- Metrics in Prometheus' text format -------------------------------------------------------------------------------
 
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -82,7 +82,7 @@ class Metrics:
         return text
 
 
-# -- The endpoints of the service, on ASGI ----------------------------------------------------------------------------
+# -- Endpoints --------------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -232,7 +232,8 @@ class App:
         return self._below_namespaces(request, principal, [unquote(part, errors="replace") for part in path[2:]])
 
     def _refuse_foreign_host(self, request: Request) -> None:
-        """Raise ApiError if a service without users is asked by another name: a web page may have made up that name."""
+        """Raise ApiError if a request to a service without users has another host name: a web page may have forged
+        it."""
         if (header := request.headers.get("host")) is None:
             return
         parts = _HOST.fullmatch(header)
@@ -373,7 +374,7 @@ class App:
             ClientDisconnect: the client has gone.
         """
         deadline = time.monotonic() + patience
-        # If no request waits when it fails, asyncio would log the error as one that was never retrieved.
+        # Without this, asyncio would log an error that no request waits for as never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
             left = deadline - time.monotonic()

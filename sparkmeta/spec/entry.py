@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 
 import pyarrow as pa
 
-# -- Define the content entry: the row that manifests of every format version are read into ---------------------------
+# -- The content entry ------------------------------------------------------------------------------------------------
 # The tables of fields follow the V4 proposal ("V4 content entry structure"). `V3_ENTRY_PATHS` maps the ids of
 # Iceberg's v1-v3 `manifest_entry` and `data_file` structs (table spec, Manifests) to them. Types are Arrow types,
 # since executors build Arrow batches.
@@ -169,7 +169,7 @@ LIST_NAMES = {
     "min_sequence_number": 516, "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
     "deleted_files_count": 506, "added_rows_count": 512, "existing_rows_count": 513, "deleted_rows_count": 514,
     "partitions": PARTITION_SUMMARIES_ID, "key_metadata": 519, "first_row_id": 520,
-    # The former names of counts.
+    # Names of counts in files of early writers.
     "added_data_files_count": 504, "existing_data_files_count": 505, "deleted_data_files_count": 506,
 }  # fmt: skip
 SUMMARY_NAMES = {"contains_null": 509, "contains_nan": 518, "lower_bound": 510, "upper_bound": 511}
@@ -177,8 +177,8 @@ SUMMARY_NAMES = {"contains_null": 509, "contains_nan": 518, "lower_bound": 510, 
 FIRST_RESERVED_ID = 2147483447
 """The first field id reserved for metadata columns (table spec, Reserved Field IDs)."""
 
-# The `file_path` column of position delete files. If its bounds are equal, they name the only data file that the delete
-# file applies to.
+# The `file_path` column of position delete files. If its bounds are equal, they name the only data file to which the
+# delete file applies.
 DELETE_FILE_PATH_ID = 2147483546
 DELETE_FILE_POS_ID = 2147483545
 
@@ -189,12 +189,12 @@ LAYOUT_REVISION = 2
 ABSOLUTE_REVISION = 1
 """The layout revision of trees whose locations are all absolute, and may lack a scheme."""
 RELATIVE_LOCATIONS_KEY = "tree-relative-locations"
-"""The key in table metadata that tells whether writers of a tree name files relative to the table's location."""
+"""The key in table metadata that says whether a tree names files relative to the table's location."""
 
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")
 
 
-# -- Define `content_stats` (field 149 of a content entry), the statistics of each column's values --------------------
+# -- `content_stats` (field 149): statistics of columns ---------------------------------------------------------------
 # The stats of a column or expression with id `f` are a struct with field id 10000 + 200 * f. The ids of its children
 # are at fixed offsets from that. The name of the struct is `f` in decimal, which does not change if the column is
 # renamed.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
 
-# -- Say what a format version does not support -----------------------------------------------------------------------
+# -- What a format version does not support ---------------------------------------------------------------------------
 
 
 _TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns", "geometry", "geography")
@@ -58,7 +58,7 @@ def refuse_unsupported(version: int, schemas: Iterable[Schema], specs: Iterable[
                 raise ValidationError(f"{where} partition field {field.name}, which is computed of several columns")
 
 
-# -- Reserved table properties: names that Iceberg's Java library shows with a table's own properties (semantics 11.4)
+# -- Reserved table properties (semantics 11.4) -----------------------------------------------------------------------
 # They are never stored, since their values follow from the rest of the metadata.
 
 
@@ -80,7 +80,7 @@ _RESERVED: Final = frozenset({
 def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that a new table stores.
 
-    As in Java, reserved ones are dropped: engines show them, and users copy what they see.
+    As in Java, reserved properties are dropped: engines show them, and users copy what they see.
     """
     return {name: value for name, value in properties.items() if name not in _RESERVED}
 
@@ -107,7 +107,7 @@ def refuse_reserved(properties: Mapping[str, str], table: str) -> None:
             )
 
 
-# -- Refuse schemas, partition specs and sort orders that could not be read once they were written --------------------
+# -- Parts that readers would refuse ----------------------------------------------------------------------------------
 
 
 def refuse_unreadable(
@@ -116,9 +116,9 @@ def refuse_unreadable(
     specs: Iterable[PartitionSpec] = (),
     sort_orders: Iterable[SortOrder] = (),
 ) -> None:
-    """Raise ValidationError if readers would refuse a part of new metadata, or take a transform for an unknown one.
+    """Raise ValidationError if readers would refuse a part of new metadata, or would not know a transform.
 
-    This includes partition fields without a name of their own.
+    This includes partition fields without a unique name.
 
     Args:
         location: The table's location, for error messages.
@@ -180,7 +180,7 @@ def _refuse_transform(location: str, schema: Schema, field: PartitionField | Sor
 
 
 def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
-    """Raise ValidationError for required fields without values, and for defaults that are not read as written."""
+    """Raise ValidationError for required fields without values, and for defaults that readers would change."""
     read_fields = index_by_id(read)
     for field_id, field in index_by_id(schema).items():
         name = schema.find_column_name(field_id)
@@ -195,7 +195,7 @@ def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
 
 
 def _fits(default: Any, kind: IcebergType) -> bool:
-    """Return whether JSON has a form of a number, and whether a decimal has no more digits than its type."""
+    """Return whether JSON has the form of a number, and whether a decimal has no more digits than its type."""
     if isinstance(default, float):
         return math.isfinite(default)
     if not isinstance(default, Decimal) or not isinstance(kind, DecimalType):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata_model import Snapshot
 
 
-# -- Build snapshot summaries: the files, rows and bytes that a commit adds and removes (semantics 10.1) --------------
+# -- Snapshot summaries (semantics 10.1) ------------------------------------------------------------------------------
 
 
 _PARTITION_PREFIX = "partitions."
@@ -79,7 +79,7 @@ def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return a copy of properties for snapshot summaries.
 
     Raises:
-        ValidationError: a key or value is not a string, or a key is that of a computed property.
+        ValidationError: a key or value is not a string, or the key of a computed property.
     """
     texts = string_map("snapshot_properties", properties)
     for key in texts:
@@ -105,7 +105,7 @@ class UpdateMetrics:
             kind: The kind of the files.
             files: The number of files.
             records: The number of their records.
-            size_in_bytes: Their size. The size of a deletion vector is that of its blob.
+            size_in_bytes: Their size. The size of a deletion vector is the length of its blob.
 
         Raises:
             ValidationError: A number is negative.
@@ -113,7 +113,7 @@ class UpdateMetrics:
         self._count(*_ADDED[kind], "added", kind, (files, records, size_in_bytes))
 
     def remove_files(self, kind: FileKind, files: int, records: int, size_in_bytes: int) -> None:
-        """Count removed files. Arguments and errors are those of add_files."""
+        """Count removed files. Arguments and errors are the same as for add_files."""
         self._count(*_REMOVED[kind], "removed", kind, (files, records, size_in_bytes))
 
     def to_dict(self) -> dict[str, str]:
@@ -191,8 +191,8 @@ class SnapshotSummaryBuilder:
 def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str]:
     """Return the totals after a change.
 
-    They start at 0 if there is no parent. A total is left out if the parent's summary lacks it, or if it is not a
-    number, or negative before or after the change.
+    They start at 0 if there is no parent. A total is left out if the parent's summary lacks it, if it is not a number,
+    or if it is negative before or after the change.
 
     Args:
         summary: The summary of the change.
@@ -206,11 +206,11 @@ def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str
     return {total: str(number) for total, number in after.items() if number >= 0}
 
 
-# -- Idempotency keys: how snapshots record which commits of an application the table has -----------------------------
+# -- Idempotency keys -------------------------------------------------------------------------------------------------
 
 
 _APPLICATION, _VERSION = "idempotency.application", "idempotency.version"
-# Properties of the summary that record a key: those of a key that is given, and those of Iceberg's streaming writer.
+# Properties of the summary that record a key: the caller's own, or the ones of Iceberg's streaming writer.
 _NAMES = ((_APPLICATION, _VERSION), ("spark.sql.streaming.queryId", "spark.sql.streaming.epochId"))
 
 
@@ -251,19 +251,19 @@ class IdempotencyKey(NamedTuple):
         return {_APPLICATION: self.application, _VERSION: str(self.version)}
 
 
-def key_of(given: Any, properties: Mapping[str, str]) -> IdempotencyKey | None:
-    """Return the key of a commit: the given one, or the one that properties of its snapshot contain.
+def key_of(key: Any, properties: Mapping[str, str]) -> IdempotencyKey | None:
+    """Return the key of a commit: the caller's, or the one that properties of its snapshot contain.
 
     Args:
-        given: the application and the version, or None.
+        key: the application and the version, or None.
         properties: the properties. A query and an epoch of Spark's streaming are a key, as for Iceberg's own sink.
 
     Raises:
         ValidationError: the key is invalid, or there are two different ones.
     """
-    if given is not None:
-        _KEY.check("idempotency_key", given)
-    keys = [] if given is None else [IdempotencyKey(*given)]
+    if key is not None:
+        _KEY.check("idempotency_key", key)
+    keys = [] if key is None else [IdempotencyKey(*key)]
     for application, version in _NAMES:
         if application in properties and version in properties:
             name, text = properties[application], properties[version]
@@ -289,7 +289,7 @@ def recorded(snapshot: Snapshot) -> list[IdempotencyKey]:
 
 
 def recording_properties(snapshot: Snapshot) -> dict[str, str]:
-    """Return the properties by which a snapshot records keys."""
+    """Return the properties in which a snapshot records keys."""
     summary = summary_of(snapshot)
     return {name: summary[name] for pair in _NAMES for name in pair if name in summary}
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     Defaults = tuple[Any, Any]
 
 
-# -- Name the table in the errors of pyiceberg's builders -------------------------------------------------------------
+# -- Errors of pyiceberg's builders -----------------------------------------------------------------------------------
 
 
 _Builder = TypeVar("_Builder", bound=type)
@@ -102,7 +102,7 @@ class UpdateSortOrder(IcebergUpdateSortOrder):
     """pyiceberg's builder of a sort order."""
 
 
-# -- Change the types of schemas as pyiceberg does, but keep defaults and lists of structs without fields -------------
+# -- Changes of types -------------------------------------------------------------------------------------------------
 
 
 def with_fresh_ids(schema: Schema) -> Schema:
@@ -120,7 +120,7 @@ def with_defaults(schema: Schema, defaults: Mapping[int, Defaults]) -> Schema:
 
     Args:
         schema: The schema.
-        defaults: The initial and the write default by field id. A field that is not among them keeps its own.
+        defaults: The initial and the write default by field id. Other fields keep their defaults.
     """
     fields = cast("StructType", _type_with_defaults(schema.as_struct(), defaults)).fields
     return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=schema.identifier_field_ids)
@@ -169,7 +169,7 @@ class ApplyChanges(_ApplyChanges):
         return list_of(list_type.element_id, element, list_type.element_required if update is None else update.required)
 
 
-# -- Change schemas, and with them the table properties that name columns ---------------------------------------------
+# -- Changes of schemas and of properties that name columns -----------------------------------------------------------
 
 
 # Properties of a column, whose keys end with its full name.
@@ -184,7 +184,7 @@ _OF_COLUMNS = (
 
 @dataclass(frozen=True)
 class _AssertColumnProperties:
-    """Requires that the name mapping and the properties of columns are those that an update has changed."""
+    """Requires that the name mapping and the properties of columns are still the ones that an update was based on."""
 
     properties: dict[str, str]
 
@@ -198,19 +198,20 @@ class _AssertColumnProperties:
 
 @names_table
 class UpdateSchema(IcebergUpdateSchema):
-    """pyiceberg's builder of schema changes, which does what Java's does besides.
+    """pyiceberg's builder of schema changes, extended by what Java's does.
 
     - It requires that no other commit has assigned ids of columns or changed properties of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
-    - Properties of a renamed column get its new name, and those of a deleted column are removed.
+    - Properties of a renamed column get its new name. Properties of a deleted column are removed.
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
-    - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
+    - A decimal keeps its scale, and strings, bytes and fixed values keep their type, since files are not read as
+      another one.
     - A primitive type may be given by its name in Iceberg, such as "long" or "decimal(9, 2)".
     - Nothing is added to a column that is deleted.
     - The name of a former partition column can be given to a new column, once the column and its partition field are
       gone.
-    - Defaults of every type are kept, also those of fields of a new struct and of new columns of a union.
-    - The defaults of a float column that becomes a double one are the doubles that its rows have.
+    - Defaults of every type are kept, also for fields of a new struct and for new columns of a union.
+    - If a float column becomes a double column, its defaults become the doubles that its rows have.
     """
 
     def __init__(
@@ -313,14 +314,14 @@ class UpdateSchema(IcebergUpdateSchema):
         except ValueError as error:
             raise ValueError(f"{name} is an identifier field: change these fields before it is deleted") from error
 
-    def _type(self, path: str | tuple[str, ...], given: IcebergType | str) -> IcebergType:
-        """Return a type that is given itself or, if it is primitive, by its name."""
-        if isinstance(given, IcebergType):
-            return given
+    def _type(self, path: str | tuple[str, ...], type_or_name: IcebergType | str) -> IcebergType:
+        """Return a type, which may be passed by its name if it is primitive."""
+        if isinstance(type_or_name, IcebergType):
+            return type_or_name
         with suppress(CorruptFileError):
-            return type_from_json(JsonNode(given))
+            return type_from_json(JsonNode(type_or_name))
         names = "a type of pyiceberg, or the name of a primitive one, such as long, string, decimal(9, 2) or date"
-        raise self._error(path, f"has the type {shown(given)}: expected {names}")
+        raise self._error(path, f"has the type {shown(type_or_name)}: expected {names}")
 
     def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
         if not isinstance(kind, IntegerType | LongType | FloatType | DoubleType) or not isinstance(value, int | float):
@@ -396,7 +397,7 @@ def _column_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _property_updates(properties: Mapping[str, str], old: Schema, new: Schema) -> list[TableUpdate]:
-    """Return the updates of properties of columns that have another name in the new schema, or are not in it."""
+    """Return the updates of properties of renamed and deleted columns."""
     old_names, new_names = index_name_by_id(old), index_name_by_id(new)
     moved = {name: new_names.get(field_id) for field_id, name in old_names.items() if new_names.get(field_id) != name}
     removed, added = [], {}

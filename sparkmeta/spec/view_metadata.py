@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 
-# -- Read and write view metadata files without loss (view spec) ------------------------------------------------------
+# -- View metadata files (view spec) ----------------------------------------------------------------------------------
 # Files of the spec's first draft are read too: their versions have schema, default catalog and namespace in the SQL
 # representation, and the view has no UUID.
 
@@ -155,7 +155,7 @@ class ViewMetadata:
 def parse_view_metadata(data: bytes, location: str) -> ViewMetadata:
     """Return the view metadata in a metadata file.
 
-    A missing current version or schema is an error only when it is asked for, as in Iceberg's Java library.
+    A missing current version or schema is an error only when it is used, as in Iceberg's Java library.
 
     Args:
         data: The bytes of the file, plain or compressed with gzip.
@@ -240,7 +240,7 @@ def view_version_to_json(version: ViewVersion) -> dict[str, Any]:
 
 
 def lifted_view(metadata: ViewMetadata, view_uuid: UUID) -> ViewMetadata:
-    """Return metadata of the spec's first draft in the form of the spec, which is how it is written."""
+    """Convert metadata of the spec's first draft to the form of the spec, in which it is written."""
     return replace(metadata, view_uuid=view_uuid, unknown=_without(metadata.unknown, {_CURRENT_SCHEMA_ID}))
 
 
@@ -273,7 +273,7 @@ def _dialects(representations: JsonNode) -> Iterator[tuple[JsonNode, str]]:
 def _lifted(version: JsonNode, view: JsonNode) -> JsonNode:
     """Return a version of the spec's first draft with the keys that its first SQL representation has.
 
-    Without a schema id there and in the view, it is that of the only schema.
+    If neither has a schema id, it is the id of the only schema.
     """
     sql = (child for child in version.get("representations").items() if child.object().get("type") == _SQL)
     first = next(sql, None)
@@ -316,7 +316,7 @@ def _without(values: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
-# -- Change view metadata by the rules of Iceberg's Java library: new versions, rollback, properties, expiry ----------
+# -- Changes of view metadata -----------------------------------------------------------------------------------------
 # Each function returns the metadata that one commit writes.
 
 
@@ -350,7 +350,7 @@ def replace_view(
 ) -> ViewMetadata:
     """Make a version current, a new one unless the view has an equal one, and add properties.
 
-    Versions are equal if they differ in their ids and times at most. Old versions expire: the property
+    Versions are equal if they differ at most in their ids and times. Old versions expire: the property
     `version.history.num-entries` says how many to keep.
 
     Raises:
@@ -385,12 +385,12 @@ def set_view_properties(base: ViewMetadata, updates: Mapping[str, str], removals
 
 
 def same_definition(left: ViewVersion, right: ViewVersion) -> bool:
-    """Return whether two versions differ in their ids and times at most."""
+    """Return whether two versions differ at most in their ids and times."""
     return replace(left, version_id=0, timestamp_ms=0) == replace(right, version_id=0, timestamp_ms=0)
 
 
 def same_columns(left: Schema, right: Schema) -> bool:
-    """Return whether two schemas differ in their ids at most."""
+    """Return whether two schemas differ at most in their ids."""
     return left.fields == right.fields and set(left.identifier_field_ids) == set(right.identifier_field_ids)
 
 
@@ -431,7 +431,7 @@ def _check_representations(location: str, version: ViewVersion) -> None:
 
 
 def _place(metadata: ViewMetadata) -> str:
-    """Return the view's location for error messages; servers choose those of new views."""
+    """Return the view's location for error messages; a server chooses the location of a new view."""
     return metadata.location or "new view"
 
 
@@ -474,7 +474,7 @@ def _history_entries(metadata: ViewMetadata) -> int:
 
 
 def _without_old_versions(metadata: ViewMetadata, entries: int) -> ViewMetadata:
-    """Keep the current version and those with the highest ids, and the log after the last entry of another one."""
+    """Keep the current version and the ones with the highest ids, and the log after the last entry of a removed one."""
     current = metadata.current_version_id
     others = sorted({version.version_id for version in metadata.versions} - {current}, reverse=True)
     ids = {current, *others[: entries - 1]}

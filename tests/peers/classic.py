@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkmeta.session import is_connect
 
-# What makes PySpark take each new session for one of Connect.
+# With these variables, PySpark makes each new session a Spark Connect session.
 _CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
 _SHARED = ("spark.driver.extraClassPath", "spark.jars", "spark.sql.catalog.", "spark.sql.extensions")
 
@@ -36,7 +36,7 @@ def _local_session(options: frozenset[tuple[str, str]]) -> SparkSession:
         for key, value in options:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
-    # Beside a classic session, PySpark's builder otherwise refuses to return that of Spark Connect.
+    # Beside a classic session, PySpark's builder otherwise refuses to return a Spark Connect session.
     os.environ["SPARK_LOCAL_REMOTE"] = "1"
     return session
 

@@ -177,7 +177,7 @@ def test_folders_that_fit_nothing(interpreted: SparkSession, tmp_path: Path) -> 
     with pytest.raises(sm.ValidationError, match="folder area=x: no partition field has this name"):
         table.add_files([str(tmp_path / "in" / "area=x" / "1.parquet")])
     assert table.refresh().current_snapshot() is None
-    # What the file has, no folder has to give.
+    # Columns in the file need no folder.
     paths = [
         write(tmp_path / "in" / folder / "2.parquet", id=ONE, region=["x"], city=["y"])
         for folder in ("area=x", "region=x/city=y", "area=y/reg=x")
@@ -246,9 +246,9 @@ def test_files_of_other_tables(interpreted: SparkSession, tmp_path: Path) -> Non
     for each in (path, foreign, f"file://{foreign}"):
         with pytest.raises(sm.ValidationError, match=f"is in the folder of another Iceberg table, .*{folder}, whose"):
             table.add_files([each])
-    own = write(tmp_path / "other" / "w" / "db" / "t" / "below" / "w" / "db" / "t" / "data" / "1.parquet", id=ONE)
+    nested = write(tmp_path / "other" / "w" / "db" / "t" / "below" / "w" / "db" / "t" / "data" / "1.parquet", id=ONE)
     beside = write(tmp_path / "metadata" / "1.parquet", id=ONE)
-    table = table.add_files([own, beside]).add_files([path], check_other_tables=False)
+    table = table.add_files([nested, beside]).add_files([path], check_other_tables=False)
     with table.transaction() as tx:
         tx.add_files([foreign], check_other_tables=False)
     assert table.refresh().scan().count() == 4

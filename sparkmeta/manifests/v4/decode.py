@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Decode V4 manifests from their bytes. Without Spark: tasks import this -------------------------------------------
+# -- Decode manifests -------------------------------------------------------------------------------------------------
 # A root is decoded as a manifest of the files that it lists itself.
 
 
@@ -147,7 +147,7 @@ def _version_info(table: pa.Table, part: ManifestPart) -> pa.StructArray:
 
 
 def _row_ids(ids: pa.Array, info: pa.StructArray, counts: pa.Array, part: ManifestPart) -> pa.Array:
-    """Return inherited first row ids; those of the entries if the manifest has none."""
+    """Return inherited first row ids; the entries' own ids if the manifest has none."""
     if part.context.first_row_id is None:
         return ids
     return RowIdCounter(part.context.first_row_id).assign(ids, info.field("status"), counts)
@@ -193,8 +193,9 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
     return pc.if_else(nan, pa.scalar(float("nan"), lower.type), lower)
 
 
-# -- Find entries of V4 leaves by the values of one column, reading only row groups that may hold them ----------------
-# It runs in Spark tasks or, for few leaves, in threads of the driver. Without Spark: tasks import this.
+# -- Find entries by the values of a column ---------------------------------------------------------------------------
+# Only row groups that may hold the values are read.
+# This runs in Spark tasks or, for few leaves, in threads of the driver.
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class LeafSearch:
 
     @cached_property
     def _spellings(self) -> list[str]:
-        """The values as leaves may spell them, sorted."""
+        """The values in the spellings that leaves may have, sorted."""
         return sorted({*self.values, *map(self.locations.relativize, self.values)})
 
     def _may_hold(self, manifest: OpenManifest, group: int) -> bool:

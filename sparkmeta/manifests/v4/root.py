@@ -114,7 +114,7 @@ def write_root(
     Args:
         table: the rows.
         properties: further key-value metadata.
-        locations: how to write locations; None if they are written as they are.
+        locations: how to write locations; None to write them unchanged.
     """
     written = table if locations is None else written_locations(table, locations)
     return write_manifest(written, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})
@@ -182,7 +182,7 @@ def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Ta
     return table.set_column(table.column_names.index("version_info"), table.schema.field("version_info"), struct)
 
 
-# -- checks ---------------------------------------------------------------------------------------------------------
+# -- The field matrix -------------------------------------------------------------------------------------------------
 
 
 def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:

@@ -31,12 +31,12 @@ UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
 """Key-value metadata of a root: manifests up to this sequence number have the layout of versions 1 to 3."""
 
 FOREIGN_KEY = "sparkmeta.foreign-sequence-number"
-"""Key-value metadata of a root: leaves of the tree up to this sequence number may be written by another library, which
-may name their statistics differently."""
+"""Key-value metadata of a root: another library, which may name statistics differently, may have written leaves up to
+this sequence number."""
 
 MASKED = "masked"
 
-# Content type of a manifest -> those of its files.
+# Content type of a manifest -> content types of its files.
 FILE_TYPES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
@@ -88,7 +88,8 @@ class Tree:
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
     def has_old_layout(self, leaves: pa.Table) -> pa.Array:
-        """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests as versions 1 to 3 have them."""
+        """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests in the layout of versions 1 to
+        3."""
         is_v4 = pc.or_(self.has_tree_layout(leaves), self.is_foreign(leaves))
         return pc.invert(pc.or_(is_v4, pc.equal(leaves.column("file_format"), IN_ROOT)))
 
@@ -103,7 +104,7 @@ class Tree:
 
 
 def tree_manifests(tree: Tree) -> pa.Table:
-    """Return the manifests of a tree, like those of `manifests_of_list`.
+    """Return the manifests of a tree, with columns as in `manifests_of_list`.
 
     `content_stats` replaces partition summaries, and `masked` counts the entries that a deletion vector masks. The
     root's own files are a data and a delete manifest of format `IN_ROOT`.
@@ -160,7 +161,7 @@ def _root_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
     }
 
 
-# -- as a manifest list ---------------------------------------------------------------------------------------------
+# -- Roots as manifest lists ------------------------------------------------------------------------------------------
 
 
 def tree_manifest_files(

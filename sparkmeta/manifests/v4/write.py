@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 
-# -- Aggregate the entries of a leaf to the root's entry for it. Without Spark: tasks import this ---------------------
+# -- Aggregate the entries of a leaf ----------------------------------------------------------------------------------
 
 
 def leaf_row(
@@ -118,7 +118,7 @@ def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, *, smalle
     return least if smallest else greatest
 
 
-# -- Write entries as V4 leaves of a target size in Spark tasks, and return the root's entries for them ---------------
+# -- Write leaves in Spark tasks --------------------------------------------------------------------------------------
 
 
 # The bytes of a leaf, and the root's entry for it.
@@ -148,7 +148,7 @@ class LeafFormat:
         target_bytes: the target size of a leaf.
         writer: writes the files.
         properties: further key-value metadata of the files.
-        locations: how to write locations; None if they are written as they are.
+        locations: how to write locations; None to write them unchanged.
     """
 
     folder: str
@@ -201,7 +201,8 @@ def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float)
 
     Args:
         entries: rows of `form.schema` and `owner`. Rows of one owner, spec and kind are adjacent in one partition.
-        entry_bytes: the expected size of an entry, by which an owner's entries are divided into leaves of equal length.
+        entry_bytes: the expected size of an entry. It determines how many leaves of equal length an owner's entries
+            fill.
     """
     return _run(entries, partial(_write_owned, form, entry_bytes), form)
 

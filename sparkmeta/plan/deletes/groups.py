@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The delete entries of a scan that joins match with data files ----------------------------------------------------
+# -- The delete entries of a scan -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class DeleteEntries:
     Attributes:
         entries: None if the scan opens no delete manifest.
         manifests: the manifests of the entries.
-        equality_ids: every column that an equality delete compares; data stats are read for these.
+        equality_ids: every column that an equality delete compares; the stats of data files are read for these.
         broadcast: whether the entries are few enough to be broadcast.
         only_dvs: whether all are deletion vectors that name their data file.
         on_driver: whether they are few rows on the driver, which groups them faster than a job would.
-        data_on_driver: whether the data entries are there too.
-        owners: small id of a leaf of a tree -> that of the data leaf that it is affiliated to.
+        data_on_driver: whether the driver also has the data entries.
+        owners: small id of a leaf of a tree -> small id of the data leaf that it is affiliated to.
     """
 
     entries: DataFrame | None
@@ -98,7 +98,7 @@ def delete_entries(choice: Choice) -> DeleteEntries:
     return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver, owners=owners(state, manifests))
 
 
-# -- The scope of a delete (a data file, a partition or the whole table), and the keys by which deletes are joined
+# -- The scope of a delete, and its join keys -------------------------------------------------------------------------
 # Keys are hashes, which Spark groups and joins much faster than paths and tuples. Joined rows are therefore compared
 # in full afterwards.
 
@@ -163,7 +163,7 @@ def dv_path() -> Sql:
     return sql.when(~NOT_A_DV.broken({}, entry_view()), sql.col("referenced_file")).otherwise(refused)
 
 
-# -- Facts about all deletes of a group, by which a data file can take or leave them without looking at each ----------
+# -- Facts about all deletes of a group -------------------------------------------------------------------------------
 
 
 FACTS: Final = "facts_of_group"
@@ -258,7 +258,7 @@ def _are_about(scope: str, state: TableState) -> Sql:
     return sql.when(facts.isNotNull(), of_equal & ~(facts["is_equality"] & facts["is_global"]))
 
 
-# -- Deletes grouped by data file, partition or table, each group an array in ascending sequence number ---------------
+# -- Deletes grouped by key -------------------------------------------------------------------------------------------
 
 
 GROUP: Final = "group_of_deletes"
@@ -270,14 +270,14 @@ class DeleteGroups:
 
     Attributes:
         grouped: the columns `KEY` and `GROUP`; an Arrow table where the driver has the deletes.
-        scopes: what some deletes are, or may be, about: of `OF_FILE`, `OF_PARTITION` and `OF_TABLE`.
+        scopes: the scopes that deletes have or may have, of `OF_FILE`, `OF_PARTITION` and `OF_TABLE`.
     """
 
     grouped: DataFrame | pa.Table
     scopes: Sequence[str]
 
     def frame(self, deletes: DeleteEntries, state: TableState) -> DataFrame:
-        """Return the groups with their `FACTS`, where there are others than of files.
+        """Return the groups with their `FACTS`, unless all groups are of files.
 
         The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
         """

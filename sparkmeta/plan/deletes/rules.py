@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Compare stats of equality deletes and data files: can they have a value of a column in common? -------------------
+# -- Can an equality delete and a file share a value? -----------------------------------------------------------------
 
 
 def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
@@ -117,10 +117,10 @@ def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
     return sql.coalesce(known & ordered & apart, False)
 
 
-# -- The contradictions between deletes and data files that make a plan fail, each written once for SQL and Arrow
+# -- Contradictions that make a plan fail -----------------------------------------------------------------------------
 # A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql`
-# or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; that of a delete
-# also has `is_dv`, `content_type` and `data_path`.
+# or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; the view of a
+# delete also has `is_dv`, `content_type` and `data_path`.
 
 
 class EntryView(Protocol):
@@ -285,7 +285,7 @@ def _same(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.or_(both_null, pc.fill_null(pc.equal(identities(left), identities(right)), False))
 
 
-# -- Views of data files and deletes for rules and groups, in SQL and in Arrow ----------------------------------------
+# -- Views of data files and deletes ----------------------------------------------------------------------------------
 
 
 SEQUENCE: Final = "version_info.sequence_number"
@@ -300,7 +300,7 @@ def data_view(state: TableState) -> EntryView:
 
 
 def entry_view() -> EntryView:
-    """Return a view of a delete entry with its kind and its data file only."""
+    """Return a view of a delete entry that has only its kind and its data file."""
     return {
         "sequence_number": sql.col(SEQUENCE),
         "content_type": sql.col("content_type"),
@@ -393,5 +393,5 @@ def is_global_delete(state: TableState) -> Sql:
 
 
 def is_global(spec: PartitionSpec) -> bool:
-    """Return whether equality deletes of a spec apply to every file, since it has only void fields, or none."""
+    """Return whether equality deletes of a spec apply to every file: it has no fields, or only void ones."""
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
