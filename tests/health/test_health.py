@@ -132,7 +132,7 @@ def test_small_puffin_files(spark: SparkSession, tmp_path: Path) -> None:
     def table(files: int) -> HandmadeTable:
         names = [f"{part}{number}" for part in "xy" for number in range(3)]
         vectors = [
-            deletion_vector(name, partition={"part": name[0]}, file_path=f"x:{place % files}.puffin")
+            deletion_vector(f"x:{name}", partition={"part": name[0]}, file_path=f"x:{place % files}.puffin")
             for place, name in enumerate(names)
         ]
         return healthy(tmp_path / str(files)).add(1, 1, *vectors)
