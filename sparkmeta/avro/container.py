@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Read the Avro object container: header, block frames and compressed blocks. Every length is checked --------------
+# -- Read the container: header, frames and blocks --------------------------------------------------------------------
 # Blocks are found without decoding records, so that tasks can decode parts of a large manifest, and know the ordinals
 # of their records from the counts of the blocks before.
 
@@ -355,7 +355,7 @@ _INFLATERS: dict[str, Callable[[memoryview], bytes | bytearray]] = {
 }
 
 
-# -- Write the Avro object container: its header, and blocks of encoded records ---------------------------------------
+# -- Write the container ----------------------------------------------------------------------------------------------
 
 
 # Inflated bytes of a block, as in Java's library. Readers split a file at its blocks.
@@ -412,7 +412,7 @@ def _long(value: int) -> bytes:
     return bytes([*encoded, remaining])
 
 
-# -- Read Avro files of rows as Arrow batches, one per block: data files, delete files and partition statistics
+# -- Avro files of rows as Arrow batches ------------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 

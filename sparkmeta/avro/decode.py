@@ -41,7 +41,7 @@ from sparkmeta.entries.records import (
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import METRICS_MAP_IDS, Status
 
-# -- Decode Avro manifest blocks to Arrow columns by a compiled program, without a Python object per entry ------------
+# -- Decode blocks with a compiled program ----------------------------------------------------------------------------
 # Neighbouring blocks are inflated into one buffer. The program fills the slots of a batch from it, and the slots
 # become Arrow arrays. A large block fills the slots more than once, so arrays copy their values.
 
@@ -280,7 +280,7 @@ def _floats(words: _Array, avro: str, kind: pa.DataType) -> _Array:
         return floats.astype(np.float64)
 
 
-# -- Decode Avro manifests to Arrow batches of content entries, by one of two decoders --------------------------------
+# -- Decode manifests with fastavro or a program ----------------------------------------------------------------------
 # A program compiled by numba (`program`, `execute`, `columnar`) turns bytes into Arrow columns. Since numba takes a
 # while to load, fastavro decodes small manifests, and the few types that no program supports, some thousand records at
 # a time. Both skip fields that are not projected, and read only projected keys of metrics maps.

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-# -- Pieces that read Avro's bytes, and functions that copy the values that a program has located ---------------------
+# -- Pieces that read bytes -------------------------------------------------------------------------------------------
 # numba compiles them. Internally, positions of data are addresses, since numba would count references of arrays at
 # every call. Python passes arrays, and gets no addresses.
 #
@@ -231,7 +231,7 @@ def read_pair(kinds, p, end):  # type: ignore[no-untyped-def]
     return key, value, 0, p
 
 
-# -- what a program found ----------------------------------------------------------------------------------------------
+# -- Copy the values that a program has located -----------------------------------------------------------------------
 
 
 @entry_point(types.void(DATA, LONGS, LONGS, BYTES))
@@ -347,7 +347,7 @@ def take_numbers(data, starts, sizes, words):  # type: ignore[no-untyped-def]
     return item
 
 
-# -- The instructions that read Avro records, and the machine that executes them, compiled by numba -------------------
+# -- Instructions, and the machine that executes them -----------------------------------------------------------------
 # A program is a flat array of integers: instructions of `WIDTH` words (operation and three operands), then the tables
 # that instructions point to. It runs once per record, in one pass over the bytes of a block, and stores projected
 # values in slots, two words for each column and record.

@@ -25,7 +25,7 @@ from sparkmeta.spec.entry import (
     SUMMARY_NAMES,
 )
 
-# -- Resolve the writer's schema of a v1 to v3 manifest by field ids --------------------------------------------------
+# -- Resolve a manifest's schema by field ids -------------------------------------------------------------------------
 # Names in a manifest are only informational, and Avro's encoding has no names. Every field is therefore renamed to its
 # id, `f<id>`. Logical types are removed: values are read as ints and bytes, and Arrow gives them their types.
 
@@ -395,7 +395,7 @@ def _map_record(kind: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
     return change(kind) if isinstance(kind, dict) and kind.get("type") == "record" else kind
 
 
-# -- Make a writer's schema canonical: every type is written out in its place, and every field has an id --------------
+# -- Canonical schemas ------------------------------------------------------------------------------------------------
 # Avro lets a schema name a type once and refer to it later, in namespaces and by aliases, and some writers define a
 # name again. Iceberg's fields have ids, but Java's library finds the fields of a schema without ids by their names.
 # Decoders get the schema as each place means it.

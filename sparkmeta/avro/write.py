@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 
-# -- Encode Arrow columns in Avro's binary form. Without Spark: tasks import this -------------------------------------
+# -- Encode Arrow columns ---------------------------------------------------------------------------------------------
 # Columns are encoded one by one, as arrays of bytes, and joined row by row in Arrow. There is no Python object per
 # row.
 
@@ -164,7 +164,7 @@ def _fixed_decimals(values: pa.Array, size: int) -> pa.BinaryArray:
     return fixed.cast(pa.binary())
 
 
-# -- Write v1 to v3 manifests from encoded entries --------------------------------------------------------------------
+# -- Write manifests --------------------------------------------------------------------------------------------------
 # Layouts and field orders are like those of Iceberg's Java library (semantics 9.1, 9.2).
 
 
@@ -381,7 +381,7 @@ def _summary(values: pa.Array) -> dict[str, Any]:
     }
 
 
-# -- Encode entries of any manifest as entries of a new v1 to v3 manifest. Without Spark: tasks import this -----------
+# -- Encode entries ---------------------------------------------------------------------------------------------------
 # There is no Python object per entry.
 
 

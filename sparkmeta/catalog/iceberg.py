@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- Catalogs of Spark's own configuration, `spark.sql.catalog.<name>`, in the properties of pyiceberg ----------------
+# -- Catalogs of Spark's configuration --------------------------------------------------------------------------------
 
 
 _TYPES: Final = {"hadoop": "hadoop", "hive": "hive", "rest": "rest", "glue": "glue", "jdbc": "sql"}
@@ -158,7 +158,7 @@ def _refuse(name: str, key: str, value: str | None) -> NoReturn:
     )
 
 
-# -- pyiceberg's catalogs. They only locate metadata files, since pyiceberg can't read all of them --------------------
+# -- pyiceberg's catalogs ---------------------------------------------------------------------------------------------
 
 
 class Located(NamedTuple):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Identifiers of tables, views and namespaces ----------------------------------------------------------------------
+# -- Identifiers ------------------------------------------------------------------------------------------------------
 
 
 # How many names the identifier of a table in a namespace has at least.
@@ -39,7 +39,7 @@ def as_names(identifier: Any, least: int = 0) -> tuple[str, ...]:
     return tuple(names)
 
 
-# -- Folders of tables, views and namespaces in a warehouse, a level for each name ------------------------------------
+# -- Folders in a warehouse -------------------------------------------------------------------------------------------
 
 
 # Of most file systems. Object stores have a limit for the whole key only.

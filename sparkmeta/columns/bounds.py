@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sparkmeta.columns.conditions import Junction
 
 
-# -- Single-value binary serialization of Arrow arrays (table spec, Appendix D) ---------------------------------------
+# -- Single-value serialization (table spec, Appendix D) --------------------------------------------------------------
 # It imports only numpy and pyarrow, so that Spark tasks can use it.
 
 
@@ -371,7 +371,7 @@ def _refuse(values: pa.BinaryArray, bad: np.ndarray, type_name: str, problem: st
         raise _UndecodableError(f"0x{value.hex()} is not a value of type {type_name}: {problem}", bad)
 
 
-# -- Comparisons of bounds and partition values that a filter implies -------------------------------------------------
+# -- Tests of bounds and partition values -----------------------------------------------------------------------------
 # They are made on the driver (`implied_tests`), and pickled for tasks; this module imports neither Spark nor
 # pyiceberg. It evaluates tests on Arrow arrays, and `ColumnStats.passes` evaluates them in SQL. Undecidable values
 # pass.
@@ -477,7 +477,7 @@ class AnyOf:
         return passed
 
 
-# -- Derive simple tests of bounds, partition values and partition summaries from a filter ----------------------------
+# -- Derive tests from a filter ---------------------------------------------------------------------------------------
 
 
 # Types with one order in all writers, in Arrow and in Spark, unlike floating point numbers and UUIDs.
@@ -563,7 +563,7 @@ def _ranges(leaf: BoundPredicate) -> Iterator[_Range]:
             yield True, isinstance(leaf, BoundGreaterThanOrEqual), leaf.literal.value
 
 
-# -- partition summaries --------------------------------------------------------------------------------------------
+# -- Partition summaries ----------------------------------------------------------------------------------------------
 
 
 def summary_tests(bound: BooleanExpression) -> AllOf | None:

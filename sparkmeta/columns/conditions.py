@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
 
-# -- Traverse boolean expression trees of any depth and width without recursion ---------------------------------------
+# -- Traverse expression trees ----------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def depth(expression: BooleanExpression) -> int:
     return fold(expression, lambda _leaf, _negated: 0, lambda _junction, operands: 1 + max(operands))
 
 
-# -- Comparisons of columns in bound form with literals, which are safe for Spark to push into Parquet ----------------
+# -- Comparisons that Spark may push into Parquet ---------------------------------------------------------------------
 
 
 Comparison = Callable[[Any, Any], Any]
@@ -231,7 +231,7 @@ def prefix_end(prefix: str) -> str | None:
     return None
 
 
-# -- Conditions of filters as SQL: constants are folded, chains stay flat, and wide filters become lambdas ------------
+# -- Conditions as SQL ------------------------------------------------------------------------------------------------
 # Spark takes minutes and gigabytes to compile a condition with thousands of terms. Operands that differ only in their
 # literals therefore become a lambda over an array of literals.
 

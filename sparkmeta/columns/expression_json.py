@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
 
 
-# -- Write bound expressions as Iceberg's expression JSON, which its ExpressionParser reads ---------------------------
+# -- Write expression JSON --------------------------------------------------------------------------------------------
 
 
 _OPERATORS: Final[dict[str, Any]] = {
@@ -139,7 +139,7 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-# -- Read Iceberg's expression JSON, as engines send it with scans (REST catalog spec, Predicate), without recursion
+# -- Read expression JSON (REST catalog spec, Predicate) --------------------------------------------------------------
 
 
 # What a comparison is if its sides are exchanged.

@@ -31,7 +31,7 @@ from pyiceberg.expressions import (
 
 from sparkmeta.columns.conditions import fold
 
-# -- Tests of rows that Arrow evaluates, as `row_predicate` does in SQL -----------------------------------------------
+# -- Tests of rows in Arrow -------------------------------------------------------------------------------------------
 # They are made on the driver (`arrow_filter`), and pickled for tasks; this module imports neither Spark nor pyiceberg.
 
 
@@ -117,7 +117,7 @@ def _numbers(column: pa.Array) -> pa.Array:
     return column.view(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
 
 
-# -- Turn bound filters into tests of rows that Arrow evaluates -------------------------------------------------------
+# -- Turn filters into tests of rows ----------------------------------------------------------------------------------
 
 
 # Types whose values Arrow compares as Spark does.

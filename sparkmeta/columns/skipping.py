@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container
 
 
-# -- Conclusions from the stats of a column in a file, and from the summary of a partition field in a manifest
+# -- Conclusions from column stats and partition summaries ------------------------------------------------------------
 
 
 _UNBOUNDED: Final = ("unknown", "variant", "geometry", "geography")
@@ -296,7 +296,7 @@ def _known_equal(count: Sql | None, other: Sql | None) -> Truth:
     return count.eqNullSafe(other) & _certainly(count >= 0)
 
 
-# -- Decide from column stats whether a file may have matching rows, or has only matching rows ------------------------
+# -- May a file match? Does all of it match? --------------------------------------------------------------------------
 
 
 def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], record_count: Sql) -> Sql:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
 
 
-# -- Look up fields of a schema by name, for filters ------------------------------------------------------------------
+# -- Fields of a schema by name ---------------------------------------------------------------------------------------
 
 
 # Most columns that an error about an unknown column names.
@@ -117,7 +117,7 @@ def _accessor(positions: tuple[int, ...]) -> Accessor:
     return Accessor(first, _accessor(tuple(rest)) if rest else None)
 
 
-# -- Predicates on transforms of columns, such as day(ts) = '2026-01-31', which engines send to have partitions
+# -- Predicates on transforms of columns ------------------------------------------------------------------------------
 # selected
 # A partition field of the same transform decides them. Statistics say nothing of them.
 

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from sparkmeta.columns.conditions import Junction
 
 
-# -- Project row predicates onto partition tuples (table spec, Partition Transforms and Scan Planning) ----------------
+# -- Project row predicates onto partition tuples ---------------------------------------------------------------------
 
 
 _EXACT: Final = Context(prec=76)
@@ -386,7 +386,7 @@ def _in_bits(number: int, bits: int) -> bool:
     return -(1 << bits - 1) <= number < 1 << bits - 1
 
 
-# -- Compute partition values of rows in Spark SQL (table spec, Partition Transforms) ---------------------------------
+# -- Compute partition values in Spark SQL ----------------------------------------------------------------------------
 
 
 # Spark's hash is 32-bit Murmur3 with the seed 42, and the hash of a value is the seed of the next one. The hash of

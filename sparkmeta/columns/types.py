@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# -- Convert filter literals to a column's type, exactly or not at all ------------------------------------------------
+# -- Filter literals as values of a column's type ---------------------------------------------------------------------
 
 
 _INT: Final = (-(2**31), 2**31 - 1)
@@ -290,7 +290,7 @@ def bound_value(value: Any) -> Any:
     return value
 
 
-# -- Convert Iceberg types and literals to Spark's --------------------------------------------------------------------
+# -- Iceberg types and literals in Spark ------------------------------------------------------------------------------
 
 
 _SPARK_TYPES: Final[dict[str, spark.DataType]] = {

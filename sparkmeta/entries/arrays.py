@@ -18,7 +18,7 @@ from sparkmeta.columns.types import bound_value
 from sparkmeta.errors import shown
 from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS, Status
 
-# -- Field ids in the metadata of Arrow fields, where Arrow's readers and writers of data files have them -------------
+# -- Field ids in Arrow schemas ---------------------------------------------------------------------------------------
 
 
 _FIELD_ID_KEY = b"PARQUET:field_id"
@@ -41,7 +41,7 @@ def with_field_id(field: pa.Field, number: int | None) -> pa.Field:
     return field if number is None else field.with_metadata({_FIELD_ID_KEY: str(number).encode()})
 
 
-# -- Helpers for Arrow columns and tables. Without Spark --------------------------------------------------------------
+# -- Arrow columns and tables -----------------------------------------------------------------------------------------
 
 
 UUID_BYTES: Final = 16
@@ -177,7 +177,7 @@ def uuid_bytes(texts: pa.StringArray) -> pa.Array:
     return pc.if_else(texts.is_valid(), fixed, pa.scalar(None, fixed.type))
 
 
-# -- Counts of files, rows and entries, as manifest lists and roots have them for each manifest. Without Spark
+# -- Counts of manifests ----------------------------------------------------------------------------------------------
 
 
 LIVE_FILES: Final = ("added_files_count", "existing_files_count")
@@ -249,7 +249,7 @@ def _columns(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> list
     return [pc.struct_field(stats, name) for name in names]
 
 
-# -- Projections: the columns and entries to read from manifests, and the resulting row type --------------------------
+# -- Projections ------------------------------------------------------------------------------------------------------
 
 
 PARTITION = "partition"

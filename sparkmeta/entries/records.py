@@ -44,7 +44,7 @@ from sparkmeta.spec.entry import (
     Status,
 )
 
-# -- Convert between `content_stats` and the metrics maps of v1 to v3 manifests. Without Spark: tasks import this
+# -- Metrics maps and `content_stats` ---------------------------------------------------------------------------------
 
 
 # Metrics map -> the corresponding child of `content_stats`. V4 has no column_sizes.
@@ -209,7 +209,8 @@ def _decoded(raw: pa.Array, type_name: str, where: str, *, lenient: bool) -> pa.
         raise CorruptFileError(where, "value", value, str(error)) from error
 
 
-# -- Fill nulls of entries from their manifest (table spec, Sequence Number Inheritance and First Row ID Inheritance)
+# -- Inheritance from the manifest ------------------------------------------------------------------------------------
+# The table spec calls it Sequence Number Inheritance and First Row ID Inheritance.
 # This comes before any filter, since first row ids depend on every physical row before.
 
 
@@ -278,7 +279,7 @@ class RowIdCounter:
         return pc.if_else(pa.array(assigned), pa.array(starts, pa.int64()), first_row_id)
 
 
-# -- The parts of manifests that tasks read. Without Spark: tasks import this -----------------------------------------
+# -- Parts of manifests -----------------------------------------------------------------------------------------------
 
 
 PART_SCHEMA = pa.schema(
@@ -364,7 +365,7 @@ def _scattered(size: int) -> list[int]:
     return [index for index in reversed_bits if index < size]
 
 
-# -- Turn records of v1 to v3 manifests into content entries: type and check raw columns, and apply inheritance
+# -- Make content entries of raw records ------------------------------------------------------------------------------
 # The reader of a format provides `RawRecords`, columns by field id; `EntryBuilder` makes batches from them.
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The relations of a metadata tree that `check` examines: leaves, masked entries and live files --------------------
+# -- What `check` examines in a tree ----------------------------------------------------------------------------------
 
 
 ENTRY_COLUMNS = ("content_type", "location", "version_info", "deletion_vector", "referenced_file", "partition_spec_id")
@@ -232,7 +232,7 @@ def union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-# -- Check a snapshot that has a manifest list: the list on the driver, manifests in tasks, live files by queries
+# -- Check a manifest list --------------------------------------------------------------------------------------------
 
 
 _VECTOR_OFFSET = "_offset"
@@ -268,7 +268,7 @@ def _by_tasks(state: TableState, function: Callable[..., Iterator[pa.RecordBatch
     return map_by_tasks(state.spark, units, function, schema)
 
 
-# -- rules of the list, on the driver --------------------------------------------------------------------------------
+# -- Rules of the list, on the driver ---------------------------------------------------------------------------------
 
 
 def _manifests_listed_twice(state: TableState) -> Iterator[Broken]:
@@ -328,7 +328,7 @@ LIST_RULES: tuple[tuple[str, Callable[[TableState], Iterator[Broken]]], ...] = (
 )
 
 
-# -- rules of live files, each a query -------------------------------------------------------------------------------
+# -- Rules of live files, each a query --------------------------------------------------------------------------------
 
 
 def _listed_files_twice(live: DataFrame) -> Iterator[DataFrame]:
@@ -361,7 +361,7 @@ def _broken(rule: str, rows: DataFrame, location: str, value: Column, problem: s
     return rows.select(*(each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)))
 
 
-# -- Check the invariants of a snapshot's whole metadata tree (semantics 18.4) ----------------------------------------
+# -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
 # There are three tables of rules. The driver evaluates those of the root, one pass over the leaves those of entries,
 # and separate queries those of the tree.
 
@@ -439,7 +439,7 @@ def _struct(rule: str, broken: EntryRule) -> Column:
     return F.when(broken.condition, F.struct(*columns))
 
 
-# -- rules of the root, on the driver -------------------------------------------------------------------------------
+# -- Rules of the root, on the driver ---------------------------------------------------------------------------------
 
 
 def _leaves_listed_twice(tree: CheckedTree) -> Iterator[Broken]:
@@ -521,7 +521,7 @@ ROOT_RULES: tuple[tuple[str, Callable[[CheckedTree], Iterator[Broken]]], ...] = 
 )
 
 
-# -- rules of single entries, with the columns of their leaf -------------------------------------------------------
+# -- Rules of single entries, with the columns of their leaf ----------------------------------------------------------
 
 
 class EntryRule(NamedTuple):
@@ -576,7 +576,7 @@ ENTRY_RULES: tuple[tuple[str, Callable[[], EntryRule]], ...] = (
 )
 
 
-# -- rules of the tree, each a query ---------------------------------------------------------------------------------
+# -- Rules of the tree, each a query ----------------------------------------------------------------------------------
 
 _BROKEN_COLUMNS = ("location", "value", "problem")
 

@@ -20,7 +20,7 @@ from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
-# -- Violations of rules, the rows of `check`. Without Spark: tasks import this ---------------------------------------
+# -- Violations -------------------------------------------------------------------------------------------------------
 
 
 VIOLATIONS = pa.schema([pa.field(name, pa.string()) for name in ("rule", "location", "value", "problem")])
@@ -41,7 +41,7 @@ def violation(rule: str, broken: Broken) -> dict[str, str | None]:
     return {"rule": rule, "location": broken.location, "value": value, "problem": broken.problem}
 
 
-# -- The tasks that check single manifests of a manifest list. Without Spark: tasks import this -----------------------
+# -- Check single manifests -------------------------------------------------------------------------------------------
 # A manifest that can't be decoded is a violation like others, and does not keep the rest from being checked.
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Drawings of metadata trees for notebooks and `print` -------------------------------------------------------------
+# -- Drawings for notebooks and `print` -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +68,7 @@ class Drawing(Excerpt):
         return f'<div style="overflow-x: auto" title="{escape(self.title)}">{self.svg}</div>'
 
 
-# -- `table.draw()`: select the parts of a snapshot's metadata tree to draw -------------------------------------------
+# -- `table.draw()` ---------------------------------------------------------------------------------------------------
 # The root is on the driver. One job reads at most `_ROWS` entries of at most `_LEAVES` leaves, so the size of a
 # drawing is limited for trees of any size.
 
@@ -114,7 +114,7 @@ def _title(snapshot: Snapshot) -> str:
     )
 
 
-# -- the root of a V4 tree ------------------------------------------------------------------------------------------
+# -- The root of a V4 tree --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _bitmap(row: Mapping[str, Any], files: Files) -> PositionBitmap:
     return read_inline_vector(blob, where, row["record_count"])
 
 
-# -- entries of the root --------------------------------------------------------------------------------------------
+# -- Entries of the root ----------------------------------------------------------------------------------------------
 
 
 def _vector_entry(row: Mapping[str, Any], vectors: Mapping[int, _Vector], labels: Mapping[str, str]) -> Entry:
@@ -281,7 +281,7 @@ def _count(number: int | None, singular: str, plural: str) -> str:
     return f"an unknown number of {plural}" if number is None else f"{number:,} {singular if number == 1 else plural}"
 
 
-# -- entries of leaves ----------------------------------------------------------------------------------------------
+# -- Entries of leaves ------------------------------------------------------------------------------------------------
 
 
 def _leaf_rows(
@@ -353,7 +353,7 @@ def _more(count: int | None, drawn: int) -> str:
     return _count(count - drawn, "more entry", "more entries") if count > drawn else ""
 
 
-# -- the manifest list of v1-v3 snapshots ---------------------------------------------------------------------------
+# -- The manifest list of a v1 to v3 snapshot -------------------------------------------------------------------------
 
 
 def _of_list(state: TableState, snapshot: Snapshot) -> Drawing:

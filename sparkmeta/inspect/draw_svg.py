@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from sparkmeta.inspect.excerpt import Entry, Excerpt, Node
 
 
-# -- Pieces of SVG documents. All texts are escaped -------------------------------------------------------------------
+# -- Pieces of SVG ----------------------------------------------------------------------------------------------------
+# All texts are escaped.
 
 
 def document(parts: Iterable[str], width: float, height: float, **attributes: str) -> str:
@@ -56,7 +57,8 @@ def _attributes(values: dict[str, str]) -> str:
     return "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"' for name, value in values.items())
 
 
-# -- Draw an excerpt as SVG, in the style of the V4 proposal's figures ------------------------------------------------
+# -- Draw an excerpt --------------------------------------------------------------------------------------------------
+# The style is that of the figures in the V4 proposal.
 # The root is a table of its entries. Below it are columns of boxes: manifests with the manifests and deletion vectors
 # that refer to them, and the root's files. Solid lines lead from the root to its entries, dashed ones from a deletion
 # vector or affiliated manifest to its target. There are no style sheets and ids, since several drawings may share a
@@ -151,7 +153,7 @@ def _document(parts: Iterable[str], width: float, height: float) -> str:
     )
 
 
-# -- boxes ----------------------------------------------------------------------------------------------------------
+# -- Boxes ------------------------------------------------------------------------------------------------------------
 
 
 def _root_box(excerpt: Excerpt) -> _Box:
@@ -234,7 +236,7 @@ def _text(x: float, y: float, line: _Line, anchor: str = "start") -> str:
     )
 
 
-# -- places ---------------------------------------------------------------------------------------------------------
+# -- Places -----------------------------------------------------------------------------------------------------------
 
 
 def _stacks(nodes: Sequence[Node]) -> list[list[_Box]]:
@@ -300,7 +302,7 @@ def _place(stacks: Sequence[list[_Box]], y: float) -> tuple[float, list[_Shelf]]
     return y - 8, shelves
 
 
-# -- lines ----------------------------------------------------------------------------------------------------------
+# -- Lines ------------------------------------------------------------------------------------------------------------
 
 
 def _branches(root: _Box, shelves: Sequence[_Shelf]) -> list[str]:
@@ -352,7 +354,7 @@ def _path(path: str, colour: str, *, dashed: bool = False) -> str:
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.2"{dash}/>'
 
 
-# -- the legend -----------------------------------------------------------------------------------------------------
+# -- The legend -------------------------------------------------------------------------------------------------------
 
 
 def _legend(x: float, y: float) -> tuple[list[str], float]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
 
-# -- The excerpt of a metadata tree that a drawing shows: a snapshot, its root and some of its entries ----------------
+# -- The excerpt of a tree --------------------------------------------------------------------------------------------
 # Texts in metadata can't be trusted: this module makes names printable, and the drawings escape them.
 
 
@@ -180,7 +180,7 @@ def _taken(text: str, most: int) -> str:
     return text
 
 
-# -- Draw an excerpt as lines of text ---------------------------------------------------------------------------------
+# -- Draw an excerpt as text ------------------------------------------------------------------------------------------
 
 
 _LONGEST_NAME = 48

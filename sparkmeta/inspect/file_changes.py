@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- The history of a table's snapshots, along their parents ----------------------------------------------------------
+# -- The history of snapshots -----------------------------------------------------------------------------------------
 
 
 def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
@@ -113,7 +113,7 @@ def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: 
     )
 
 
-# -- Compare a snapshot's root with its parent's: the changed files of the root, and the leaves to open for the others
+# -- Compare a root with its parent's ---------------------------------------------------------------------------------
 # The cost is proportional to the change: leaves that were carried over are never opened. No Spark, no I/O.
 
 
@@ -300,7 +300,7 @@ def flat_rows(table: pa.Table, kinds: Iterable[Any]) -> list[tuple[int, dict[str
     return list(zip(places.to_pylist(), flat.to_pylist(), strict=True))
 
 
-# -- Find the entries that a range of snapshots added and removed -----------------------------------------------------
+# -- Entries that snapshots added and removed -------------------------------------------------------------------------
 # The driver compares roots; Spark reads only leaves that a snapshot added or masked (semantics 18.1), so the cost is
 # proportional to the change. For snapshots with a manifest list, Spark reads the manifests that they added.
 
@@ -627,7 +627,7 @@ def _fill_maps(projection: EntryProjection, columns: frozenset[int], batches: An
             yield pa.RecordBatch.from_arrays([*filled.columns, *marks.columns], schema=schema)
 
 
-# -- The positions that a data file's new deletion vector adds to the one that it replaces ----------------------------
+# -- Positions that a new deletion vector adds ------------------------------------------------------------------------
 
 
 ADDED_POSITIONS = "added_positions"
@@ -724,7 +724,7 @@ def _positions_in_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
                 yield pa.RecordBatch.from_arrays(columns, [FILE_LOCATION, FILE_OFFSET, _POSITIONS])
 
 
-# -- `Table.file_changes`: the files that snapshots added and removed -------------------------------------------------
+# -- `Table.file_changes` ---------------------------------------------------------------------------------------------
 
 
 CHANGE_TYPE = "change_type"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The column readable_metrics: the metrics of every leaf column of the table's schema, with typed bounds -----------
+# -- `readable_metrics` -----------------------------------------------------------------------------------------------
 
 
 READABLE_METRICS = "readable_metrics"
@@ -91,7 +91,7 @@ def _type(leaves: Mapping[str, NestedField]) -> StructType:
     return metrics
 
 
-# -- The metadata tables of manifest entries: entries, files, data_files, delete_files, and all_* over all snapshots
+# -- `entries`, `files`, `data_files`, `delete_files` -----------------------------------------------------------------
 # Rows are content entries with Iceberg's column names. A `Selection` has both the projection with which manifests are
 # read and the columns that are made from it, so that only selected columns are read.
 
@@ -233,7 +233,8 @@ def _expanded(columns: Sequence[str], known: Sequence[str]) -> set[str]:
     return selected
 
 
-# -- The metadata tables of files and entries of all snapshots. Each manifest is read once ----------------------------
+# -- `all_*`: files and entries of all snapshots ----------------------------------------------------------------------
+# Each manifest is read once.
 
 
 _OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "content", "first_row_id")]
@@ -308,7 +309,7 @@ def _parts(state: TableState, manifests: DataFrame, projection: EntryProjection)
     return shares.select(*PART_SCHEMA.names).repartition(read_tasks(state.spark))
 
 
-# -- The metadata table partitions: an aggregation of the live entries ------------------------------------------------
+# -- `partitions` -----------------------------------------------------------------------------------------------------
 
 
 _COLUMNS = ("version_info", "content_type", "partition_spec_id", "record_count", "file_size_in_bytes")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparkmeta.columns.bounds import known_bounds
 
-# -- Numbers for people -----------------------------------------------------------------------------------------------
+# -- Numbers ----------------------------------------------------------------------------------------------------------
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -32,7 +32,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-# -- Format partition values like Iceberg's Java library (Transform.toHumanString). Light: Spark tasks import this
+# -- Partition values -------------------------------------------------------------------------------------------------
 
 
 NULL = "null"

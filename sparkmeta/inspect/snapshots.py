@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The metadata tables that are read from table metadata alone: snapshots, history, refs, metadata_log_entries
+# -- Tables of table metadata -----------------------------------------------------------------------------------------
 
 
 TIMESTAMPTZ = pa.timestamp("us", "UTC")
@@ -167,7 +167,7 @@ def _frame(state: TableState, rows: Iterable[dict[str, Any]], schema: pa.Schema)
     return local_frame(state.spark, pa.Table.from_pylist(list(rows), schema=schema))
 
 
-# -- The metadata table partition_statistics: the rows of a snapshot's partition statistics file ----------------------
+# -- `partition_statistics` -------------------------------------------------------------------------------------------
 
 
 DV_COUNT = "dv_count"

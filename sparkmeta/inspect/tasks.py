@@ -20,7 +20,7 @@ from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import translated_read_errors, vector_of, vector_range
 from sparkmeta.storage.executors import ExecutorReader
 
-# -- Convert the deleted rows in position delete files to the table's current schema. Light: Spark tasks import this
+# -- Deleted rows in position delete files ----------------------------------------------------------------------------
 # Columns are resolved by field id (table spec, Column Projection): missing ones have their initial default or null,
 # and promoted ones are widened.
 
@@ -94,8 +94,7 @@ def _uuid_texts(array: pa.BinaryArray) -> pa.StringArray:
     return pa.array([None if value is None else str(UUID(bytes=value)) for value in array.to_pylist()], pa.string())
 
 
-# -- Read position delete files and deletion vectors in Spark tasks: a row for each deleted position ------------------
-# Light: Spark tasks import this.
+# -- Position deletes and deletion vectors ----------------------------------------------------------------------------
 
 
 BATCH_ROWS = 1 << 16
@@ -304,7 +303,7 @@ _READERS: dict[str, _Reader] = {"PARQUET": _parquet, "ORC": _orc, "AVRO": record
 _POSITION_READERS = _READERS | {"PARQUET": _parquet_positions, "AVRO": _avro_positions}
 
 
-# -- Read partition statistics files, Parquet or Avro, in the table's current types. Light: Spark tasks import this
+# -- Partition statistics files ---------------------------------------------------------------------------------------
 
 
 # Columns without which a file holds no statistics.

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import FileAccess
 
 
-# -- Read leaves of the manifest cache with Spark's Parquet reader ----------------------------------------------------
+# -- Read leaves with Spark -------------------------------------------------------------------------------------------
 
 
 def read_cached_entries(
@@ -98,7 +98,7 @@ def _row_id(inherited: Sql) -> Sql:
     return sql.when(start.isNotNull(), sql.coalesce(sql.col("first_row_id"), start + offset))
 
 
-# -- Look up leaves in a folder of the manifest cache, on the driver --------------------------------------------------
+# -- Look up leaves ---------------------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)
@@ -192,7 +192,8 @@ def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: Tabl
     return ManifestCache(folder, files_for(spark, folder, io), writer)
 
 
-# -- List the contents of a manifest cache, and delete files from it. Deleted manifests are decoded again -------------
+# -- List and delete files of a cache ---------------------------------------------------------------------------------
+# Manifests whose leaves were deleted are decoded again.
 
 
 DAY_MS = 86_400_000

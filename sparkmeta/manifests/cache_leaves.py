@@ -49,7 +49,7 @@ from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.listing import FileStatus
 from sparkmeta.storage.location import file_name, join, normalize
 
-# -- The layout of the manifest cache: decoded Avro manifests as Parquet leaves. Without Spark: tasks import this
+# -- The layout of the cache ------------------------------------------------------------------------------------------
 #     <cache>/<types>.json                                          the types of stats and partition values
 #     <cache>/<folder>/<key>-<types>-<digest>-<size>.parquet        a leaf: a manifest, or a task's part of one
 #
@@ -175,7 +175,7 @@ class CachedLeaf:
         return CachedLeaf(parts[0], parts[1], int(parts[3]), status)
 
 
-# -- Decode leaves of the manifest cache from their bytes. Without Spark: tasks import this ---------------------------
+# -- Decode leaves ----------------------------------------------------------------------------------------------------
 
 
 def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, leaf: str) -> list[pa.RecordBatch]:
@@ -260,7 +260,7 @@ def _struct(values: pa.StructArray | None, kind: pa.StructType, rows: int) -> pa
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
-# -- Write leaves of the manifest cache in the tasks that decode manifests. Without Spark: tasks import this ----------
+# -- Write leaves in tasks --------------------------------------------------------------------------------------------
 # A leaf has the columns of a content entry before inheritance, the metrics maps, `partition` and `content_stats` with
 # a child for each field id, `ordinal`, and `row_id_offset`, the number of row ids that the entries before it take.
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Decode a Parquet manifest with the entry layout of versions 1 to 3 from its bytes --------------------------------
+# -- Parquet manifests of the v1 to v3 layout, from bytes -------------------------------------------------------------
 # For manifests whose locations are unknown when a plan is made, such as those of a table's whole history. Otherwise
 # Spark's reader is faster (`spark.py`). Columns are resolved by field id.
 
@@ -146,7 +146,8 @@ def _by_id(fields: Any, columns: list[pa.Array]) -> dict[int, pa.Array]:
     return {number: column for number, column in zip(ids, columns, strict=True) if number is not None}
 
 
-# -- Read Parquet manifests with the entry layout of versions 1 to 3, as Iceberg 1.12 writes them for format version 4
+# -- Parquet manifests of the v1 to v3 layout, read by Spark ----------------------------------------------------------
+# Iceberg 1.12 writes them for format version 4.
 # Spark's Parquet reader reads the projected columns. One pass in Arrow types bounds and applies inheritance, with the
 # code for Avro manifests.
 
@@ -303,7 +304,7 @@ class ArrowRecords:
         return self._batch.column(name).cast(kind)
 
 
-# -- Decode manifests of every format from their bytes, in tasks or on the driver. Without Spark: tasks import this
+# -- Manifests of every format, from bytes ----------------------------------------------------------------------------
 
 
 CACHED_LEAF = "cached_leaf"

@@ -93,7 +93,7 @@ def dv_row(manifest: int, leaf: Mapping[str, Any], entry: Mapping[str, Any]) -> 
     }
 
 
-# -- over rows that Spark reads ---------------------------------------------------------------------------------------
+# -- Masks over rows that Spark reads ---------------------------------------------------------------------------------
 
 
 def few_masks(dvs: pa.Table, access: FileAccess) -> bool:
@@ -184,7 +184,7 @@ def _places_of(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
     return dict(zip(distinct.tolist(), np.split(order, starts[1:]), strict=False))
 
 
-# -- as rows --------------------------------------------------------------------------------------------------------
+# -- Masked entries as rows -------------------------------------------------------------------------------------------
 
 
 def masked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader | Files | None) -> DataFrame:
@@ -261,7 +261,7 @@ def _checked_ordinals(row: dict[str, Any], blob: bytes) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist([problem], schema=CHECKED_SCHEMA)
 
 
-# -- over rows in memory ----------------------------------------------------------------------------------------------
+# -- Masks over rows in memory ----------------------------------------------------------------------------------------
 
 
 def inlined(dvs: Sequence[Mapping[str, Any]], reader: RangeReader) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import FileAccess, Files
 
 
-# -- Find a snapshot's list of manifests: a manifest list, the table metadata, or a V4 root ---------------------------
+# -- Find a snapshot's manifests --------------------------------------------------------------------------------------
 
 
 def read_manifest_list(files: Files, metadata: TableMetadata, snapshot: Snapshot | None) -> pa.Table:
@@ -93,7 +93,7 @@ def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
         raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
 
 
-# -- Read the entries of manifests of any format ----------------------------------------------------------------------
+# -- Read entries -----------------------------------------------------------------------------------------------------
 # Each format can be decoded from bytes to Arrow (`EntryDecoder`), and some can be read by Spark. `Placement` decides
 # which of the two is used, and where.
 #

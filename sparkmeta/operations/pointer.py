@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Tables of catalogs that hold the location of the current metadata file, which sparkmeta writes -------------------
+# -- Catalogs that point to a metadata file ---------------------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _next_location(base: TableVersion | None, metadata: TableMetadata, compresse
     return join(metadata_folder(metadata), f"{version:05d}-{uuid.uuid4()}{extension}")
 
 
-# -- Tables of a SQL catalog: rows of `iceberg_tables`, as in Iceberg's JDBC catalog and pyiceberg --------------------
+# -- SQL catalogs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,8 @@ def _commit(connection: Connection) -> None:
         raise
 
 
-# -- Tables of AWS Glue, whose entries carry the location of the metadata file, and a version that each update raises
+# -- AWS Glue ---------------------------------------------------------------------------------------------------------
+# A Glue entry has the location of the metadata file, and a version that each update raises.
 
 
 class _Request(NamedTuple):

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.view_metadata import ViewMetadata
 
 
-# -- pyiceberg's client of REST catalogs, with limits for the time that an answer takes -------------------------------
+# -- The client, with limits for response times -----------------------------------------------------------------------
 
 
 # The names are those of Iceberg's Java library; the limits are in milliseconds.
@@ -94,7 +94,7 @@ def _seconds(properties: Mapping[str, Any], name: str) -> float:
     return int(text) / 1000
 
 
-# -- Tables of a REST catalog, which writes their metadata files itself, by updates and requirements ------------------
+# -- Tables -----------------------------------------------------------------------------------------------------------
 
 
 _LOADING = {404: iceberg.NoSuchTableError}
@@ -388,7 +388,7 @@ def _version_of(answer: Mapping[str, Any], identifier: tuple[str, ...]) -> Table
     return TableVersion(location, table_metadata_from_json(JsonNode(answer.get("metadata"), location)))
 
 
-# -- Views in REST catalogs: the endpoints that pyiceberg's client lacks, over its session ----------------------------
+# -- Views ------------------------------------------------------------------------------------------------------------
 
 
 _VIEWS = "namespaces/{namespace}/views"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- The protocol to load and commit table metadata, and helpers of its implementations -------------------------------
+# -- Load and commit table metadata -----------------------------------------------------------------------------------
 # See Optimistic Concurrency in the table spec.
 
 
@@ -299,7 +299,7 @@ def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-# -- `BaseTable`: a table for commits, metadata tables and maintenance, with its state and operations -----------------
+# -- `BaseTable` ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Determine the kinds of a scan's deletes, which decide the matching and the columns read --------------------------
+# -- The kinds of a scan's deletes ------------------------------------------------------------------------------------
 
 
 DV_COLUMNS = (
@@ -110,7 +110,8 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
     return frozenset(ids)
 
 
-# -- Choose how a scan is read and its deletes are matched, from counts and sizes. No other module makes this choice
+# -- The choice -------------------------------------------------------------------------------------------------------
+# No other module chooses how a scan is read and how its deletes are matched.
 # The limits for matching are in `costs`, those for where manifests are read in `manifests.placement`.
 
 
@@ -340,7 +341,7 @@ def _by_partition(figures: Figures) -> Verdict | None:
     return Verdict("colocated", f"{figures.deletes:,} deletion vectors are read {where}")
 
 
-# -- where manifests are read ---------------------------------------------------------------------------------------
+# -- Where manifests are read -----------------------------------------------------------------------------------------
 
 
 def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
@@ -364,7 +365,7 @@ def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:
     return reader.manifest_cache is None or reader.driver_parts(deletes, projection) is not None
 
 
-# -- figures --------------------------------------------------------------------------------------------------------
+# -- Figures ----------------------------------------------------------------------------------------------------------
 
 
 def _counts(pruned: PrunedManifests) -> Figures:

@@ -209,7 +209,7 @@ def _live(entries: pa.Table, leaf: Mapping[str, Any]) -> pa.Table:
     return kept_rows(entries, live)
 
 
-# -- contradictions -------------------------------------------------------------------------------------------------
+# -- Contradictions ---------------------------------------------------------------------------------------------------
 
 
 def one_dv_a_file(deletes: pa.Table) -> pa.Table:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Shared expressions over entry rows: stats, partition values, the public partition tuple, paths and long texts
+# -- Expressions over entry rows --------------------------------------------------------------------------------------
 
 
 DELETES = "deletes"
@@ -181,7 +181,7 @@ class SharedTexts:
         return rows.crossJoin(F.broadcast(local_frame(spark, texts)))
 
 
-# -- `ScanFilter`: a scan's filter with its projections to partitions and stats, and its conditions on entries
+# -- `ScanFilter` -----------------------------------------------------------------------------------------------------
 
 
 _DATA_COLUMNS = (
@@ -444,7 +444,7 @@ def _tuple_predicate(_: int, partition_filter: BooleanExpression) -> Sql:
     return row_predicate(partition_filter, partition_value)
 
 
-# -- Prune the manifests of a scan on the driver, by partition summaries and aggregated stats -------------------------
+# -- Prune manifests on the driver ------------------------------------------------------------------------------------
 
 
 _SUMMARY_COLUMNS = [MANIFEST, "partition_spec_id", SUMMARIES]

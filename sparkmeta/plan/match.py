@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Co-planning: one task reads a data manifest with its delete manifests and matches their entries ------------------
+# -- Co-planning: one task reads data and delete manifests ------------------------------------------------------------
 # No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). The delete
 # manifests of a tree's data leaf are those affiliated with it; those of an Avro manifest have deletes of the same
 # partitions.
@@ -150,7 +150,7 @@ def _part_units(state: TableState, coplanned: Coplanned, task: CoplanTask) -> li
     ]
 
 
-# -- Read the entries of a scan: its data files and the deletes that are joined with them -----------------------------
+# -- Read the entries of a scan ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def data_entries(
     return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter, joined_ids)
 
 
-# -- Match data entries with their deletes, by joins and by tasks that read both --------------------------------------
+# -- Match data entries with their deletes ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Find the delete manifests that may hold deletes of a data manifest's partitions, by partition summaries or stats
+# -- Delete manifests that may affect a partition ---------------------------------------------------------------------
 
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -214,7 +214,7 @@ def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any
     return np.split(ranks[codes], 2)
 
 
-# -- Pair data manifests with the delete manifests that tasks read together with them ---------------------------------
+# -- Pair data manifests with delete manifests ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

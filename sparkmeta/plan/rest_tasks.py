@@ -256,7 +256,7 @@ def _delete_file(place: Sql, delete: Sql) -> Sql:
     return _content_file(sql.concat(place, content), {"file-format": sql.call("lower", delete["file_format"]), **shown})
 
 
-# -- partitions -----------------------------------------------------------------------------------------------------
+# -- Partitions -------------------------------------------------------------------------------------------------------
 
 
 def _partition(state: TableState, null_partitions: bool) -> Sql:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Convert planned splits to the File Scan Task JSON that Iceberg's libraries read (table spec, Appendix C)
+# -- File Scan Task JSON (table spec, Appendix C) ---------------------------------------------------------------------
 # Spark writes the JSON: schema and specs are constants, the rest comes from the split's columns.
 
 
@@ -182,7 +182,7 @@ def _div(number: Sql, divisor: object) -> Sql:
     return sql.call("div", number, divisor)
 
 
-# -- Cut planned files into splits and pack them into tasks of similar size, without collecting them on the driver
+# -- Split files, and pack the splits into tasks ----------------------------------------------------------------------
 # Each Spark task packs the files that it holds with Iceberg's bin packing (first fit among a few open bins), so its
 # last bins may stay partly filled.
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import Snapshot
 
 
-# -- Read the rows that snapshots appended: the files that each one added, ignoring deletes and later changes
+# -- Rows that snapshots appended -------------------------------------------------------------------------------------
 
 
 _APPEND = "append"
@@ -123,7 +123,7 @@ def matching_without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilt
     return None
 
 
-# -- Plan the data files in which snapshots changed rows, before and after each snapshot ------------------------------
+# -- Files in which snapshots changed rows ----------------------------------------------------------------------------
 #     snapshots -> changes in their manifests -> plans before and after -> `ChangedFiles`
 #
 # The first job reads the files that the snapshots added and removed from the manifests that they wrote. If these
@@ -214,7 +214,7 @@ def _batches(plans: Sequence[P]) -> Iterator[Sequence[P]]:
         yield plans[start : start + _PLANS_AT_ONCE]
 
 
-# -- what snapshots changed -------------------------------------------------------------------------------------------
+# -- What snapshots changed -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def _without(paths: pa.Array, others: pa.ChunkedArray) -> pa.Array:
     return paths.filter(pc.invert(pc.is_in(paths, others)))
 
 
-# -- before and after -------------------------------------------------------------------------------------------------
+# -- Plans before and after each snapshot -----------------------------------------------------------------------------
 
 
 def _compared(files: PlannedFiles) -> ChangedFiles:

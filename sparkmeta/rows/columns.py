@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Convert the columns to read, and the table metadata that tasks need, to a form for tasks -------------------------
+# -- What tasks need of columns and metadata --------------------------------------------------------------------------
 
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -107,7 +107,7 @@ def identity_sources(spec: PartitionSpec) -> dict[int, int]:
     return {field.source_id: field.field_id for field in identities}
 
 
-# -- The columns that a scan needs from data files, and how Spark's Parquet reader represents them --------------------
+# -- Columns of a scan in data files ----------------------------------------------------------------------------------
 
 
 # Types that Spark's Parquet reader can't read.
@@ -286,7 +286,7 @@ def _changes(kind: IcebergType, wanted: IcebergType, is_public: bool) -> bool:
     )
 
 
-# -- whether names tell the columns -----------------------------------------------------------------------------------
+# -- Do names identify the columns? -----------------------------------------------------------------------------------
 
 
 def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- Convert the schemas of data files to trees of `Column` -----------------------------------------------------------
+# -- Schemas of data files --------------------------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 
@@ -89,7 +89,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     return _storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-# -- Convert Arrow arrays of a data file to the shape of the projected columns ----------------------------------------
+# -- Arrays in the shape of the projected columns ---------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 
@@ -296,7 +296,7 @@ def _uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
     return pc.if_else(values.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary())).cast(pa.string())
 
 
-# -- Open a data file and read its schema and columns, in batches with the position of the first row ------------------
+# -- Open a data file -------------------------------------------------------------------------------------------------
 # Memory is bounded: for Parquet by some pages per column and `BATCH_BYTES` of decoded rows, for ORC by a stripe, for
 # Avro by a block.
 #

@@ -29,7 +29,7 @@ from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import stored_vector, translated_read_errors
 from sparkmeta.storage.executors import ExecutorReader
 
-# -- Open the deletes of a data file in the task that reads it: positions as a bitmap, equality deletes as keys
+# -- The deletes of a data file ---------------------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 
@@ -254,7 +254,7 @@ def _by_path(paths: pa.StringArray, positions: pa.Int64Array) -> Iterator[tuple[
     yield from zip(encoded.dictionary.to_pylist(), np.split(positions.to_numpy()[order], ends[:-1]), strict=True)
 
 
-# -- Read rows of planned data files in a Spark task: resolve columns by field id and apply deletes -------------------
+# -- The rows of planned files ----------------------------------------------------------------------------------------
 # A task holds a batch of one file's rows (`data_file`), the bitmap of the file's deleted positions and the keys of its
 # equality deletes, and cached positions and keys of delete files that the next file may need (`file_deletes`).
 #

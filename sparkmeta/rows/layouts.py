@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- Group files by layout: the same columns under the same names, according to their footers -------------------------
+# -- Group files by layout --------------------------------------------------------------------------------------------
 # If names don't identify columns, the field ids in footers do. Files of one layout are read together, by the names in
 # the files. A layout that Spark's Parquet reader can't read, or not by name, has no columns.
 
@@ -125,7 +125,7 @@ def _schema(reader: ExecutorReader, location: str, record_count: int) -> bytes:
     return bytes(schema.remove_metadata().serialize())
 
 
-# -- reading by names -------------------------------------------------------------------------------------------------
+# -- Read by names ----------------------------------------------------------------------------------------------------
 
 
 class _UnreadError(Exception):
@@ -246,7 +246,8 @@ def _stored_struct(source: FromFile, kind: spark.StructType) -> spark.StructType
     return spark.StructType(fields)
 
 
-# -- Read rows of data files in Spark tasks in Python: ORC, Avro, and Parquet that Spark's reader can't read ----------
+# -- Read files in Python ---------------------------------------------------------------------------------------------
+# ORC, Avro, and Parquet that Spark's reader can't read.
 # Reading is lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
 
 

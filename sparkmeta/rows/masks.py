@@ -292,7 +292,7 @@ def _by_location(units: pa.Table) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, units.to_struct_array().combine_chunks())
 
 
-# -- decoding, by the driver or in tasks ------------------------------------------------------------------------------
+# -- Decode delete files ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pyarrow import orc
 
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 
-# -- The parts of ORC files that Arrow does not show (ORC Specification v1: File Tail, Stripes, Run Length Encoding)
+# -- Parts of ORC files (ORC Specification v1) ------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 
@@ -126,7 +126,7 @@ def _read_compressed(data: bytes, codec: str) -> bytes:
     return plain
 
 
-# -- protobuf ---------------------------------------------------------------------------------------------------------
+# -- Protocol buffers -------------------------------------------------------------------------------------------------
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
@@ -188,7 +188,7 @@ def _encoded_varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-# -- run length encoding ----------------------------------------------------------------------------------------------
+# -- Run length encoding ----------------------------------------------------------------------------------------------
 
 
 def decoded_runs(data: bytes) -> Iterator[Numbers]:
@@ -261,7 +261,7 @@ def _unpacked(data: bytes, place: int, width: int, count: int) -> tuple[Numbers,
     return (bits @ powers).astype(np.int64), end
 
 
-# -- Read ORC timestamps that are out of the range of Arrow's ORC reader, which uses 64-bit nanoseconds ---------------
+# -- Timestamps beyond 64-bit nanoseconds -----------------------------------------------------------------------------
 # ORC stores the seconds of a timestamp in one stream of its column and the nanoseconds in another. Arrow reads the
 # seconds, also of nested columns, if the file's footer declares them as longs. The nanoseconds are decoded here.
 #

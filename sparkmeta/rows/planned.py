@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Deduplicate deletes that apply to several data files, and the sets in which they apply ---------------------------
+# -- Deduplicate shared deletes ---------------------------------------------------------------------------------------
 # Thousands of equality deletes may apply to each of thousands of files, and files of one partition and commit have the
 # same ones. A plan therefore sends the driver eight bytes per pair of a file and such a delete, and the driver keeps
 # only the distinct sets.
@@ -140,7 +140,7 @@ def _distinct(deletes: pa.Table) -> tuple[Indices, pa.Table]:
     return known, deletes.take(pa.array(firsts))
 
 
-# -- Hand over Parquet data files to Spark, each with a number chosen by the caller that is available in its rows
+# -- Hand Parquet files over to Spark ---------------------------------------------------------------------------------
 # Spark lists files that are given as paths, which takes longer than planning them. It does not list files in the log
 # of a streaming sink: a file `_spark_metadata/0` in a folder, with one line of JSON per data file. The log also has a
 # modification time for each file. Spark only exposes it as `_metadata.file_modification_time`, so it can carry the
@@ -316,7 +316,7 @@ def _log_lines(files: pa.Table) -> bytes:
     return bytes(lines.buffers()[2])  # the data buffer: all strings concatenated
 
 
-# -- Collect the files of a plan on the driver, as an Arrow table for row readers -------------------------------------
+# -- Collect the files of a plan --------------------------------------------------------------------------------------
 # A row takes about 200 bytes, as does each deletion vector or position delete file of a single data file and each
 # delete shared by several files. A pair of a file and a shared delete takes eight bytes until sets are deduplicated.
 

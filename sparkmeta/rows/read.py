@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Read the rows of a scan: hand planned files over to a reader, remove deleted rows, filter and project ------------
+# -- Read the rows of a scan ------------------------------------------------------------------------------------------
 #     Choice -> PlannedFiles -> files that are read together -> a DataFrame for each group -> their union
 #
 # See docs/rows.md for what runs when, and for resource bounds.
@@ -377,7 +377,7 @@ class _Part:
         return [name for name in self.files.table.column_names if name in shown]
 
 
-# -- Count the rows of a scan: from metadata and deleted positions if these are exact, otherwise by reading -----------
+# -- Count the rows of a scan -----------------------------------------------------------------------------------------
 # They are exact for a file if its partition proves that the filter holds for all of its rows, and it has no equality
 # deletes, whose matches are unknown. Positions in a deletion vector are distinct, and metadata has their count.
 # Position delete files may list a row twice, or rows of other files, and are decoded. Other files are read, but only

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# -- Signed tokens of plans and pages, which every replica with the same secret accepts -------------------------------
+# -- Tokens of plans and pages ----------------------------------------------------------------------------------------
 
 
 _SIGNATURE_BYTES = 16
@@ -85,7 +85,7 @@ def _text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-# -- Who may read which tables ----------------------------------------------------------------------------------------
+# -- Users and their tables -------------------------------------------------------------------------------------------
 
 
 _BEARER = "bearer "
@@ -204,7 +204,7 @@ def _entry(name: str, entry: Any) -> tuple[str, Sequence[str]]:
     return token.strip(), tables
 
 
-# -- Options of a planning service ------------------------------------------------------------------------------------
+# -- Options ----------------------------------------------------------------------------------------------------------
 
 
 DEFAULT_PORT = 8181

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.service.plans import Pages
 
 
-# -- Metrics of the service, in Prometheus' text format ---------------------------------------------------------------
+# -- Metrics in Prometheus' text format -------------------------------------------------------------------------------
 
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -82,7 +82,7 @@ class Metrics:
         return text
 
 
-# -- The endpoints of the service, on ASGI ----------------------------------------------------------------------------
+# -- Endpoints --------------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Pages of scan tasks: their text, and the Spark tasks that write them to the spool. Light: Spark tasks import this
+# -- Pages of scan tasks ----------------------------------------------------------------------------------------------
 
 
 PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes", pa.int64()), ("rows", pa.binary())])
@@ -187,7 +187,7 @@ def from_stream(data: bytes) -> pa.Table:
     return pa.ipc.open_stream(data).read_all()
 
 
-# -- The spool: pages of large plans, on storage that the service, its replicas and the executors share ---------------
+# -- The spool --------------------------------------------------------------------------------------------------------
 
 
 _RESULT = re.compile(r"([0-9a-f]{10})-[0-9a-f]{32}")

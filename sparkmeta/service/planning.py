@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- The sessions that plan, whose jobs other threads can cancel ------------------------------------------------------
+# -- Sessions that plan -----------------------------------------------------------------------------------------------
 
 
 _MOST_TABLES = 32
@@ -142,7 +142,7 @@ def _copy(spark: SparkSession) -> SparkSession:
     return copy
 
 
-# -- The plans that a service knows: which run, and which have finished and answer the same request again -------------
+# -- The plans that a service knows -----------------------------------------------------------------------------------
 
 
 # What a finished plan takes in memory, besides the text of its first page.
@@ -394,7 +394,7 @@ def _memory(pages: Pages) -> int:
     return _RUN_BYTES + len(pages.first or b"")
 
 
-# -- Plans made by Spark for requests, and the tokens of their results ------------------------------------------------
+# -- Plan requests with Spark -----------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger("sparkmeta.serve")

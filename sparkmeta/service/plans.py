@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- From a request to a scan, and from the scan to pages that Spark makes --------------------------------------------
+# -- Plans of requests ------------------------------------------------------------------------------------------------
 
 
 _BY_TYPE = (FloatType, DoubleType, DateType, TimestampType, TimestampNanoType)
@@ -81,7 +81,7 @@ class Pages:
     spooled: int
 
 
-# -- which scan -----------------------------------------------------------------------------------------------------
+# -- The scan of a request --------------------------------------------------------------------------------------------
 
 
 def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
@@ -194,7 +194,7 @@ def most_files(scan: Scan | IncrementalScan) -> int | None:
     return scan.most_files() if scan.snapshot() is not None else 0
 
 
-# -- its pages ------------------------------------------------------------------------------------------------------
+# -- The pages of a plan ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def _enough(rows: pa.Table, min_rows: int) -> pa.Table | None:
     return sure.slice(0, int(totals.searchsorted(min_rows, side="left")) + 1)
 
 
-# -- Table metadata as clients see them: metadata trees as format version 3, and every table read-only ----------------
+# -- Table metadata as clients see it ---------------------------------------------------------------------------------
 
 
 SHOWN_VERSION = 3
@@ -338,7 +338,7 @@ def shown_metadata(table: Table) -> dict[str, Any]:
     return document
 
 
-# -- The tables of a service, and their states, which are kept as long as they are current ----------------------------
+# -- Tables and their states ------------------------------------------------------------------------------------------
 
 
 MODE = "scan-planning-mode"

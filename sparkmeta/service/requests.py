@@ -101,7 +101,7 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, INTERNAL, message)
 
 
-# -- Requests to plan scans, read from JSON ---------------------------------------------------------------------------
+# -- Requests to plan scans -------------------------------------------------------------------------------------------
 
 
 _LONG = 2**63

@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 
 import pyarrow as pa
 
-# -- Define the content entry: the row that manifests of every format version are read into ---------------------------
+# -- The content entry ------------------------------------------------------------------------------------------------
 # The tables of fields follow the V4 proposal ("V4 content entry structure"). `V3_ENTRY_PATHS` maps the ids of
 # Iceberg's v1-v3 `manifest_entry` and `data_file` structs (table spec, Manifests) to them. Types are Arrow types,
 # since executors build Arrow batches.
@@ -194,7 +194,7 @@ RELATIVE_LOCATIONS_KEY = "tree-relative-locations"
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")
 
 
-# -- Define `content_stats` (field 149 of a content entry), the statistics of each column's values --------------------
+# -- `content_stats` (field 149): statistics of columns ---------------------------------------------------------------
 # The stats of a column or expression with id `f` are a struct with field id 10000 + 200 * f. The ids of its children
 # are at fixed offsets from that. The name of the struct is `f` in decimal, which does not change if the column is
 # renamed.

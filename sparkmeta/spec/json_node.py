@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-# -- Parse and write dates and times in ISO 8601, with years of any number of digits ----------------------------------
+# -- Dates and times in ISO 8601 --------------------------------------------------------------------------------------
 
 
 EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -105,7 +105,7 @@ def iso_timestamp(ticks: int, per_second: int = 1_000_000) -> str:
     return f"{iso_date(days)}T{iso_time(ticks_of_day, per_second)}"
 
 
-# -- Read JSON documents with errors that name file, field and value --------------------------------------------------
+# -- JSON documents ---------------------------------------------------------------------------------------------------
 
 
 _GZIP = b"\x1f\x8b"

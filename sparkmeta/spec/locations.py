@@ -10,7 +10,7 @@ from typing import Any
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import ABSOLUTE_REVISION
 
-# -- The fields of table metadata that name files ---------------------------------------------------------------------
+# -- Fields of table metadata that name files -------------------------------------------------------------------------
 
 
 # Array -> the fields of its elements.
@@ -50,7 +50,7 @@ def _value(value: Any, path: str, change: Callable[[str, str], str]) -> Any:
     return change(value, path) if isinstance(value, str) else value
 
 
-# -- Resolve the locations of files in a table's metadata (table spec, Relative Locations of format version 4)
+# -- Resolve locations ------------------------------------------------------------------------------------------------
 # In format version 4, a location without a scheme is relative to the table's location. In versions 1 to 3, every
 # location is absolute. Readers resolve locations where they decode a file, so that all other code sees absolute ones.
 

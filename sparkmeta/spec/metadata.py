@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 
-# -- Add and check the expressions of a table -------------------------------------------------------------------------
+# -- Expressions of a table -------------------------------------------------------------------------------------------
 
 
 def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMetadataV4:
@@ -134,7 +134,7 @@ def _check_stats_id(metadata: TableMetadataV4, partition_field: PartitionField, 
         )
 
 
-# -- Read and write table metadata files of format versions 1 to 4 without loss (table spec, Table Metadata) ----------
+# -- Metadata files (table spec, Table Metadata) ----------------------------------------------------------------------
 
 
 NEWEST_FORMAT_VERSION = 4

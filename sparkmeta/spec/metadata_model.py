@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# -- Define the models of snapshots, refs, logs and statistics files in table metadata --------------------------------
+# -- Snapshots, refs, logs and statistics files -----------------------------------------------------------------------
 # They extend pyiceberg's models and preserve unknown fields.
 
 
@@ -185,7 +185,7 @@ class PartitionStatisticsFile(statistics.PartitionStatisticsFile):
     model_config = _OPEN
 
 
-# -- Define the models of table metadata, format versions 1 to 4 ------------------------------------------------------
+# -- Table metadata ---------------------------------------------------------------------------------------------------
 # They extend pyiceberg's models: fields are validated strictly, and unknown fields are preserved.
 
 

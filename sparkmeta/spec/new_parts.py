@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
 
-# -- Say what a format version does not support -----------------------------------------------------------------------
+# -- What a format version does not support ---------------------------------------------------------------------------
 
 
 _TYPES_SINCE_VERSION_3 = ("variant", "unknown", "timestamp_ns", "timestamptz_ns", "geometry", "geography")
@@ -58,7 +58,7 @@ def refuse_unsupported(version: int, schemas: Iterable[Schema], specs: Iterable[
                 raise ValidationError(f"{where} partition field {field.name}, which is computed of several columns")
 
 
-# -- Reserved table properties: names that Iceberg's Java library shows with a table's own properties (semantics 11.4)
+# -- Reserved table properties (semantics 11.4) -----------------------------------------------------------------------
 # They are never stored, since their values follow from the rest of the metadata.
 
 
@@ -107,7 +107,7 @@ def refuse_reserved(properties: Mapping[str, str], table: str) -> None:
             )
 
 
-# -- Refuse schemas, partition specs and sort orders that could not be read once they were written --------------------
+# -- Parts that readers would refuse ----------------------------------------------------------------------------------
 
 
 def refuse_unreadable(

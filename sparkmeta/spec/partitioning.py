@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ExpressionKey = tuple[tuple[int, ...], str, int | None, str | None]
 
 
-# -- Read and write partition specs and sort orders, and derive partition types ---------------------------------------
+# -- Partition specs, sort orders and partition types -----------------------------------------------------------------
 
 
 _WITH_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
@@ -340,7 +340,7 @@ def _sort_field_json(field: SortField) -> dict[str, Any]:
     }
 
 
-# -- Read and write the expressions of V4 table metadata, which compute the values of partition fields ----------------
+# -- Expressions of V4 tables -----------------------------------------------------------------------------------------
 # Expression ids and column ids share one id space. In the metadata file, ``expressions`` is a list that the fields of
 # partition specs refer to (semantics 17.7, 17.8):
 #

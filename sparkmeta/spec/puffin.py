@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-# -- Theta sketches of Apache DataSketches, which Iceberg's table statistics hold (Puffin spec, blob types) -----------
+# -- Theta sketches (Puffin spec, blob types) -------------------------------------------------------------------------
 # A sketch keeps the smallest hashes of a set of values, at most `MOST_HASHES`, and all that are below its theta.
 # Sketches of this module depend on the set of values only, not on their order or on how sketches of parts were merged.
 # Hashes have DataSketches' default seed, so that its libraries, and Iceberg's in Java, merge them with their own.
@@ -122,7 +122,7 @@ def _limited(hashes: Words, theta: int) -> ThetaSketch:
     return ThetaSketch(hashes[:MOST_HASHES].copy(), int(hashes[MOST_HASHES]))
 
 
-# -- hashes: the first half of MurmurHash3_x64_128, without its lowest bit --------------------------------------------
+# -- Hashes: the first half of MurmurHash3_x64_128 --------------------------------------------------------------------
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 # The bits of a word of which the first bytes are there.
@@ -204,7 +204,7 @@ def _rotated_words(words: Words, bits: int) -> Words:
     return words << np.uint64(bits) | words >> np.uint64(64 - bits)
 
 
-# -- Read and write Puffin files (Puffin spec, format version 1) ------------------------------------------------------
+# -- Puffin files (Puffin spec, format version 1) ---------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata_model import Snapshot
 
 
-# -- Build snapshot summaries: the files, rows and bytes that a commit adds and removes (semantics 10.1) --------------
+# -- Snapshot summaries (semantics 10.1) ------------------------------------------------------------------------------
 
 
 _PARTITION_PREFIX = "partitions."
@@ -206,7 +206,7 @@ def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str
     return {total: str(number) for total, number in after.items() if number >= 0}
 
 
-# -- Idempotency keys: how snapshots record which commits of an application the table has -----------------------------
+# -- Idempotency keys -------------------------------------------------------------------------------------------------
 
 
 _APPLICATION, _VERSION = "idempotency.application", "idempotency.version"

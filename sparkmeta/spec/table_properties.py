@@ -13,7 +13,7 @@ from typing import Final
 from sparkmeta.checks import FLAG, Rule, at_least, one_of
 from sparkmeta.errors import ValidationError, shown
 
-# -- Read table properties, whose values are text, as numbers, flags and choices --------------------------------------
+# -- Table properties as numbers, flags and choices -------------------------------------------------------------------
 
 
 METADATA_PATH = "write.metadata.path"
@@ -101,7 +101,7 @@ def _error(name: str, text: str, rule: Rule, location: str | None) -> Validation
     return ValidationError(f"{table}the table property {name} is {shown(text)}: expected {rule.expected}")
 
 
-# -- How often commits, and checks of their outcome, are repeated: properties commit.retry.*, commit.status-check.*
+# -- Retries of commits and of checks of their outcome ----------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)

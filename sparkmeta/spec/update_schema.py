@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     Defaults = tuple[Any, Any]
 
 
-# -- Name the table in the errors of pyiceberg's builders -------------------------------------------------------------
+# -- Errors of pyiceberg's builders -----------------------------------------------------------------------------------
 
 
 _Builder = TypeVar("_Builder", bound=type)
@@ -102,7 +102,7 @@ class UpdateSortOrder(IcebergUpdateSortOrder):
     """pyiceberg's builder of a sort order."""
 
 
-# -- Change the types of schemas as pyiceberg does, but keep defaults and lists of structs without fields -------------
+# -- Changes of types -------------------------------------------------------------------------------------------------
 
 
 def with_fresh_ids(schema: Schema) -> Schema:
@@ -169,7 +169,7 @@ class ApplyChanges(_ApplyChanges):
         return list_of(list_type.element_id, element, list_type.element_required if update is None else update.required)
 
 
-# -- Change schemas, and with them the table properties that name columns ---------------------------------------------
+# -- Changes of schemas and of properties that name columns -----------------------------------------------------------
 
 
 # Properties of a column, whose keys end with its full name.

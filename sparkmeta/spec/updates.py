@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 
-# -- Apply pyiceberg's metadata updates without losing unknown fields -------------------------------------------------
+# -- Apply pyiceberg's metadata updates -------------------------------------------------------------------------------
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -363,7 +363,7 @@ def _with_expressions(metadata: TableMetadataV4) -> TableMetadataV4:
     return metadata
 
 
-# -- Express a change of table metadata as updates and requirements of the REST catalog protocol ----------------------
+# -- Updates and requirements of a change, for REST catalogs ----------------------------------------------------------
 
 
 # The lists of a metadata file whose elements have ids, by the keys of these.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 
-# -- Upgrade table metadata to a later format version (table spec, Appendix E), or to a metadata tree, and undo that
+# -- Upgrade table metadata, and undo it (table spec, Appendix E) -----------------------------------------------------
 # Trees follow semantics 17.7 and 19.2.
 
 
@@ -150,7 +150,7 @@ def _lists(metadata: TableMetadataV1) -> dict[str, Any]:
     }
 
 
-# -- Turn the metadata of a table with metadata trees into metadata of format version 3 with manifest lists -----------
+# -- Downgrade trees to manifest lists of format version 3 ------------------------------------------------------------
 
 
 LIST_VERSION = 3

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 
-# -- Read and write view metadata files without loss (view spec) ------------------------------------------------------
+# -- View metadata files (view spec) ----------------------------------------------------------------------------------
 # Files of the spec's first draft are read too: their versions have schema, default catalog and namespace in the SQL
 # representation, and the view has no UUID.
 
@@ -316,7 +316,7 @@ def _without(values: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
-# -- Change view metadata by the rules of Iceberg's Java library: new versions, rollback, properties, expiry ----------
+# -- Changes of view metadata -----------------------------------------------------------------------------------------
 # Each function returns the metadata that one commit writes.
 
 

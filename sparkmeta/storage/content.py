@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO, InputStream
 
 
-# -- Keep credentials out of messages. Light: Spark tasks import this -------------------------------------------------
+# -- Keep credentials out of messages ---------------------------------------------------------------------------------
 
 
 _SECRET_KEY = re.compile(
@@ -88,7 +88,7 @@ def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
     return _SIGNED.sub(rf"\1{_HIDDEN}", text)
 
 
-# -- Tell damaged files from files that could not be read, by the errors of readers -----------------------------------
+# -- Tell damaged files from files that can't be read -----------------------------------------------------------------
 
 
 # Errors that Arrow and byte decoders raise for damaged content. Arrow's OSError may also be one of the store.
@@ -128,7 +128,7 @@ class translated_read_errors:  # noqa: N801  used like a function
         raise CorruptFileError(self._location, self._field, type(error).__name__, problem) from error
 
 
-# -- Credentials that a catalog vends for a table, and which expire. Light: Spark tasks import this -------------------
+# -- Credentials that expire ------------------------------------------------------------------------------------------
 
 
 VENDED_FOR = "sparkmeta.vended-for"
@@ -204,8 +204,7 @@ def _replaced_at(io: FileIO) -> float:
     return float("inf") if end is None else end - min(_AHEAD, max(0.0, (end - now) / 2))
 
 
-# -- Make requests to a store through a pyiceberg FileIO: repeat them while it is busy, and raise one kind of error
-# Light: Spark tasks import this.
+# -- Requests to a store ----------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -265,7 +264,7 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# -- Read local files, or files of a pyiceberg FileIO. Light: Spark tasks import this ---------------------------------
+# -- Read a file ------------------------------------------------------------------------------------------------------
 # Every function raises NotFoundError if the file is missing.
 
 
@@ -407,8 +406,7 @@ def missing(location: str) -> NoReturn:
     raise NotFoundError(f"{location}: there is no such file")
 
 
-# -- Read many ranges of files, with one request for neighbours and several requests at a time ------------------------
-# Light: Spark tasks import this.
+# -- Read many ranges of files ----------------------------------------------------------------------------------------
 
 
 R = TypeVar("R")
@@ -548,7 +546,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "sparkmeta-ranges")
 
 
-# -- Read deletion vectors from Puffin files, at the place that their entries name. Light: Spark tasks import this
+# -- Read deletion vectors from Puffin files --------------------------------------------------------------------------
 
 
 def stored_vector(

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sparkmeta.settings import Settings
 
 
-# -- Tell whether a Spark Connect server and its client see the same local files --------------------------------------
+# -- Do a Spark Connect server and its client share files? ------------------------------------------------------------
 
 
 # Linux's id of a running kernel, which containers share.
@@ -118,7 +118,7 @@ def _machine() -> str:
     return f"{platform.node()} {uuid.getnode()}"
 
 
-# -- Read and write files on the driver: local ones, with a pyiceberg FileIO, or read-only with Spark's credentials
+# -- Files on the driver ----------------------------------------------------------------------------------------------
 # `sparkmeta.storage.executors` opens the same files in Spark tasks.
 
 
@@ -379,7 +379,7 @@ def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
     return FileStatus(join(folder, entry.name), stat.st_size, stat.st_mtime_ns // 1_000_000)
 
 
-# -- Choose how files are opened on the driver and in Spark tasks -----------------------------------------------------
+# -- Choose how files are opened --------------------------------------------------------------------------------------
 
 
 IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
 
-# -- List a folder through a pyiceberg FileIO. Light: Spark tasks import this -----------------------------------------
+# -- List a folder ----------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def modified_ms(info: dict[str, Any]) -> int | None:
     return int((when.timestamp() if isinstance(when, datetime) else when) * 1000)
 
 
-# -- Walk a folder in a Spark task, as Arrow batches of its files. Light: tasks import this ---------------------------
+# -- Walk a folder in a Spark task ------------------------------------------------------------------------------------
 # A walk passes over what is deleted meanwhile, and does not follow links to folders.
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.locations import Locations
 
 
-# -- The parts and comparable forms of locations in columns of Spark, equal to those of `storage.location` in Python
+# -- Locations in columns ---------------------------------------------------------------------------------------------
 
 
 # Scheme, authority and path of a location, for Java's regular expressions.
@@ -107,7 +107,7 @@ def with_schemes(files: DataFrame, locations: Locations) -> DataFrame:
     )
 
 
-# -- Read metadata files with Spark's own sources, strictly: session settings can't make them skip files --------------
+# -- Read files with Spark's sources ----------------------------------------------------------------------------------
 # Spark reads all files that metadata names through this module.
 
 

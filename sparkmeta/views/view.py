@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- `BaseView`: a view's metadata and queries, with its catalog and operations ---------------------------------------
+# -- `BaseView` -------------------------------------------------------------------------------------------------------
 
 
 class ViewCatalog(Protocol):
@@ -175,7 +175,7 @@ class BaseView:
         return replace(self, metadata=loaded.metadata, metadata_location=loaded.metadata_location)
 
 
-# -- Read the rows of a view: its Spark query over DataFrames of the tables and views that it names -------------------
+# -- The rows of a view -----------------------------------------------------------------------------------------------
 
 
 _INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
@@ -323,7 +323,7 @@ def _widens(actual: spark.DataType, expected: spark.DataType) -> bool:
     )
 
 
-# -- `View`: one version of a view, with pyiceberg's names, and its changes -------------------------------------------
+# -- `View` -----------------------------------------------------------------------------------------------------------
 
 
 # A version of a view: SQL text by dialect, or all of it.

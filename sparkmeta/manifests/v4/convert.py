@@ -17,7 +17,7 @@ from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema, tree_stats_typ
 from sparkmeta.manifests.v4.root import entry_problems
 from sparkmeta.spec.entry import ContentType, Status
 
-# -- Turn entries of v1 to v3 manifests, and metrics of new files, into entries of V4 leaves. Tasks import this
+# -- From other manifests and new files to V4 entries -----------------------------------------------------------------
 
 
 # Column id -> child of `content_stats` -> values.
@@ -187,7 +187,7 @@ def _any_valid(arrays: Iterable[pa.Array], rows: int) -> pa.Array:
     return some
 
 
-# -- Turn entries of one table into entries that a commit adds to another. Without Spark: tasks import this -----------
+# -- From one table to another ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

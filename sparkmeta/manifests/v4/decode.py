@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Decode V4 manifests from their bytes. Without Spark: tasks import this -------------------------------------------
+# -- Decode manifests -------------------------------------------------------------------------------------------------
 # A root is decoded as a manifest of the files that it lists itself.
 
 
@@ -193,7 +193,8 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
     return pc.if_else(nan, pa.scalar(float("nan"), lower.type), lower)
 
 
-# -- Find entries of V4 leaves by the values of one column, reading only row groups that may hold them ----------------
+# -- Find entries by the values of a column ---------------------------------------------------------------------------
+# Only row groups that may hold the values are read.
 # It runs in Spark tasks or, for few leaves, in threads of the driver. Without Spark: tasks import this.
 
 

@@ -33,7 +33,7 @@ from sparkmeta.spec.entry import (
 )
 from sparkmeta.storage.content import translated_read_errors
 
-# -- The types of values in a table's V4 manifests. Without Spark: tasks import this ----------------------------------
+# -- Types of values in a table's V4 manifests ------------------------------------------------------------------------
 
 
 # Spec id -> (partition field id, id of the stats that hold the value) of its fields, except void ones.
@@ -74,7 +74,7 @@ class TreeTypes:
         return {field_id: name for field_id, name in self.stats.items() if field_id in ids}
 
 
-# -- Convert V4 manifests between Parquet files with field ids and Arrow tables. Without Spark: tasks import this
+# -- V4 manifests as Arrow tables -------------------------------------------------------------------------------------
 # In memory, every V4 entry is a row of `tree_schema`: all fields of the content entry, and stats of the table's
 # columns. Files omit fields that their kind of manifest can't have, and stats that no row has.
 

@@ -182,7 +182,7 @@ def _inherited(table: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Ta
     return table.set_column(table.column_names.index("version_info"), table.schema.field("version_info"), struct)
 
 
-# -- checks ---------------------------------------------------------------------------------------------------------
+# -- The field matrix -------------------------------------------------------------------------------------------------
 
 
 def check_root(table: pa.Table, specs: Collection[int], location: str) -> None:

@@ -160,7 +160,7 @@ def _root_row(tree: Tree, content: ContentType) -> dict[str, Any] | None:
     }
 
 
-# -- as a manifest list ---------------------------------------------------------------------------------------------
+# -- Roots as manifest lists ------------------------------------------------------------------------------------------
 
 
 def tree_manifest_files(

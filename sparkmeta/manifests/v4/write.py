@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 
-# -- Aggregate the entries of a leaf to the root's entry for it. Without Spark: tasks import this ---------------------
+# -- Aggregate the entries of a leaf ----------------------------------------------------------------------------------
 
 
 def leaf_row(
@@ -118,7 +118,7 @@ def _extreme(bounds: pa.Array, contributes: pa.Array, unordered: bool, *, smalle
     return least if smallest else greatest
 
 
-# -- Write entries as V4 leaves of a target size in Spark tasks, and return the root's entries for them ---------------
+# -- Write leaves in Spark tasks --------------------------------------------------------------------------------------
 
 
 # The bytes of a leaf, and the root's entry for it.

@@ -85,7 +85,7 @@ def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -
     return _attach_groups(data, deletes, deletes.entries, state)
 
 
-# -- many deletion vectors, and nothing else ------------------------------------------------------------------------
+# -- Many deletion vectors, and nothing else --------------------------------------------------------------------------
 
 
 def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
@@ -119,7 +119,7 @@ def _files_with_two_dvs(dvs: DataFrame) -> DataFrame:
     return F.broadcast(counted.where("count > 1").select(_PATH))
 
 
-# -- deletes of any kind --------------------------------------------------------------------------------------------
+# -- Deletes of any kind ----------------------------------------------------------------------------------------------
 
 
 def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
@@ -260,7 +260,7 @@ def _needed_groups(
     return keys
 
 
-# -- what applies ---------------------------------------------------------------------------------------------------
+# -- Which deletes of a group apply -----------------------------------------------------------------------------------
 
 
 def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence[str]) -> Sql:
@@ -331,7 +331,7 @@ def _public(group: Sql, deletes: DeleteEntries) -> Sql:
     return sql.transform(group, lambda delete: public_delete(delete, deletes.manifests))
 
 
-# -- contradictions -------------------------------------------------------------------------------------------------
+# -- Contradictions ---------------------------------------------------------------------------------------------------
 
 
 def _consistent_data(state: TableState) -> Sql:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The delete entries of a scan that joins match with data files ----------------------------------------------------
+# -- The delete entries of a scan -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def delete_entries(choice: Choice) -> DeleteEntries:
     return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver, owners=owners(state, manifests))
 
 
-# -- The scope of a delete (a data file, a partition or the whole table), and the keys by which deletes are joined
+# -- The scope of a delete, and its join keys -------------------------------------------------------------------------
 # Keys are hashes, which Spark groups and joins much faster than paths and tuples. Joined rows are therefore compared
 # in full afterwards.
 
@@ -163,7 +163,7 @@ def dv_path() -> Sql:
     return sql.when(~NOT_A_DV.broken({}, entry_view()), sql.col("referenced_file")).otherwise(refused)
 
 
-# -- Facts about all deletes of a group, by which a data file can take or leave them without looking at each ----------
+# -- Facts about all deletes of a group -------------------------------------------------------------------------------
 
 
 FACTS: Final = "facts_of_group"
@@ -258,7 +258,7 @@ def _are_about(scope: str, state: TableState) -> Sql:
     return sql.when(facts.isNotNull(), of_equal & ~(facts["is_equality"] & facts["is_global"]))
 
 
-# -- Deletes grouped by data file, partition or table, each group an array in ascending sequence number ---------------
+# -- Deletes grouped by key -------------------------------------------------------------------------------------------
 
 
 GROUP: Final = "group_of_deletes"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Compare stats of equality deletes and data files: can they have a value of a column in common? -------------------
+# -- Can an equality delete and a file share a value? -----------------------------------------------------------------
 
 
 def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
@@ -117,7 +117,7 @@ def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
     return sql.coalesce(known & ordered & apart, False)
 
 
-# -- The contradictions between deletes and data files that make a plan fail, each written once for SQL and Arrow
+# -- Contradictions that make a plan fail -----------------------------------------------------------------------------
 # A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql`
 # or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; that of a delete
 # also has `is_dv`, `content_type` and `data_path`.
@@ -285,7 +285,7 @@ def _same(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.or_(both_null, pc.fill_null(pc.equal(identities(left), identities(right)), False))
 
 
-# -- Views of data files and deletes for rules and groups, in SQL and in Arrow ----------------------------------------
+# -- Views of data files and deletes ----------------------------------------------------------------------------------
 
 
 SEQUENCE: Final = "version_info.sequence_number"
