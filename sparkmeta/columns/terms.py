@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 # -- Fields of a schema by name ---------------------------------------------------------------------------------------
 
 
-# Most columns that an error about an unknown column names.
+# An error about an unknown column names at most this many columns.
 _NAMED = 20
 
 
 class FieldReference(BoundReference):
     """A bound reference that knows its field's full name.
 
-    Its field is optional if the field itself or a parent struct is.
+    Its field is optional if the field itself or a parent struct is optional.
     """
 
     def __init__(self, field: NestedField, accessor: Accessor, name: str) -> None:
@@ -118,12 +118,12 @@ def _accessor(positions: tuple[int, ...]) -> Accessor:
 
 
 # -- Predicates on transforms of columns ------------------------------------------------------------------------------
-# selected
-# A partition field of the same transform decides them. Statistics say nothing of them.
+# Engines send predicates such as day(ts) = '2026-01-31' to have partitions selected. A partition field of the same
+# transform decides them. Statistics say nothing about them.
 
 
 NO_FIELD = -1
-"""The field id of a transformed value, which no column has."""
+"""The field id of a transformed value. No column has it."""
 
 
 class TransformedColumn(UnboundTerm):
@@ -157,7 +157,7 @@ class TransformedColumn(UnboundTerm):
 
 
 class TransformReference(FieldReference):
-    """A bound transform of a column. Its field is the transformed value, of the id `NO_FIELD`.
+    """A bound transform of a column. Its field is the transformed value, with the id `NO_FIELD`.
 
     Args:
         source: the column.
@@ -188,7 +188,7 @@ def bound_transform(term: TransformedColumn, source: FieldReference) -> Transfor
     """Bind a transform to its column.
 
     Raises:
-        InvalidFilterError: the transform is unknown, or not one of such a column.
+        InvalidFilterError: the transform is unknown, or does not apply to the column's type.
     """
     transform, kind = term.transform, source.field.field_type
     if isinstance(transform, UnknownTransform | VoidTransform):

@@ -169,7 +169,7 @@ LIST_NAMES = {
     "min_sequence_number": 516, "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
     "deleted_files_count": 506, "added_rows_count": 512, "existing_rows_count": 513, "deleted_rows_count": 514,
     "partitions": PARTITION_SUMMARIES_ID, "key_metadata": 519, "first_row_id": 520,
-    # The former names of counts.
+    # Names of counts in files of early writers.
     "added_data_files_count": 504, "existing_data_files_count": 505, "deleted_data_files_count": 506,
 }  # fmt: skip
 SUMMARY_NAMES = {"contains_null": 509, "contains_nan": 518, "lower_bound": 510, "upper_bound": 511}
@@ -177,8 +177,8 @@ SUMMARY_NAMES = {"contains_null": 509, "contains_nan": 518, "lower_bound": 510, 
 FIRST_RESERVED_ID = 2147483447
 """The first field id reserved for metadata columns (table spec, Reserved Field IDs)."""
 
-# The `file_path` column of position delete files. If its bounds are equal, they name the only data file that the delete
-# file applies to.
+# The `file_path` column of position delete files. If its bounds are equal, they name the only data file to which the
+# delete file applies.
 DELETE_FILE_PATH_ID = 2147483546
 DELETE_FILE_POS_ID = 2147483545
 
@@ -189,7 +189,7 @@ LAYOUT_REVISION = 2
 ABSOLUTE_REVISION = 1
 """The layout revision of trees whose locations are all absolute, and may lack a scheme."""
 RELATIVE_LOCATIONS_KEY = "tree-relative-locations"
-"""The key in table metadata that tells whether writers of a tree name files relative to the table's location."""
+"""The key in table metadata that says whether a tree names files relative to the table's location."""
 
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")
 

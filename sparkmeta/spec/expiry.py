@@ -42,11 +42,11 @@ class ExpiryRules:
 
     Attributes:
         now_ms: the time from which ages are counted, in milliseconds since 1970.
-        older_than_ms: snapshots that are older expire. None takes the table's `history.expire.max-snapshot-age-ms`.
-        retain_last: a branch's newest snapshots that stay whatever their age. None takes the table's
-            `history.expire.min-snapshots-to-keep`. A branch's own settings come before both.
+        older_than_ms: older snapshots expire. None stands for the table's `history.expire.max-snapshot-age-ms`.
+        retain_last: a branch's newest snapshots that stay whatever their age. None stands for the table's
+            `history.expire.min-snapshots-to-keep`. A branch's own settings take precedence over both.
         snapshot_ids: snapshots that expire whatever their age.
-        clean_metadata: whether schemas and partition specs that are no longer used are removed.
+        clean_metadata: whether to remove unused schemas and partition specs.
     """
 
     now_ms: int
@@ -72,12 +72,12 @@ class Expired:
 def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
     """Return the snapshots and refs that expire.
 
-    Of a branch, the snapshots stay from its head until the first that is older than the cutoff and beyond the newest
-    ones to retain. The heads of tags stay. A snapshot that no ref leads to stays while it is young.
+    A branch keeps its snapshots from the head back, until the first one that is older than the cutoff and not among the
+    newest ones to retain. Tagged snapshots stay. A snapshot that is not reachable from a ref stays while it is young.
 
     Raises:
-        NoSuchSnapshotError: the table does not have a snapshot that is named.
-        ValidationError: a branch or tag that stays refers to a snapshot that is named, a value is out of range, or
+        NoSuchSnapshotError: the table lacks a snapshot of `snapshot_ids`.
+        ValidationError: a remaining branch or tag refers to a snapshot of `snapshot_ids`, a value is out of range, or
             `gc.enabled` is false.
         CorruptFileError: a snapshot is its own ancestor.
     """
@@ -112,7 +112,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
 
 
 def expired_ids(metadata: TableMetadata, expired: Expired) -> set[int]:
-    """Return the ids of the snapshots that expire, and of those that are gone but left statistics."""
+    """Return the ids of expiring snapshots, and of missing snapshots that left statistics."""
     ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
     described = {file.snapshot_id for file in (*metadata.statistics, *metadata.partition_statistics)}
     return {snapshot.snapshot_id for snapshot in expired.snapshots} | (described - ids)
@@ -126,9 +126,10 @@ def without_expired(
     Args:
         metadata: the metadata.
         expired: what expires.
-        used_spec_ids: the partition specs of the remaining snapshots' manifests, to remove all others but the default,
-            and all schemas but the current one, the newest, those of remaining snapshots, and the newest that has the
-            source column of a remaining spec or a column that equality deletes may compare. None removes none.
+        used_spec_ids: the partition specs of the remaining snapshots' manifests. Other specs are removed, except for
+            the default. Schemas are removed too, except for the current one, the newest, the schemas of remaining
+            snapshots, and the newest schema with the source column of a remaining spec or a column that equality
+            deletes may compare. None removes no specs and schemas.
         now_ms: the time of the change, in milliseconds since 1970.
     """
     removed = expired_ids(metadata, expired)
@@ -144,7 +145,7 @@ def without_expired(
     }
     if used_spec_ids is not None:
         specs = {*used_spec_ids, metadata.default_spec_id}
-        # The newest schema stays, so that a gap in the ids shows that others were removed.
+        # The newest schema stays, so that a gap in the ids shows that schemas were removed.
         newest = max(schema.schema_id for schema in metadata.schemas)
         schemas = {metadata.current_schema_id, newest, *(snapshot.schema_id for snapshot in snapshots)}
         changes["partition_specs"] = [spec for spec in metadata.partition_specs if spec.spec_id in specs]
@@ -173,7 +174,7 @@ def _may_have_equality_deletes(metadata: TableMetadata, snapshot: Snapshot) -> b
 
 
 def _typing_schemas(metadata: TableMetadata, columns: set[int], schema_ids: Collection[int | None]) -> set[int]:
-    """Return the newest schemas that have columns which none of the given schemas has."""
+    """Return the newest schemas that have columns that the other schemas lack."""
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
     known = set().union(*(schema.field_ids for schema in metadata.schemas if schema.schema_id in schema_ids))
     having = ([schema.schema_id for schema in newest_first if column in schema.field_ids] for column in columns - known)
@@ -211,7 +212,7 @@ def _check_named(metadata: TableMetadata, snapshot_ids: Iterable[int], refs: dic
 
 
 def _last(lineage: list[Snapshot], oldest_ms: int, least: int) -> set[int]:
-    """Return the ids of a branch's snapshots up to the first that is too old and not among the last `least`."""
+    """Return the ids of a branch's snapshots, ending before one that is too old and not among the last `least`."""
     end = next(
         (place for place, snapshot in enumerate(lineage) if place >= least and snapshot.timestamp_ms < oldest_ms),
         len(lineage),

@@ -73,12 +73,12 @@ def is_absolute(location: str) -> bool:
 
 
 def place_of(folder: str, recorded: str) -> str:
-    """Return the location of a table in a folder, whose metadata has another location if it was moved.
+    """Return the location of a table that may have been moved: its folder, or the recorded location.
 
-    The recorded location stays if it names the same folder. Local paths have a scheme if it has one.
+    The recorded location stays if it names the same folder. A local path has a scheme if the recorded location has one.
 
     Args:
-        folder: the folder, as it was opened.
+        folder: the folder from which the table is opened.
         recorded: the location in the metadata.
     """
     (local, path), (was_local, old_path) = _split(folder), _split(recorded)
@@ -106,7 +106,7 @@ class Locations:
     Attributes:
         table: the table's location.
         format_version: the table's format version.
-        rooted: what comes before locations that begin with a slash.
+        rooted: the prefix of locations that begin with a slash.
         writes_relative: whether new files name files below the table's location relative to it.
     """
 
@@ -121,8 +121,8 @@ class Locations:
     ) -> Locations:
         """Return how metadata of a format version names files.
 
-        In version 4, a location that begins with a slash is relative, as for Iceberg's Java library, unless the table's
-        location has no scheme either, or the table has a metadata tree of the first layout revision.
+        In version 4, a location that begins with a slash is relative, as in Iceberg's Java library. It is absolute if
+        the table's location has no scheme either, or if the table has a metadata tree of the first layout revision.
 
         Args:
             table: the table's location.
@@ -137,7 +137,7 @@ class Locations:
 
     @property
     def before_version_4(self) -> Locations:
-        """The locations in a file that was written before version 4: absolute ones, which gain a missing scheme."""
+        """The rules for a file written before version 4: locations are absolute, and get a missing scheme."""
         return replace(self, rooted=LOCAL if self.rooted else "")
 
     @property
@@ -147,14 +147,14 @@ class Locations:
 
     @property
     def relative(self) -> str | None:
-        """What comes before other locations without a scheme; None if they are an error."""
+        """The prefix of other locations without a scheme; None if they are an error."""
         return None if self.format_version < _RELATIVE_SINCE else self.folder
 
     def resolve(self, location: str, file: str, field: str) -> str:
         """Return the absolute form of a location. An empty one stays empty in format version 4.
 
         Args:
-            location: the location as it is written.
+            location: the location in the file.
             file: the file that has it, for errors.
             field: the field that has it, for errors.
 
@@ -170,7 +170,7 @@ class Locations:
         return self.relative + location if location else location
 
     def relativize(self, location: str) -> str:
-        """Return an absolute location relative to the table's if it is below it."""
+        """Return an absolute location, made relative to the table's if it is below it."""
         below = location.removeprefix(self.folder)
         return location if below == location or not below or is_absolute(below) else below
 
@@ -180,6 +180,6 @@ class Locations:
         return LOCAL + spelled if self.rooted and spelled.startswith("/") else spelled
 
     def error(self, location: str, file: str, field: str) -> CorruptFileError:
-        """Return the error for a relative location that the format version does not have."""
+        """Return the error for a relative location, which the format version does not allow."""
         problem = f"a location is absolute in a table of format version {self.format_version}"
         return CorruptFileError(file, field, location, problem)

@@ -239,10 +239,10 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int, name: str = "snapshot
     Args:
         metadata: the metadata.
         snapshot_id: the id.
-        name: the name of the argument that has it.
+        name: the name of the argument with the id, for errors.
 
     Raises:
-        NoSuchSnapshotError: the table does not have it.
+        NoSuchSnapshotError: the table lacks the snapshot.
         ValidationError: the id is not a whole number.
     """
     WHOLE.check(name, snapshot_id)
@@ -253,7 +253,7 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int, name: str = "snapshot
 
 
 def is_encrypted(metadata: TableMetadata) -> bool:
-    """Return whether a table has a key for its files or those of a snapshot."""
+    """Return whether a table has an encryption key for its files or for a snapshot's."""
     keys = metadata.encryption_keys if isinstance(metadata, TableMetadataV3) else []
     encrypted = any(snapshot.key_id is not None for snapshot in metadata.snapshots)
     return bool(keys) or encrypted or _ENCRYPTION_KEY in metadata.properties
@@ -283,7 +283,7 @@ def metadata_file_text(metadata: TableMetadata) -> str:
 def _at_its_place(node: JsonNode) -> JsonNode:
     """Return the document with the table's location: the folder of the file if the table has been moved or copied.
 
-    This holds for trees with relative locations, whose metadata files are in the table's folder.
+    Only trees with relative locations can be moved. Their metadata files are in the table's folder.
     """
     folder, _, name = node.location.rpartition("/metadata/")
     properties = node.optional("properties")

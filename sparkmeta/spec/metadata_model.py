@@ -224,8 +224,8 @@ class _Metadata(iceberg.TableMetadataCommonFields):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, with changes if there are any.
 
-        A copy with changes writes all fields, including those that the file left to defaults, except for the fields of
-        `_UNWRITTEN` that neither the file nor the changes have. Counters that the format version does not have are
+        A copy with changes writes all fields, including the ones that the file left to defaults. Fields of `_UNWRITTEN`
+        are written only if the file or the changes have them. Counters that the format version does not have are
         dropped from the changes, since pyiceberg's updates set them for every version.
         """
         fields = type(self).model_fields

@@ -1,4 +1,4 @@
-"""Which metrics of which column data files get: table properties write.metadata.metrics.*, as Java reads them."""
+"""Choose the metrics of each column in data files, by the table properties write.metadata.metrics.*, as in Java."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 NO_METRICS: Final = -1
 COUNTS_ONLY: Final = 0
 FULL: Final = 1 << 31
-"""The most characters or bytes of a bound; with `NO_METRICS` a column has no metrics, with `COUNTS_ONLY` no bounds."""
+"""The maximum characters or bytes of a bound; `NO_METRICS` for no metrics, `COUNTS_ONLY` for no bounds."""
 
 _DEFAULT: Final = 16
 _DEFAULT_KEY: Final = "write.metadata.metrics.default"
@@ -78,7 +78,7 @@ def _size(kind: IcebergType) -> int:
 
 
 def _primitives(kind: IcebergType) -> Iterator[int]:
-    """Yield the ids of primitive fields: those directly in a type before those that are nested deeper."""
+    """Yield the ids of primitive fields: fields directly in a type before fields that are nested deeper."""
     children = _children(kind)
     yield from (field_id for field_id, child in children if isinstance(child, PrimitiveType))
     for _, child in children:

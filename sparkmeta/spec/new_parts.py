@@ -80,7 +80,7 @@ _RESERVED: Final = frozenset({
 def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that a new table stores.
 
-    As in Java, reserved ones are dropped: engines show them, and users copy what they see.
+    As in Java, reserved properties are dropped: engines show them, and users copy what they see.
     """
     return {name: value for name, value in properties.items() if name not in _RESERVED}
 
@@ -180,7 +180,7 @@ def _refuse_transform(location: str, schema: Schema, field: PartitionField | Sor
 
 
 def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
-    """Raise ValidationError for required fields without values, and for defaults that are not read as written."""
+    """Raise ValidationError for required fields without values, and for defaults that readers would change."""
     read_fields = index_by_id(read)
     for field_id, field in index_by_id(schema).items():
         name = schema.find_column_name(field_id)
@@ -195,7 +195,7 @@ def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
 
 
 def _fits(default: Any, kind: IcebergType) -> bool:
-    """Return whether JSON has a form of a number, and whether a decimal has no more digits than its type."""
+    """Return whether JSON has the form of a number, and whether a decimal has no more digits than its type."""
     if isinstance(default, float):
         return math.isfinite(default)
     if not isinstance(default, Decimal) or not isinstance(kind, DecimalType):

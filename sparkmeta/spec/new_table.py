@@ -53,8 +53,8 @@ def new_metadata(
         schema: The schema.
         spec: The partition spec.
         sort_order: The sort order.
-        properties: The table's properties. As in Iceberg's own libraries, `format-version` chooses the format version
-            and is not stored as a property; neither are other reserved ones.
+        properties: The table's properties. As in Iceberg's own libraries, `format-version` chooses the format version.
+            Reserved properties, including this one, are not stored.
         format_version: 1, 2 (the default), 3, or 4, which has a metadata tree.
 
     Raises:
@@ -115,7 +115,7 @@ def _tree(metadata: TableMetadataV4) -> TableMetadataV4:
 
 
 def _with_sources(spec_json: dict[str, Any], spec: PartitionSpec, schema: Schema, columns: Schema) -> dict[str, Any]:
-    """Return the JSON of a spec with all source columns of each field, of which pyiceberg keeps only the first one."""
+    """Return the JSON of a spec with all source columns of each field; pyiceberg keeps only the first one."""
     fields = []
     for entry, sources in zip(spec_json["fields"], partition_sources(spec), strict=True):
         names = [str(schema.find_column_name(source)) for source in sources]

@@ -229,10 +229,10 @@ def partition_type(
 
 
 def with_unique_ids(specs: Mapping[int, PartitionSpec], default_spec_id: int) -> dict[int, PartitionSpec]:
-    """Return specs in which a partition field id is given to one field only, as it need not be in version 1.
+    """Return specs in which each partition field id belongs to one field. Version 1 does not require this.
 
-    Of fields with one id, that of the default spec, or else of the newest one, keeps it. Others get ids that no spec
-    has, and their specs have the same JSON as before. A field may be void in some specs.
+    If several fields have an id, the field of the default spec keeps it, or else the field of the newest spec. The
+    other fields get unused ids, and the JSON of their specs stays the same. A field may be void in some specs.
     """
     newest_first = sorted(specs.values(), key=lambda spec: (spec.spec_id != default_spec_id, -spec.spec_id))
     given: dict[int, list[tuple[PartitionField, int]]] = {}
@@ -266,7 +266,7 @@ def _with_field_ids(spec: PartitionSpec, ids: Sequence[int]) -> PartitionSpec:
 
 
 def _is_same(field: PartitionField, other: PartitionField) -> bool:
-    """Return whether fields of one id are one field: its values are of one transform where they are not void."""
+    """Return whether fields with one id are the same field: all that are not void have the same transform."""
     same = field.transform == other.transform or _is_void(field) or _is_void(other)
     return field.source_id == other.source_id and same
 
@@ -389,7 +389,7 @@ def expression_from_json(data: Mapping[str, Any], location: str = "expression", 
     """Return the expression in a JSON object.
 
     Args:
-        data: The JSON object, see the module's docstring.
+        data: The JSON object, in one of the forms above.
         location: The file, for error messages.
         path: The path of the object in the file, for error messages.
 
@@ -451,7 +451,7 @@ def resolved_spec_json(
     """Return the JSON of a partition spec, with references to expressions replaced by complete partition fields.
 
     Args:
-        spec: The partition spec as it is in the metadata file.
+        spec: The partition spec in the metadata file.
         expressions: The expressions of the table.
         may_lack_fields: Whether the spec may lack the key ``fields``, see `without_empty_fields`.
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 # -- Theta sketches (Puffin spec, blob types) -------------------------------------------------------------------------
-# A sketch keeps the smallest hashes of a set of values, at most `MOST_HASHES`, and all that are below its theta.
-# Sketches of this module depend on the set of values only, not on their order or on how sketches of parts were merged.
-# Hashes have DataSketches' default seed, so that its libraries, and Iceberg's in Java, merge them with their own.
+# A sketch keeps the smallest hashes of a set of values, at most `MOST_HASHES`, and every hash below its theta. Sketches
+# of this module depend on the set of values only, not on their order or on how sketches of parts were merged. Hashes
+# have DataSketches' default seed, so that its libraries, and Iceberg's in Java, merge them with their own.
 #
 # numpy hashes whole arrays of values; DataSketches' package for Python takes single values, and no bytes. Spark tasks
 # import this module, so it imports little.
@@ -60,7 +60,7 @@ class ThetaSketch:
     theta: int = _ALL
 
     def with_hashes(self, hashes: Words) -> ThetaSketch:
-        """Return the sketch with further values, given by their hashes in any order; 0 is not a hash."""
+        """Return the sketch with further values, passed as hashes in any order; 0 is not a hash."""
         ascending = np.sort(np.concatenate([self.hashes, hashes[hashes < self.theta]]))
         ascending = ascending[ascending.searchsorted(1) :]
         is_first = np.ones(len(ascending), bool)
@@ -68,7 +68,7 @@ class ThetaSketch:
         return _limited(ascending[is_first], self.theta)
 
     def union(self, other: ThetaSketch) -> ThetaSketch:
-        """Return the sketch of the values of both."""
+        """Return the sketch of the values of both sketches."""
         lower, higher = (self, other) if self.theta <= other.theta else (other, self)
         return lower.with_hashes(higher.hashes)
 
@@ -125,7 +125,7 @@ def _limited(hashes: Words, theta: int) -> ThetaSketch:
 # -- Hashes: the first half of MurmurHash3_x64_128 --------------------------------------------------------------------
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
-# The bits of a word of which the first bytes are there.
+# By number of bytes: a mask of the bits that they have in a word.
 _PRESENT = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
 
@@ -152,7 +152,7 @@ def hash_bytes(
     first = np.full(len(lengths), _SEED, np.uint64)
     second = first.copy()
     blocks = lengths // _BLOCK
-    # The longest strings first, so that those with a block of some number are a slice.
+    # The longest strings come first, so that the strings with an n-th block are a slice.
     order = np.argsort(-blocks, kind="stable")
     counts = blocks[order]
     for number in range(int(counts[0]) if len(counts) else 0):

@@ -79,7 +79,7 @@ def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return a copy of properties for snapshot summaries.
 
     Raises:
-        ValidationError: a key or value is not a string, or a key is that of a computed property.
+        ValidationError: a key or value is not a string, or the key of a computed property.
     """
     texts = string_map("snapshot_properties", properties)
     for key in texts:
@@ -105,7 +105,7 @@ class UpdateMetrics:
             kind: The kind of the files.
             files: The number of files.
             records: The number of their records.
-            size_in_bytes: Their size. The size of a deletion vector is that of its blob.
+            size_in_bytes: Their size. The size of a deletion vector is the length of its blob.
 
         Raises:
             ValidationError: A number is negative.
@@ -113,7 +113,7 @@ class UpdateMetrics:
         self._count(*_ADDED[kind], "added", kind, (files, records, size_in_bytes))
 
     def remove_files(self, kind: FileKind, files: int, records: int, size_in_bytes: int) -> None:
-        """Count removed files. Arguments and errors are those of add_files."""
+        """Count removed files. Arguments and errors are the same as for add_files."""
         self._count(*_REMOVED[kind], "removed", kind, (files, records, size_in_bytes))
 
     def to_dict(self) -> dict[str, str]:
@@ -191,8 +191,8 @@ class SnapshotSummaryBuilder:
 def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str]:
     """Return the totals after a change.
 
-    They start at 0 if there is no parent. A total is left out if the parent's summary lacks it, or if it is not a
-    number, or negative before or after the change.
+    They start at 0 if there is no parent. A total is left out if the parent's summary lacks it, if it is not a number,
+    or if it is negative before or after the change.
 
     Args:
         summary: The summary of the change.
@@ -210,7 +210,7 @@ def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str
 
 
 _APPLICATION, _VERSION = "idempotency.application", "idempotency.version"
-# Properties of the summary that record a key: those of a key that is given, and those of Iceberg's streaming writer.
+# Properties of the summary that record a key: the caller's own, or the ones of Iceberg's streaming writer.
 _NAMES = ((_APPLICATION, _VERSION), ("spark.sql.streaming.queryId", "spark.sql.streaming.epochId"))
 
 
@@ -252,7 +252,7 @@ class IdempotencyKey(NamedTuple):
 
 
 def key_of(given: Any, properties: Mapping[str, str]) -> IdempotencyKey | None:
-    """Return the key of a commit: the given one, or the one that properties of its snapshot contain.
+    """Return the key of a commit: the caller's, or the one that properties of its snapshot contain.
 
     Args:
         given: the application and the version, or None.

@@ -1,4 +1,4 @@
-"""Read table properties as numbers, flags and choices, and those of retries."""
+"""Read table properties as numbers, flags and choices, and as limits of retries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkmeta.errors import ValidationError, shown
 
 
 METADATA_PATH = "write.metadata.path"
-"""The folder of new metadata files, roots and manifests; by default, that of the table with the name `metadata`."""
+"""The folder of new metadata files, roots and manifests; by default, `metadata` in the table's location."""
 
 RELATIVE_LOCATIONS = "write.tree.relative-locations"
 """Whether files of a metadata tree name files relative to the table's location; true by default."""
@@ -53,7 +53,7 @@ def number_property(
 def fraction_property(
     properties: Mapping[str, str], name: str, default: float, *, location: str | None = None
 ) -> float:
-    """Return a property that is a number between 0 and 1, without these; see `number_property`."""
+    """Return a property that is a number between 0 and 1, both excluded; see `number_property`."""
     text = properties.get(name)
     if text is None:
         return default
@@ -117,7 +117,7 @@ _EXPECTED: Final = f"expected a whole number up to {_MOST_RETRIES}"
 
 @dataclass(frozen=True)
 class Retries:
-    """Limits of repetitions, none of which is negative."""
+    """Limits of repetitions. No value is negative."""
 
     count: int
     least_wait_ms: int
@@ -134,17 +134,17 @@ class Retries:
 
 
 def commit_retries(properties: Mapping[str, str]) -> Retries:
-    """Return how often a commit that came second is repeated. Invalid properties are ignored with a warning."""
+    """Return the limits for repeating a commit after another one came first. Invalid properties cause a warning."""
     return _retries(properties, _COMMIT, _COMMIT_DEFAULTS)
 
 
 def status_checks(properties: Mapping[str, str]) -> Retries:
-    """Return how often an unknown outcome is checked again. Invalid properties are ignored with a warning."""
+    """Return the limits for checking an unknown outcome. Invalid properties cause a warning."""
     return _retries(properties, _CHECK, _CHECK_DEFAULTS)
 
 
 def refuse_invalid_retries(properties: Mapping[str, str], location: str) -> None:
-    """Raise ValidationError if properties to set have a value that is ignored.
+    """Raise ValidationError if properties to set have a value that commits would ignore.
 
     Negative numbers count as 0, as in Java for the number of retries.
     """

@@ -120,7 +120,7 @@ def with_defaults(schema: Schema, defaults: Mapping[int, Defaults]) -> Schema:
 
     Args:
         schema: The schema.
-        defaults: The initial and the write default by field id. A field that is not among them keeps its own.
+        defaults: The initial and the write default by field id. Other fields keep their defaults.
     """
     fields = cast("StructType", _type_with_defaults(schema.as_struct(), defaults)).fields
     return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=schema.identifier_field_ids)
@@ -184,7 +184,7 @@ _OF_COLUMNS = (
 
 @dataclass(frozen=True)
 class _AssertColumnProperties:
-    """Requires that the name mapping and the properties of columns are those that an update has changed."""
+    """Requires that the name mapping and the properties of columns are still the ones that an update was based on."""
 
     properties: dict[str, str]
 
@@ -198,19 +198,20 @@ class _AssertColumnProperties:
 
 @names_table
 class UpdateSchema(IcebergUpdateSchema):
-    """pyiceberg's builder of schema changes, which does what Java's does besides.
+    """pyiceberg's builder of schema changes, extended by what Java's does.
 
     - It requires that no other commit has assigned ids of columns or changed properties of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
-    - Properties of a renamed column get its new name, and those of a deleted column are removed.
+    - Properties of a renamed column get its new name. Properties of a deleted column are removed.
     - Default values beyond the range of their type are refused. pyiceberg takes the nearest value of the type.
-    - A decimal keeps its scale, and strings, bytes and fixed values keep their type: files are not read as another one.
+    - A decimal keeps its scale, and strings, bytes and fixed values keep their type, since files are not read as
+      another one.
     - A primitive type may be given by its name in Iceberg, such as "long" or "decimal(9, 2)".
     - Nothing is added to a column that is deleted.
     - The name of a former partition column can be given to a new column, once the column and its partition field are
       gone.
-    - Defaults of every type are kept, also those of fields of a new struct and of new columns of a union.
-    - The defaults of a float column that becomes a double one are the doubles that its rows have.
+    - Defaults of every type are kept, also for fields of a new struct and for new columns of a union.
+    - If a float column becomes a double column, its defaults become the doubles that its rows have.
     """
 
     def __init__(
@@ -314,7 +315,7 @@ class UpdateSchema(IcebergUpdateSchema):
             raise ValueError(f"{name} is an identifier field: change these fields before it is deleted") from error
 
     def _type(self, path: str | tuple[str, ...], given: IcebergType | str) -> IcebergType:
-        """Return a type that is given itself or, if it is primitive, by its name."""
+        """Return a type, which may be passed by its name if it is primitive."""
         if isinstance(given, IcebergType):
             return given
         with suppress(CorruptFileError):
@@ -396,7 +397,7 @@ def _column_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _property_updates(properties: Mapping[str, str], old: Schema, new: Schema) -> list[TableUpdate]:
-    """Return the updates of properties of columns that have another name in the new schema, or are not in it."""
+    """Return the updates of properties of renamed and deleted columns."""
     old_names, new_names = index_name_by_id(old), index_name_by_id(new)
     moved = {name: new_names.get(field_id) for field_id, name in old_names.items() if new_names.get(field_id) != name}
     removed, added = [], {}

@@ -58,7 +58,7 @@ def update_table_metadata(
 
     - Unknown fields are preserved.
     - Sequence numbers and row ids never decrease, and no id is assigned twice.
-    - With a snapshot, its partition statistics are removed. Its children keep their parent id.
+    - Removing a snapshot removes its partition statistics. Its children keep their parent id.
     - The snapshot log has no gaps, and no snapshots that were added but did not become current.
     - Times do not go back if the clock of an earlier writer was ahead: other readers would refuse the metadata.
     - In a V4 tree, each partition spec has expressions.
@@ -105,7 +105,7 @@ class UpdateSpec(IcebergUpdateSpec):
 
     - A field that equals a field of an earlier spec gets its id, from version 2 on. pyiceberg does this only for
       version 2.
-    - New ids are larger than those of all specs, even if last-partition-id is too small.
+    - New ids are larger than the ids in all specs, even if last-partition-id is too small.
     - A field that is removed and added again stays where it is, as in Java, with the new name if there is one.
     - A new field may have the name of a field that is removed, from version 2 on. In version 1, a removed field stays
       as a void one, which gets another name when a later change takes its name.
@@ -161,7 +161,7 @@ def _counters(metadata: TableMetadata, updates: Iterable[TableUpdate]) -> dict[s
     """Return last_sequence_number and next_row_id after the updates.
 
     Raises:
-        ValidationError: The numbers of a new snapshot do not follow those of the metadata.
+        ValidationError: The numbers of a new snapshot do not follow the numbers of the metadata.
     """
     sequence = metadata.last_sequence_number
     next_row_id: int | None = getattr(metadata, "next_row_id", None)
@@ -198,7 +198,7 @@ def _refuse_later_version(update: TableUpdate, metadata: TableMetadata) -> None:
 
 
 def _refuse_unreadable(update: TableUpdate, metadata: TableMetadata) -> None:
-    """Raise ValidationError if an added schema, spec or sort order can't be written so that it is read again."""
+    """Raise ValidationError if readers would refuse an added schema, spec or sort order."""
     schemas = [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else []
     refuse_unreadable(metadata.location, schemas, *_added_orders(update))
 
@@ -212,7 +212,7 @@ def _added_orders(update: TableUpdate) -> tuple[list[PartitionSpec], list[SortOr
 
 
 def _present(update: TableUpdate, metadata: TableMetadata) -> TableUpdate:
-    """Restrict an update that removes properties to those that the table has, as pyiceberg requires."""
+    """Restrict an update that removes properties to the table's properties, as pyiceberg requires."""
     if not isinstance(update, iceberg.RemovePropertiesUpdate):
         return update
     return iceberg.RemovePropertiesUpdate(removals=[name for name in update.removals if name in metadata.properties])
@@ -251,7 +251,7 @@ def _with_sources(entry: dict[str, Any], sources: tuple[int, ...] | None) -> dic
 def _converted_parts(base: TableMetadata, changed: TableMetadata) -> dict[str, Any]:
     """Return refs, metadata log and statistics with pyiceberg's models converted to ours.
 
-    A ref that replaces another one keeps the unknown fields of that.
+    A ref that replaces another one keeps its unknown fields.
     """
     refs: dict[str, Any] = dict(changed.refs)
     return {
@@ -314,7 +314,7 @@ def without_intermediate(metadata: TableMetadata, base: TableMetadata) -> TableM
 def log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set[int]) -> list[SnapshotLogEntry]:
     """Return the part of the snapshot log after the last removed snapshot.
 
-    Earlier entries would no longer tell which snapshot was current at a time.
+    Earlier entries would not tell which snapshot was current at a time.
     """
     remaining = after = 0
     for entry in base.snapshot_log:
@@ -343,7 +343,7 @@ def _times(base: TableMetadata, changed: TableMetadata, log: Sequence[SnapshotLo
 def _deduplicated(
     metadata: TableMetadata, field: str, items: Iterable[_Item], id_of: Callable[[_Item], int]
 ) -> list[_Item]:
-    """Return the items without duplicates, since pyiceberg adds items that are present already.
+    """Return the items without duplicates, since pyiceberg adds items that are already present.
 
     Raises:
         ValidationError: Different items have the same id.
@@ -389,7 +389,7 @@ _DERIVED = {
     "schema",
     "partition-spec",
 }
-# Snapshots use these, or are these, and branches and tags lead to snapshots.
+# Snapshots, what snapshots use, and the branches and tags that lead to them.
 _USED_BY_REFS = {"snapshots", "schemas", "partition-specs"}
 _CURRENT = {"schemas": "current-schema-id", "partition-specs": "default-spec-id"}
 # What a catalog sets to the element that the same request has added last.
@@ -411,14 +411,14 @@ Changes = dict[Part, Any]
 
 
 def changed_parts(base: TableMetadata, new: TableMetadata) -> Changes:
-    """Return the JSON of the parts that differ, as in `new`; None for those that it lacks."""
+    """Return the JSON of the parts that differ, as in `new`; None for parts that `new` lacks."""
     before, after = _parts(base), _parts(new)
     different = (part for part in before | after if before.get(part) != after.get(part))
     return {part: after.get(part) for part in different}
 
 
 def has_changes(metadata: TableMetadata, changes: Changes) -> bool:
-    """Return whether all changed parts of table metadata are as the changes say."""
+    """Return whether all changed parts of table metadata match the expected changes."""
     parts = _parts(metadata)
     return all(parts.get(part) == value for part, value in changes.items())
 
@@ -439,10 +439,10 @@ def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
 
 
 def requirements_of(base: TableMetadata, changes: Changes) -> list[dict[str, Any]]:
-    """Return the requirements of changes: the parts that they are based on must be as in `base`.
+    """Return the requirements of changes: the parts that they are based on must equal those in `base`.
 
-    What is removed must not have come into use, so all branches and tags must be as in `base`. The protocol can't
-    require that there is no other.
+    A part that is removed must not have come into use, so all branches and tags must be the same as in `base`. The
+    protocol can't require that there are no others.
     """
     required: list[dict[str, Any]] = []
     if base.table_uuid is not None:
@@ -468,7 +468,7 @@ class _Changed(NamedTuple):
     new: TableMetadata
 
     def elements(self) -> Mapping[Any, Any]:
-        """Return the changed elements by id or name, sorted; None for those that are removed."""
+        """Return the changed elements by id or name, sorted; None for removed ones."""
         return {part.key: value for part, value in sorted(self.changes.items()) if part.field == self.field}
 
     def set(self) -> dict[Any, Any]:
@@ -507,7 +507,7 @@ def _additions(
     """Return the updates that add elements, and the one that removes some.
 
     Args:
-        removal: the action that removes elements, and its key of their ids; None if there is none.
+        removal: the action that removes elements, and its key for their ids; None if there is no such action.
     """
 
     def updates(changed: _Changed) -> Iterator[dict[str, Any]]:
@@ -528,7 +528,7 @@ def _schemas(changed: _Changed) -> Iterator[dict[str, Any]]:
 
 def _snapshots(changed: _Changed) -> Iterator[dict[str, Any]]:
     added = changed.set()
-    # Catalogs refuse a snapshot whose sequence number is lower than that of an earlier one.
+    # Catalogs refuse a snapshot with a lower sequence number than an earlier one.
     in_order = (snapshot.snapshot_id for snapshot in changed.new.snapshots)
     for snapshot_id in filter(added.__contains__, in_order):
         yield {"action": "add-snapshot", "snapshot": added[snapshot_id]}
@@ -557,7 +557,7 @@ def _statistics(changed: _Changed) -> Iterator[dict[str, Any]]:
         yield {"action": f"remove-{changed.field}", "snapshot-id": snapshot_id}
 
 
-# In the order of requests: what an update refers to comes before it.
+# In the order of requests: updates follow what they refer to.
 _UPDATES: dict[str, Callable[[_Changed], Iterator[dict[str, Any]]]] = {
     "format-version": _field_update("upgrade-format-version", "format-version"),
     "location": _field_update("set-location", "location"),

@@ -54,8 +54,8 @@ def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = Non
 def upgrade_lists(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | None = None) -> TableMetadata:
     """Return the metadata in format version 2 or 3, with the same snapshots and manifest lists (Appendix E).
 
-    Sequence numbers begin at 0, which all files of version 1 have, and row ids at 0. Files have none until a snapshot
-    is committed that lists them.
+    Sequence numbers begin at 0, which all files of version 1 have. Row ids begin at 0 too. Files have no row ids until
+    a snapshot that lists them is committed.
 
     Args:
         metadata: Metadata of an earlier version.
@@ -97,9 +97,9 @@ def _in_version(metadata: TableMetadata, version: int, table_uuid: uuid.UUID | N
 
 
 def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
-    """Return the metadata of an upgraded table in the format version that it had before.
+    """Return the metadata of an upgraded table in its previous format version.
 
-    The ids of its expressions are not used again: last-column-id stays as it is.
+    The ids of its expressions are not used again: last-column-id stays the same.
 
     Args:
         metadata: The metadata of a tree.
@@ -169,8 +169,8 @@ class TreeSnapshots:
     """The snapshots with a root, in the order of their sequence numbers.
 
     Attributes:
-        heads: those that branches and tags refer to, which get manifest lists.
-        others: those that leave the table.
+        heads: the snapshots that branches and tags refer to. They get manifest lists.
+        others: all other snapshots, which are removed from the table.
     """
 
     heads: tuple[Snapshot, ...]
@@ -205,7 +205,7 @@ def tree_metadata(metadata: TableMetadata) -> TableMetadataV4:
 
 
 def keeps_changes(snapshot: Snapshot) -> bool:
-    """Return whether a manifest list of live files tells all changes of a snapshot: it removed no file."""
+    """Return whether a snapshot removed no file, so that a manifest list of live files tells all its changes."""
     return snapshot.operation in _WITHOUT_REMOVALS
 
 
@@ -215,7 +215,7 @@ def downgraded_metadata(
     """Return the metadata in format version 3.
 
     Heads keep their ids, times and statistics. A head that removed files becomes a `replace` without a parent, because
-    its manifest list does not name them: scans of changes must not miss them silently.
+    its manifest list does not name these files, and scans of changes must not miss them silently.
 
     Args:
         metadata: the metadata of a tree.

@@ -240,7 +240,7 @@ def view_version_to_json(version: ViewVersion) -> dict[str, Any]:
 
 
 def lifted_view(metadata: ViewMetadata, view_uuid: UUID) -> ViewMetadata:
-    """Return metadata of the spec's first draft in the form of the spec, which is how it is written."""
+    """Convert metadata of the spec's first draft to the form of the spec, in which it is written."""
     return replace(metadata, view_uuid=view_uuid, unknown=_without(metadata.unknown, {_CURRENT_SCHEMA_ID}))
 
 
@@ -273,7 +273,7 @@ def _dialects(representations: JsonNode) -> Iterator[tuple[JsonNode, str]]:
 def _lifted(version: JsonNode, view: JsonNode) -> JsonNode:
     """Return a version of the spec's first draft with the keys that its first SQL representation has.
 
-    Without a schema id there and in the view, it is that of the only schema.
+    If neither has a schema id, it is the id of the only schema.
     """
     sql = (child for child in version.get("representations").items() if child.object().get("type") == _SQL)
     first = next(sql, None)
@@ -350,7 +350,7 @@ def replace_view(
 ) -> ViewMetadata:
     """Make a version current, a new one unless the view has an equal one, and add properties.
 
-    Versions are equal if they differ in their ids and times at most. Old versions expire: the property
+    Versions are equal if they differ at most in their ids and times. Old versions expire: the property
     `version.history.num-entries` says how many to keep.
 
     Raises:
@@ -385,12 +385,12 @@ def set_view_properties(base: ViewMetadata, updates: Mapping[str, str], removals
 
 
 def same_definition(left: ViewVersion, right: ViewVersion) -> bool:
-    """Return whether two versions differ in their ids and times at most."""
+    """Return whether two versions differ at most in their ids and times."""
     return replace(left, version_id=0, timestamp_ms=0) == replace(right, version_id=0, timestamp_ms=0)
 
 
 def same_columns(left: Schema, right: Schema) -> bool:
-    """Return whether two schemas differ in their ids at most."""
+    """Return whether two schemas differ at most in their ids."""
     return left.fields == right.fields and set(left.identifier_field_ids) == set(right.identifier_field_ids)
 
 
@@ -431,7 +431,7 @@ def _check_representations(location: str, version: ViewVersion) -> None:
 
 
 def _place(metadata: ViewMetadata) -> str:
-    """Return the view's location for error messages; servers choose those of new views."""
+    """Return the view's location for error messages; a server chooses the location of a new view."""
     return metadata.location or "new view"
 
 
@@ -474,7 +474,7 @@ def _history_entries(metadata: ViewMetadata) -> int:
 
 
 def _without_old_versions(metadata: ViewMetadata, entries: int) -> ViewMetadata:
-    """Keep the current version and those with the highest ids, and the log after the last entry of another one."""
+    """Keep the current version and the ones with the highest ids, and the log after the last entry of a removed one."""
     current = metadata.current_version_id
     others = sorted({version.version_id for version in metadata.versions} - {current}, reverse=True)
     ids = {current, *others[: entries - 1]}

@@ -91,7 +91,7 @@ def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
 # -- Tell damaged files from files that can't be read -----------------------------------------------------------------
 
 
-# Errors that Arrow and byte decoders raise for damaged content. Arrow's OSError may also be one of the store.
+# Errors that Arrow and byte decoders raise for damaged content. Arrow's OSError may also come from the store.
 _ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
 
 
@@ -121,7 +121,7 @@ class translated_read_errors:  # noqa: N801  used like a function
         message = " ".join(str(error).split())[:300]
         if isinstance(error, FileNotFoundError):
             raise NotFoundError(f"{self._location}: there is no such file") from error
-        # Arrow sets `errno` for errors of the operating system, not for those of stores and of content.
+        # Arrow sets `errno` for errors of the operating system, but not for errors of stores and of content.
         if isinstance(error, OSError) and (error.errno is not None or is_access_problem(message)):
             raise FileAccessError(f"{self._location}: {message}") from error
         problem = f"{self._problem}: {message}"
@@ -135,7 +135,7 @@ VENDED_FOR = "sparkmeta.vended-for"
 """The property of a FileIO that names the catalog and the table of its credentials, for errors."""
 
 # Credentials are replaced this many seconds before they expire, so that a job that starts with them has time.
-# Short-lived ones are replaced after half of their remaining lifetime.
+# Short-lived credentials are replaced after half of their remaining lifetime.
 _AHEAD = 300.0
 _EXPIRY = re.compile(
     r"s3\.session-token-expires-at-ms|gcs\.oauth2\.token-expires-at|adls\.sas-token-expires-at-ms(?:\..*)?"
@@ -159,7 +159,7 @@ class VendedIO:
     def current(self) -> FileIO:
         """Return the FileIO with credentials that do not expire soon.
 
-        If the catalog can't vend new ones, those at hand are used until they expire.
+        If the catalog can't vend new ones, the old ones are used until they expire.
 
         Raises:
             SparkmetaError: the catalog can't vend new ones, and the old ones have expired.
@@ -190,7 +190,7 @@ def expired_reason(properties: Mapping[str, str], reason: str) -> str | None:
 
     Args:
         properties: of the FileIO.
-        reason: the message of the store's client. Some answers have no text that tells of expiry, so time does.
+        reason: the message of the store's client. Some responses don't mention expiry; then the time decides.
     """
     if (vended_for := properties.get(VENDED_FOR)) is None:
         return None
@@ -211,8 +211,8 @@ T = TypeVar("T")
 
 # Seconds between attempts. Each is several requests already: clients repeat them for some seconds at most.
 _WAITS = (0.5, 2.0)
-# Words in errors of a store that is busy or hung up, in the spelling of pyarrow, botocore, aiohttp and others. A store
-# that can't be connected to is none: clients try for long enough.
+# Words in errors of a store that is busy or hung up, in the spelling of pyarrow, botocore, aiohttp and others. Failures
+# to connect are not among them: clients retry these for long enough.
 _TRANSIENT = re.compile(
     r"slow.?down|throttl|request rate|unavailable|internal.?(?:error|failure)|\b50[0234]\b|time.?out|timed out|"
     r"connection.?(?:closed|reset|aborted)|disconnected|reset by peer|broken pipe|incomplete|httpclient",
@@ -269,9 +269,9 @@ def _text(error: BaseException) -> str:
 
 
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""What the operating system raises if a location is not that of a file."""
+"""Errors that the operating system raises if a location can't be opened as a file."""
 
-# What ends the path of a URL, and what its parser drops.
+# Characters that end the path of a URL, and characters that its parser drops.
 _NOT_IN_URL_PATHS = re.compile(r"[#?\t\r\n]")
 
 
@@ -331,7 +331,7 @@ def io_exists(io: FileIO, location: str) -> bool:
 
 
 def client_location(io: FileIO, location: str) -> str:
-    """Return a location as the client of a FileIO takes it.
+    """Return a location in the form that the client of a FileIO expects.
 
     Raises:
         UnsupportedError: PyArrowFileIO, which parses locations as URLs, would open another file.
@@ -339,7 +339,7 @@ def client_location(io: FileIO, location: str) -> str:
     if _is_a(io, "pyiceberg.io.pyarrow", "PyArrowFileIO") and _NOT_IN_URL_PATHS.search(location):
         reason = "PyArrowFileIO takes # and ? for a URL's and drops tabs and line breaks, and would open another file"
         raise UnsupportedError(f"{location}: {reason}")
-    # s3fs takes the scheme s3n for a bucket.
+    # s3fs reads the scheme s3n as a bucket.
     is_s3n = scheme(location) == "s3n" and _is_a(io, "pyiceberg.io.fsspec", "FsspecFileIO")
     return f"s3{location[len('s3n') :]}" if is_s3n else location
 
@@ -351,7 +351,7 @@ def fsspec_store(io: FileIO, location: str) -> Any:
 
 
 def _is_a(io: FileIO, module: str, name: str) -> bool:
-    """Return whether a FileIO is of a class, whose module is not imported: this takes 0.1 s."""
+    """Return whether a FileIO is of a class, without importing the class's module, which takes 0.1 s."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(io, getattr(loaded, name))
 
@@ -411,9 +411,9 @@ def missing(location: str) -> NoReturn:
 
 R = TypeVar("R")
 
-# Bytes that a store could send in the 30 ms or so that another request takes.
+# Bytes that a store could send in the time of another request, about 30 ms.
 _LARGEST_GAP = 1 << 18
-# Most bytes of a merged request, so that several run at a time and memory stays bounded.
+# Maximum bytes of a merged request, so that several run at a time and memory stays bounded.
 _LARGEST_REQUEST = 4 << 20
 _THREADS = 16
 
@@ -458,15 +458,15 @@ def read_ranges(reader: RangeReader, ranges: Sequence[FileRange]) -> Iterator[tu
 
 
 def read_ahead(items: Iterable[T], read: Callable[[T], R], size: Callable[[T], int]) -> Iterator[tuple[T, R]]:
-    """Read items, several at a time, and before they are asked for.
+    """Read items ahead, several at a time.
 
     Args:
         items: what to read.
         read: reads an item; called by several threads.
-        size: returns the bytes that reading an item takes, which limit how many are read at a time.
+        size: returns the bytes that reading an item takes. They limit how many items are read at a time.
 
     Yields:
-        Each item, in order, with what was read.
+        Each item, in order, with its content.
     """
     running: deque[tuple[T, int, Future[R]]] = deque()
     try:
@@ -580,10 +580,10 @@ def vector_range(location: str, offset: int | None, size: int | None) -> FileRan
 
 
 def vector_of(blob: bytes, place: FileRange, record_count: int) -> PositionBitmap:
-    """Return the positions in what was read at the place of a deletion vector.
+    """Return the positions in the bytes that were read at the place of a deletion vector.
 
     Raises:
-        CorruptFileError: The file ends before, or the bytes are not this deletion vector.
+        CorruptFileError: The file ends too early, or the bytes are not this deletion vector.
     """
     if len(blob) != place.size:
         problem = f"{place.size} bytes there are not all in the file"

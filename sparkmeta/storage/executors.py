@@ -97,7 +97,7 @@ class ExecutorWriter:
             writing.write_io(self._io(location), location, data)
 
     def write_temporary(self, location: str, data: bytes) -> None:
-        """Write a file with a unique name that nothing needs after a crash, which may tear it: it is not synced."""
+        """Write a file with a unique name, without syncing it. A crash may tear it; nothing may need it afterwards."""
         if is_local(location):
             with writing.open_new_local(location) as stream:
                 stream.write(data)
@@ -105,7 +105,7 @@ class ExecutorWriter:
             writing.write_io(self._io(location), location, data)
 
     def open_new(self, location: str) -> Any:
-        """Begin a file with a unique name; Arrow's writers take the result, and `sync` follows its end.
+        """Begin a file with a unique name, for Arrow's writers. Call `sync` at its end.
 
         A crash leaves a torn file of this name.
         """

@@ -73,8 +73,8 @@ def shares_disk(spark: SparkSession, location: str) -> bool:
     """Return whether this process and a session's tasks see the same file or folder at a local path.
 
     Runs a task for each core, and remembers the answer for the session. If the path does not exist, the deepest
-    existing folder above it counts. Machines that share a folder by a network are taken to see different ones, since
-    its device and inode need not agree among them. What this process may not read counts as different too.
+    existing folder above it counts. A network folder counts as different, since its device and inode may differ between
+    machines. A folder or file that this process may not read counts as different too.
     """
     identity = _identity(location, readable=True)
     if identity is None:
@@ -96,9 +96,9 @@ def _identities(location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def _identity(location: str, *, readable: bool = False) -> str | None:
-    """Return an identity of the file at a path, or of the deepest existing folder above it, among all machines.
+    """Return an identity of the file at a path, or of the deepest existing folder above it, across machines.
 
-    It is None if this process may not look at the path, or, if asked, not read the file or folder.
+    It is None if this process lacks access to the path or, if `readable` is set, may not read the file or folder.
     """
     path = Path(local_path(location)).absolute()
     try:
@@ -156,19 +156,19 @@ class Files(Protocol):
             folder: the folder.
             pattern: the pattern.
             leaf: folders below which a file matches this pattern (``metadata/*``) are leaves: a wildcard matches no
-                folder in them. Spark lists these nevertheless.
+                folder in them. Spark's sources list these nevertheless.
         """
 
     def write_new(self, location: str, data: bytes) -> None:
         """Write a file with a unique name, such as one with a UUID."""
 
     def publish(self, location: str, data: bytes) -> None:
-        """Write a file only if it is absent. Of concurrent publishers, only one succeeds.
+        """Write a file only if it is absent. If several publish at once, only one succeeds.
 
         Raises:
-            FileAlreadyExistsError: the file exists. It may be this writer's, if a store's client repeated a request
-                whose answer was lost.
-            UnsupportedError: the store, or its client, has no such write.
+            FileAlreadyExistsError: the file exists. It may be this writer's own file, if a store's client repeated a
+                request after losing the response.
+            UnsupportedError: the store, or its client, does not support this.
         """
 
     def overwrite(self, location: str, data: bytes) -> None:
@@ -387,9 +387,10 @@ IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.
 
 
 def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None = None) -> Files:
-    """Return the driver's access to a location: Python for local files, else ``io`` if given, else Spark.
+    """Return the driver's access to a location: Python for local files, else ``io`` if it is not None, else Spark.
 
-    With Spark Connect, local files are the server's. Python opens those that the client sees too, Spark reads others.
+    With Spark Connect, local files are the server's. Python opens the files that the client sees too; Spark reads
+    others.
     """
     if is_local(location) and (not is_connect(spark) or shares_disk(spark, location)):
         return LocalFiles()
@@ -397,9 +398,10 @@ def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None =
 
 
 def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:
-    """Return the FileIO for the tables in a folder of a store; None if the properties are none of a FileIO's.
+    """Return the FileIO for the tables in a folder of a store; None if no property is a FileIO's.
 
-    Unless they name one (`py-io-impl`), it is fsspec's for a store with conditional writes, which commits need.
+    If the properties don't name a FileIO (`py-io-impl`), a store with conditional writes gets fsspec's, since commits
+    need these.
     """
     if is_local(location) or not any(name.startswith(IO_PROPERTIES) for name in properties):
         return None
@@ -419,7 +421,7 @@ def executor_writer(files: Files) -> ExecutorWriter:
     """Return the writer of files in Spark tasks.
 
     Raises:
-        UnsupportedError: only Spark's own sources can access the files, and these can't write single files.
+        UnsupportedError: only Spark's own sources can access the files, and they can't write single files.
     """
     reader = executor_reader(files)
     if reader is None:
@@ -428,7 +430,7 @@ def executor_writer(files: Files) -> ExecutorWriter:
 
 
 def how_tasks_can(files: Files) -> str:
-    """Return how tasks can open and write files that now only Spark's own sources can open."""
+    """Return a hint how to let tasks open and write files that only Spark's own sources can open."""
     on_connect = isinstance(files, SparkFiles) and is_connect(files.spark)
     advice = "open the table through a catalog, whose FileIO tasks can use"
     return f"{advice}; {LOCAL_IS_READ_ONLY}" if on_connect else advice

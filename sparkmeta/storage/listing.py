@@ -59,7 +59,7 @@ def glob(
         leaf: see `Files.glob`.
         folders_in: returns the folders directly in a folder.
         files_in: returns the files directly in a folder whose names match a pattern, given both.
-        apply: applies a function to folders, possibly to several at a time.
+        apply: applies a function to folders, possibly several at a time.
     """
 
     def below(parent: str) -> Sequence[str]:
@@ -82,7 +82,7 @@ def glob(
 
 
 def by_client(io: FileIO, folder: str) -> Callable[[str, str], list[FileStatus]]:
-    """Return the function that lists files with a FileIO's client: `by_pyarrow` or `by_fsspec`, of folder and pattern.
+    """Return the function of folder and pattern that lists files with a FileIO's client: `by_pyarrow` or `by_fsspec`.
 
     Raises:
         UnsupportedError: the FileIO has another client.
@@ -170,7 +170,7 @@ def modified_ms(info: dict[str, Any]) -> int | None:
 
 
 # -- Walk a folder in a Spark task ------------------------------------------------------------------------------------
-# A walk passes over what is deleted meanwhile, and does not follow links to folders.
+# A walk skips files that are deleted meanwhile, and does not follow links to folders.
 
 
 _log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ _Item = tuple[str, int | None, int | None, bool]
 
 
 def walk_local(folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the files in a local folder as `WALKED`: of all levels, or of the first with its folders.
+    """Yield the files in a local folder as `WALKED`: on all levels, or on the first level with its folders.
 
     Lengths and times would need a system call for each file: see `with_status`.
 
@@ -280,7 +280,7 @@ def _local_items(root: str, recursive: bool) -> Iterator[_Item]:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether a local name has a form in UTF-8, which Python's names with surrogates have not."""
+    """Return whether a local name can be encoded in UTF-8. Names with surrogates can't."""
     try:
         return name.isascii() or bool(name.encode())
     except UnicodeEncodeError:
@@ -297,7 +297,7 @@ def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[
         elif name := each["Prefix"][len(prefix) : -1]:
             yield name, None, None, True
         else:
-            # No folder's location has an empty name at its end: the files below it are named by this folder.
+            # A folder's location does not end with an empty name: the folder above has its files.
             for _, nested in _s3_pages(io, folder, partial(call, Prefix=each["Prefix"])):
                 yield from _s3_file(nested, prefix)
 
@@ -309,7 +309,7 @@ def _s3_file(item: Mapping[str, Any], prefix: str) -> Iterator[_Item]:
 
 
 def _s3_pages(io: FileIO, folder: str, call: partial[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield what pages of a listing have, folders as `CommonPrefixes` and files as `Contents`."""
+    """Yield the content of a listing's pages: folders as `CommonPrefixes`, and files as `Contents`."""
     request: dict[str, str] = {}
     while True:
         page = requested(io, folder, partial(call, **request))

@@ -61,7 +61,7 @@ def parents(location: str) -> list[str]:
 
 
 def parts_of(location: str) -> tuple[str, str]:
-    """Return the scheme and authority of a location as they are written, or empty strings."""
+    """Return the scheme and authority of a location, not normalized, or empty strings."""
     match = _PARTS.fullmatch(location)
     assert match is not None
     return match[1] or "", match[2] or ""
@@ -75,7 +75,7 @@ def path_of(location: str) -> str:
 def normalize(location: str) -> str:
     """Return a form that is equal for all locations of a file: s3a becomes s3, and ``file:/a`` equals ``/a``.
 
-    It is only for comparison; files are opened by the location as it was written.
+    It is only for comparison; files are opened by the original location.
     """
     kind, authority, path = _parts(location)
     authority = "" if kind == "file" else authority

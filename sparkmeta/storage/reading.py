@@ -54,12 +54,12 @@ _ODD: Final = r"^(?!/)|//|/\.|/$"
 
 
 def scheme_of(location: Column) -> Column:
-    """Return the schemes of locations as they are written, or empty strings."""
+    """Return the schemes of locations, not normalized, or empty strings."""
     return F.regexp_extract(location, _PARTS, 1)
 
 
 def authority_of(location: Column) -> Column:
-    """Return the authorities of locations as they are written, or empty strings."""
+    """Return the authorities of locations, not normalized, or empty strings."""
     return F.regexp_extract(location, _PARTS, 2)
 
 
@@ -89,7 +89,7 @@ def location_key(location: Column) -> Column:
 
 
 def with_schemes(files: DataFrame, locations: Locations) -> DataFrame:
-    """Return rows of files whose local paths have the scheme with which the table's metadata names them.
+    """Return rows of files, with the scheme that the table's metadata uses in their local paths.
 
     Args:
         files: rows with the columns of `inspect.files`.
@@ -129,7 +129,7 @@ STRICT_PARQUET = {
 def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructType) -> DataFrame:
     """Return the rows of Parquet files, lazily. Columns are resolved by the names in `schema`.
 
-    Fields of type void are null, whatever the files have: before version 4.1, Spark reads no such fields of Parquet.
+    Fields of type void are always null, since Spark before version 4.1 can't read them from Parquet.
 
     Raises:
         NotFoundError: a file is missing. With Spark Connect, Spark raises an error when the DataFrame is used.
@@ -160,7 +160,7 @@ def _without_voids(kind: StructType) -> StructType:
 
 
 def _with_voids(column: Sql, kind: DataType) -> Sql:
-    """Return a column that was read without its fields of type void, with them."""
+    """Add the fields of type void to a column that was read without them."""
     if isinstance(kind, NullType):
         return sql.lit(None)
     if not isinstance(kind, StructType) or (stored := _without_voids(kind)) == kind:
@@ -188,7 +188,7 @@ def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -
 def spark_opens(spark: SparkSession, location: str) -> bool:
     """Return whether Spark's sources can open a file: they have a file system for its scheme, and credentials.
 
-    The first file of each store tells for a session.
+    The first file of each store decides for the whole session.
     """
     store = _store(location)
     known = _opened.setdefault(spark, {})
@@ -199,9 +199,9 @@ def spark_opens(spark: SparkSession, location: str) -> bool:
 
 
 def spelled(spark: SparkSession, path: str) -> str:
-    """Return an escaped path of S3 with a scheme for which Spark has a file system, and others as they are.
+    """Return an escaped path of S3 with a scheme for which Spark has a file system, and other paths unchanged.
 
-    Hadoop's own client has the scheme s3a only, but metadata may name the same files by s3.
+    Hadoop's own client has only the scheme s3a, but metadata may name the same files by s3.
     """
     named = scheme(path)
     if named not in S3_SCHEMES:
@@ -210,13 +210,13 @@ def spelled(spark: SparkSession, path: str) -> str:
     known = _schemes.setdefault(spark, {})
     if store not in known:
         probe = f"{_store(rest)}/sparkmeta-no-such-file"
-        # Hadoop has a class for s3n that only refuses.
+        # Hadoop's class for s3n only raises an error.
         kinds = [kind for kind in (named, "s3a", "s3") if kind != "s3n"]
         known[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), named)
     return f"{known[store]}:{rest}"
 
 
-# Session -> store (scheme and authority) -> whether Spark opens its files, and the scheme of S3 by which it does.
+# Session -> store (scheme and authority) -> whether Spark opens its files, and with which scheme of S3.
 _opened: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
 _schemes: WeakKeyDictionary[SparkSession, dict[str, str]] = WeakKeyDictionary()
 
@@ -233,7 +233,7 @@ def _has_file_system(spark: SparkSession, path: str) -> bool:
 def _error_of(spark: SparkSession, path: str) -> Exception | None:
     """Return the error that Spark raises when it looks for a file."""
     try:
-        # With Spark Connect, it does when it is asked for the columns.
+        # With Spark Connect, it looks only when the columns are needed.
         assert spark.read.format("binaryFile").options(**_STRICT).load(path).columns
     except Exception as error:  # noqa: BLE001 - each file system has its own errors
         return error
@@ -275,7 +275,7 @@ def naming_errors(path: str) -> Iterator[None]:
             raise
         if isinstance(known, NotFoundError):
             raise known from None
-        # Without the cause, which has hundreds of lines of Java's.
+        # Without the cause, which has hundreds of lines of Java's traceback.
         raise type(known)(f"{path}: {known}") from None
 
 
@@ -307,10 +307,10 @@ def with_content(spark: SparkSession, files: pa.Table) -> DataFrame:
 
 
 def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructType | str) -> DataFrame:
-    """Return a DataFrame without rows that fails, when it runs, for a file that Spark's sources skip, an empty one.
+    """Return a DataFrame without rows that fails, when it runs, if Spark's sources skip a file because it is empty.
 
-    It is for a union with what Spark read of the files. It costs a listing, and reads no file. Python raises the error,
-    so that the optimizer can't move a filter past it.
+    Add it by a union to the rows that Spark read of the files. It lists the files, but reads none. Python raises the
+    error, so that the optimizer can't move a filter past it.
     """
     expected = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
     missing = expected.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")

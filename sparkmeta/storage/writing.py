@@ -104,7 +104,7 @@ def write_new_local(location: str, data: bytes) -> None:
 
 
 def open_new_local(location: str) -> Any:
-    """Begin a file of a unique name, for Arrow's writers; `sync_local` follows its end."""
+    """Begin a file with a unique name, for Arrow's writers. Call `sync_local` at its end."""
     import pyarrow as pa
 
     target = Path(local_path(location))
@@ -120,7 +120,7 @@ def sync_local(location: str) -> None:
 
 
 def publish_local(location: str, data: bytes) -> None:
-    """Write a file only if it is absent, and sync it to disk. Of concurrent publishers, only one succeeds.
+    """Write a file only if it is absent, and sync it to disk. If several publish at once, only one succeeds.
 
     Raises:
         FileAlreadyExistsError: the file exists.
@@ -155,7 +155,7 @@ def write_io(io: FileIO, location: str, data: bytes) -> None:
 
 
 def open_new_io(io: FileIO, location: str) -> Any:
-    """Begin a file of a unique name through a FileIO, which sends it to the store in parts."""
+    """Begin a file with a unique name through a FileIO, which sends it to the store in parts."""
     return requested(io, location, partial(_begin, io, client_location(io, location)))
 
 
@@ -201,7 +201,7 @@ def _batches(locations: Iterable[str]) -> Iterator[Sequence[str]]:
 
 
 def _delete_batch(io: FileIO, locations: Sequence[str]) -> Sequence[str]:
-    """Delete files of one bucket by one request, if the client has one. Return those that are left.
+    """Delete files of one bucket by one request, if the client supports it. Return the files that are left.
 
     Stores compatible with S3 may refuse the request, or some of its files: these are deleted one by one.
     """
@@ -271,7 +271,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file to disk, or the names in a folder, which the fsync of a file does not."""
+    """Sync a file to disk, or the names in a folder, which syncing a file does not include."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -317,7 +317,7 @@ def _put_absent(store: Any, location: str, data: bytes) -> None:
 
 
 def _says_exists(error: BaseException) -> bool:
-    """Return whether an error means that the object exists. s3fs has no error for it, but wraps botocore's."""
+    """Return whether an error means that the object exists. s3fs has no class for it, but wraps botocore's error."""
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return isinstance(error, FileExistsError) or code in {"PreconditionFailed", "412"}
