@@ -125,7 +125,7 @@ def string_map(name: str, values: Any) -> dict[str, str]:
         values: its value.
 
     Raises:
-        ValidationError: it is no mapping, or a key or value is not a string.
+        ValidationError: it is not a mapping, or a key or value is not a string.
     """
     if not isinstance(values, Mapping | None):
         raise ValidationError(f"{name} is {shown(values)}: expected a mapping of strings to strings")
@@ -148,7 +148,7 @@ def property_texts(name: str, properties: Any) -> dict[str, str]:
 
 
 def rule_of(annotation: str) -> Rule | None:
-    """Return the rule of values of an annotated type, besides None; None if the type has none."""
+    """Return the rule for values of an annotated type other than None; None if the type has no rule."""
     kinds = [kind for kind in annotation.split(" | ") if kind != "None"]
     return _BY_TYPE.get(kinds[0]) if len(kinds) == 1 else None
 

@@ -27,7 +27,7 @@ _RAISED_BY_SQL = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?
 _FAILED_READ_FILE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+)\.(?=\s)")
 _PATH_NOT_FOUND = re.compile(r"\[PATH_NOT_FOUND\] Path does not exist: (.+?)\.(?: SQLSTATE|$)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+): (?!\[FAILED_READ_FILE)(.+)$", re.MULTILINE)
-# Words in the causes of errors that are not due to the content of the file: the store refused or did not respond.
+# Words in the causes of errors for which the content of the file is not to blame: the store refused or did not respond.
 _ACCESS_PROBLEM = re.compile(
     r"access|permission|forbidden|credential|auth|timeout|timed out|connect|host|socket|ssl|throttl|slow ?down|"
     r"unavailable|no space|interrupted",
@@ -64,7 +64,7 @@ class CorruptFileError(ValidationError):
     """A file has invalid content.
 
     Attributes:
-        location: The file, as it was requested.
+        location: The requested file.
         field: The invalid field, such as ``snapshots[3].snapshot-id``.
         value: The value of the field. Long values are truncated.
         problem: What is wrong with the value.
@@ -87,7 +87,7 @@ class InvalidChangeError(ValidationError, ValueError):
 
 
 class InvalidNameError(ValidationError, ValueError):
-    """A name can't be that of a table, view or namespace in this catalog."""
+    """A name can't be used for a table, view or namespace in this catalog."""
 
 
 class InvalidArgumentError(ValidationError, ValueError):

@@ -56,8 +56,8 @@ class IncrementalScan(_RangeScan):
     def to_df(self) -> DataFrame:
         """Return the rows that snapshots of the operation `append` appended, whether they were deleted since or not.
 
-        As in Iceberg's Java library, other operations are passed over: nothing that an overwrite or a compaction wrote
-        is a new row. Plans at once, as `Scan.to_df` does; rows are read lazily.
+        As in Iceberg's Java library, other operations are skipped: rows that an overwrite or a compaction wrote do not
+        count as new. The plan runs at once, as in `Scan.to_df`; rows are read lazily.
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots.
@@ -88,7 +88,7 @@ class ChangelogScan(_RangeScan):
 
     Attributes:
         net_changes: leave out rows that come and go within the range.
-        identifier_columns: columns by which a deleted and an inserted row are an update; none for no updates.
+        identifier_columns: columns that identify a deleted and an inserted row as an update; empty for no updates.
     """
 
     net_changes: bool = False
@@ -97,8 +97,8 @@ class ChangelogScan(_RangeScan):
     def to_df(self) -> DataFrame:
         """Return the changes of rows: the columns, `_change_type`, `_change_ordinal`, `_commit_snapshot_id`.
 
-        The ordinal counts the snapshots of the range from 0, without those of the operation `replace`. The plans are
-        made at once, rows are read when the DataFrame runs; see `rows.changed_files`.
+        The ordinal counts the snapshots of the range from 0, leaving out snapshots of the operation `replace`. The
+        plans run at once; rows are read when the DataFrame runs. See `rows.changed_files`.
 
         Raises:
             NoSuchSnapshotError: the table does not have one of the snapshots; or one of them removed files or changed

@@ -73,7 +73,7 @@ class Scan:
         ref: the branch or tag through which the snapshot was chosen.
         options: Iceberg's read options `split-size`, `lookback`, `file-open-cost`.
         row_limit: the maximum number of rows to read; None for all.
-        table_schema: whether to read a given snapshot with the table's schema, as for a branch, instead of its own.
+        table_schema: whether to read a chosen snapshot with the table's schema, as for a branch, instead of its own.
         session_branch: the branch to read if no snapshot is chosen; None for main.
         two_valued: whether the filter has the meaning of Iceberg's expressions and REST protocol, where a null
             satisfies `!=`, NOT IN and NOT LIKE, instead of SQL's.
@@ -104,7 +104,7 @@ class Scan:
         return replace(self, row_filter=And(self.row_filter, condition))
 
     def select(self, *field_names: str) -> Scan:
-        """Return this scan with its columns restricted to the given ones.
+        """Return this scan with its columns restricted to some of them.
 
         Raises:
             ValidationError: a name is not a string.
@@ -157,11 +157,11 @@ class Scan:
         return replace(self, snapshot_id=self.state.snapshot_id_at(timestamp))
 
     def with_table_schema(self, table_schema: bool = True) -> Scan:
-        """Return this scan with the table's schema or, if False, with that of the snapshot that it was given."""
+        """Return this scan with the table's schema or, if False, with the schema of its chosen snapshot."""
         return replace(self, table_schema=table_schema)
 
     def _refuse_unfit(self, condition: BooleanExpression) -> None:
-        """Raise InvalidFilterError for a condition that can't be bound, whichever snapshot the scan is of in the end.
+        """Raise InvalidFilterError for a condition that can't be bound for any snapshot of the table.
 
         A scan may get another schema later, with its ref, time or `with_table_schema`.
         """
@@ -208,12 +208,12 @@ class Scan:
         return snapshot_of(self.state.metadata, self.snapshot_id)
 
     def schema(self) -> Schema:
-        """Return the scan's schema: that of a given snapshot or tag, otherwise the table's.
+        """Return the scan's schema: the schema of a chosen snapshot or tag, otherwise the table's.
 
         See `with_table_schema`.
 
         Raises:
-            ValidationError: the table's metadata does not have the schema of the given snapshot.
+            ValidationError: the table's metadata does not have the schema of the chosen snapshot.
         """
         by_branch = self.ref is not None and self.state.metadata_ref(self.ref).snapshot_ref_type == "branch"
         if self.snapshot_id is None or by_branch or self.table_schema:
@@ -311,7 +311,7 @@ class Scan:
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.
 
-        The view shows the table as it is now; later commits do not change it.
+        The view shows the current state of the table; later commits do not change it.
 
         Raises:
             InvalidArgumentError: Spark refuses the name.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     MapFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _GIB = 1 << 30
-# Most threads wait for files of a store.
+# Most of these threads wait for files of a store.
 _THREADS = 16
 
 # The optimizer evaluates projections of local rows on the driver, one row at a time. Above this number of rows tasks do
@@ -93,7 +93,7 @@ def local_session(
         app_name: the name in Spark's logs.
         cores: the number of cores to use; `*` for all of them.
         memory: the memory of the Java process, such as `4g`. Defaults to half of the machine's, at most 8 GiB.
-        config: Spark settings, which override those of this function.
+        config: Spark settings, which take precedence over the defaults of this function.
 
     Returns:
         The new session; or the one that runs, with `config` set on it.
@@ -159,7 +159,7 @@ def local_config(cores: int | str, memory: str | None) -> dict[str, str]:
 
 
 def _unix_sockets(folder: str) -> dict[str, str]:
-    """Return the settings for Unix sockets in a folder between Spark and Python workers, where there can be any.
+    """Return the settings for Unix sockets between Spark and Python workers, in a folder, where they are supported.
 
     On TCP sockets, each Python task waits 40 ms for delayed acknowledgements. Spark has the settings since 4.1.
     """
@@ -187,10 +187,10 @@ def running_session() -> SparkSession | None:
 
 
 def resolve_session(spark: SparkSession | None) -> SparkSession:
-    """Return the given session, or the one that runs.
+    """Return the session `spark` or, if it is None, the running one.
 
     Raises:
-        SessionError: the given session was stopped; or none is given, and none runs.
+        SessionError: the session was stopped; or `spark` is None, and no session runs.
     """
     if spark is not None:
         return in_use(spark)
@@ -272,7 +272,7 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return `local_frame` for rows with wide projections: tasks, not the optimizer, evaluate those of many rows."""
+    """Return `local_frame` for rows with wide projections: for many rows, tasks evaluate them, not the optimizer."""
     frame = local_frame(spark, table)
     return frame.coalesce(_MANY_PARTITIONS) if len(table) > _INTERPRETED_ROWS else frame
 
@@ -303,11 +303,11 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
 
 @dataclass(frozen=True)
 class _Task:
-    """A function that spares its Python worker what PySpark does between tasks.
+    """A function that makes its Python worker skip work that PySpark does between tasks.
 
     Attributes:
         function: the function.
-        names: those of the columns of the batches that the function takes; None if the batches have them.
+        names: the names of the columns in the batches for the function; None if the batches already have them.
     """
 
     function: MapFunction
@@ -346,8 +346,8 @@ def _exempt_modules() -> None:
 def _exempt_archives() -> None:
     """Exempt Spark's own archives from `importlib.invalidate_caches`, which PySpark calls before each task.
 
-    Python 3.11 then reads the directories of archives on the path again, those of Spark in 80 ms. An import that needs
-    them takes the directories that were read before.
+    Python 3.11 then reads the directories of archives on the path again, which takes 80 ms for Spark's. An import that
+    needs them uses the directories that were read before.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter) and _SPARK_ARCHIVE.fullmatch(os.path.basename(finder.archive)):  # noqa: PTH119

@@ -2,7 +2,7 @@
 
     metadata, snapshot -> manifest list, or root of a metadata tree -> manifests -> entries
 
-The driver holds the metadata and the manifest list or the root, as Arrow tables. What the manifests contain is a Spark
+The driver holds the metadata, and the manifest list or the root as an Arrow table. The content of manifests is a Spark
 DataFrame.
 
 Whatever the format version of the table, manifests and entries have the columns of the content entries that format
@@ -76,7 +76,7 @@ class TableState:
         return in_use(self.session)
 
     def at(self, snapshot: Snapshot | None) -> TableState:
-        """Return the same table at a snapshot: this state if it is of that snapshot and of the current settings."""
+        """Return the same table at a snapshot: this state if it has that snapshot and the current settings."""
         is_same = snapshot == self.snapshot and self.root is None and settings(self.spark) == self.settings
         return self if is_same else replace(self, snapshot=snapshot, root=None)
 
@@ -141,7 +141,8 @@ class TableState:
 
     @cached_property
     def manifest_files(self) -> pa.Table:
-        """The manifest list in its own columns, `MANIFEST_FILE_SCHEMA`; of a tree, the root's leaves in them."""
+        """The manifest list, or the leaves of a tree's root, with the columns of manifest lists,
+        `MANIFEST_FILE_SCHEMA`."""
         if self.tree is not None:
             return tree_manifest_files(self.tree.root, self.types.spec_fields, self.types.tuple_sources)
         return read_manifest_list(self.files, self.metadata, self.snapshot)
@@ -183,8 +184,8 @@ class TableState:
     ) -> DataFrame:
         """Return the entries of some of `manifests` as a DataFrame of `projection.schema`.
 
-        These are all entries, including those of status DELETED, except for entries that a deletion vector of their
-        manifest masks. Sequence numbers, snapshot ids and row ids are inherited (table spec, Manifests).
+        This includes entries with the status DELETED, but not entries that a deletion vector of their manifest masks.
+        Sequence numbers, snapshot ids and row ids are inherited (table spec, Manifests).
 
         Args:
             manifests: rows of `manifests`.
@@ -198,7 +199,7 @@ class TableState:
 
     @cached_property
     def settings(self) -> Settings:
-        """The session's settings, as they were when they were first needed."""
+        """The session's settings at the time when they were first needed."""
         return settings(self.spark)
 
     @cached_property

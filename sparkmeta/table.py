@@ -125,8 +125,8 @@ class Table(RowTable):
                 ordinal of the first change that no later one undoes.
             compute_updates: label a deleted and an inserted row of one snapshot `UPDATE_BEFORE` and `UPDATE_AFTER` if
                 they have the same identifier.
-            identifier_columns: the columns that identify a row. Defaults to the schema's identifier fields. If given,
-                implies `compute_updates`.
+            identifier_columns: the columns that identify a row. Defaults to the schema's identifier fields. Implies
+                `compute_updates`.
 
         Raises:
             ValidationError: updates are requested together with net changes, or without identifier columns.
@@ -135,7 +135,7 @@ class Table(RowTable):
         return changelog_scan(Scan(self.state), *ids, net_changes, compute_updates, identifier_columns)
 
     def create_temp_view(self, name: str) -> None:
-        """Register a temporary view of the table's rows as they are now; see `Scan.create_temp_view`."""
+        """Register a temporary view of the table's current rows; see `Scan.create_temp_view`."""
         self.scan().create_temp_view(name)
 
     @cached_property
@@ -155,8 +155,8 @@ class Table(RowTable):
 
         The range follows parent snapshots. A compaction of metadata is not a change. A file that was added and removed
         within the range has two rows. Only manifests that a snapshot added or masked are opened.
-        For snapshots with manifest lists, the changes are those that their manifests record. If a writer dropped a
-        manifest without recording DELETED entries, the removal of its files is not detected.
+        For snapshots with manifest lists, the manifests record the changes. If a writer dropped a manifest without
+        recording DELETED entries, the removal of its files is not detected.
 
         Args:
             from_snapshot_id_exclusive: an ancestor of the end snapshot. It may have expired if its child has not. None
@@ -183,7 +183,7 @@ class Table(RowTable):
         return file_changes(self.state, *ids, columns, lenient=lenient)
 
     def check(self, snapshot_id: int | None = None) -> DataFrame:
-        """Check the metadata of a snapshot for what plans, or other engines, would stumble over. Return it, lazily.
+        """Check the metadata of a snapshot for contradictions that would break plans or other engines, lazily.
 
         The rules for a manifest list are manifest-list (if the list violates it, no other is checked), manifest-content
         (a manifest that can't be read), manifest-length, manifest-header (its key-value metadata contradict the list),
@@ -312,7 +312,7 @@ class Table(RowTable):
         return self.metadata.snapshots
 
     def history(self) -> list[SnapshotLogEntry]:
-        """Return the log of which snapshots became current and when, oldest first."""
+        """Return the snapshot log: when each snapshot became current, oldest first."""
         return self.metadata.snapshot_log
 
     def snapshot_as_of_timestamp(self, timestamp_ms: int, inclusive: bool = True) -> Snapshot | None:
@@ -403,7 +403,7 @@ def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> 
 
 
 def open_metadata(location: str, spark: SparkSession | None, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
-    """Open a table at a given metadata file, through a pyiceberg FileIO if given."""
+    """Open a table at one of its metadata files, through a pyiceberg FileIO unless it is None."""
     session = resolve_session(spark)
     files = files_for(session, location, io)
     version = load_version(files, location)

@@ -70,7 +70,7 @@ _LONG_BYTES = 32 << 20
 
 
 def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Data:
-    """Return the bytes of a manifest, a row of `PART_SCHEMA`; of a long Avro manifest, `Windows`."""
+    """Return the bytes of a manifest, a row of `PART_SCHEMA`; `Windows` for a long Avro manifest."""
     location = part["location"]
     if part["file_format"] == "PARQUET" or (part["file_size_in_bytes"] or 0) <= _LONG_BYTES:
         return files.read(location)
@@ -80,7 +80,7 @@ def manifest_data(files: Files | ExecutorReader, part: Mapping[str, Any]) -> Dat
 MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
 MAX_BLOCK_BYTES = 64 * 1024 * 1024
-"""Most inflated bytes of a block. Iceberg's writers close a block at 64 KB."""
+"""Maximum inflated bytes of a block. Iceberg's writers close a block at 64 KB."""
 
 _MAX_VARINT_BYTES = 10
 
@@ -304,7 +304,7 @@ def _deflate(packed: memoryview) -> bytes | bytearray:
 
 
 def _snappy(packed: memoryview) -> bytes:
-    """Inflate snappy data, which a CRC-32 of the inflated bytes follows (Avro specification, snappy codec)."""
+    """Inflate snappy data, followed by a CRC-32 of the inflated bytes (Avro specification, snappy codec)."""
     if len(packed) < 5:
         raise ValueError("too short")
     body, checksum = packed[:-4], int.from_bytes(packed[-4:], "big")
@@ -381,7 +381,7 @@ def container_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes], sync
 
     Args:
         records: the records.
-        pack: compresses; see `container.deflater`.
+        pack: compresses a block; see `deflater`.
         sync: the sync marker of the header.
     """
     for count, packed in packed_blocks(records, pack):

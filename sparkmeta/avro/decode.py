@@ -47,7 +47,7 @@ from sparkmeta.spec.entry import METRICS_MAP_IDS, Status
 
 
 _BLOCK_GROUP_BYTES = 4 * 1024 * 1024
-"""Inflated bytes of a batch, without its last record. A batch holds at most as much in addition to its blocks."""
+"""Inflated bytes of a batch, without its last record. In addition to its blocks, a batch holds at most as much."""
 
 SLOT_BYTES = 32 * 1024 * 1024
 _SLOT = 16
@@ -281,22 +281,22 @@ def _floats(words: _Array, avro: str, kind: pa.DataType) -> _Array:
 
 
 # -- Decode manifests with fastavro or a program ----------------------------------------------------------------------
-# A program compiled by numba (`program`, `execute`, `columnar`) turns bytes into Arrow columns. Since numba takes a
-# while to load, fastavro decodes small manifests, and the few types that no program supports, some thousand records at
-# a time. Both skip fields that are not projected, and read only projected keys of metrics maps.
+# A program (`program`), executed by code that numba compiles (`machine`), turns bytes into Arrow columns. Since numba
+# takes a while to load, fastavro decodes small manifests, some thousand records at a time. It also decodes the few
+# types that no program supports. Both skip fields that are not projected, and read only projected keys of metrics maps.
 
 
 BATCH_RECORDS = 8192
 # Inflated bytes that fastavro decodes at once. Its Python objects take up to forty times as much memory.
 BATCH_BYTES = 4 << 20
 
-# Compressed bytes that fastavro decodes in the time that loading or compiling the machine of `execute` takes.
+# Compressed bytes that fastavro decodes in the time that loading or compiling the machine takes.
 LOADING_BYTES = 1 << 20
 COMPILING_BYTES = 24 << 20
-# Most bytes of manifests that fastavro decodes before a program could be compiled.
+# Maximum bytes of manifests that fastavro decodes before a program could be compiled.
 SMALL_BYTES = 4096
 
-# Most keys for which searching the pairs of a map is faster than making a dict.
+# Maximum keys for which searching the pairs of a map is faster than making a dict.
 FEW_KEYS = 4
 
 
@@ -304,8 +304,8 @@ class Compiler:
     """Decides whether fastavro or a compiled program decodes manifests in this process.
 
     Importing numba and loading compiled code takes as long as fastavro needs for `LOADING_BYTES`; compiling, which
-    happens once per machine, as long as for `COMPILING_BYTES`. A process uses compiled programs once it has been given
-    as many bytes to decode, so it takes at most twice the optimal time.
+    happens once per machine, as long as for `COMPILING_BYTES`. A process uses compiled programs once it has had as many
+    bytes to decode, so it takes at most twice the optimal time.
     """
 
     def __init__(self) -> None:
@@ -375,9 +375,9 @@ def manifest_header(data: Data, part: ManifestPart, projection: EntryProjection)
 
 
 def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchema:
-    """Return the writer's schema, or `bytes_for_fixed` of it if only that matches the blocks.
+    """Return the writer's schema, or its `bytes_for_fixed` if only that matches the blocks.
 
-    The first block that does not match both decides; both match blocks whose partition values are null.
+    The first block that matches only one of them decides. Blocks whose partition values are null match both.
     """
     schema = manifest_schema(header.schema, location)
     other = bytes_for_fixed(header.schema)

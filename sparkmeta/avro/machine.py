@@ -1,6 +1,4 @@
-"""The machine that decodes Avro records: pieces that read bytes, and the instructions that use them; numba compiles
-both.
-"""
+"""The machine that decodes Avro records: instructions, and the pieces that read bytes. Numba compiles both."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ _MAX_LONG = (1 << 63) - 1
 # A mask that is not zero for a number and a length unless both take one byte and are not negative.
 LONG_PAIR = 0x8181
 
-# Most bytes that `copy_entries` adds to an entry: for the status, and for an optional number.
+# Maximum bytes that `copy_entries` adds to an entry: for the status, and for an optional number.
 ENTRY_BYTES, NUMBER_BYTES = 1, 11
 _EXISTING = 0
 
@@ -564,7 +562,7 @@ def _column_of(table, mask, key):  # type: ignore[no-untyped-def]
 
 @piece
 def _read_keys(pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
-    """Read the values of projected keys into the slots of their columns. Of a repeated key, the last value stays."""
+    """Read the values of projected keys into the slots of their columns. If a key is repeated, the last value stays."""
     mask, table, kinds = word_at(pc + 8), pc + word_at(pc + 16), word_at(pc + 24)
     if not kinds & BYTES_VALUE:
         base = 0

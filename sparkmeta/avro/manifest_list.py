@@ -245,7 +245,7 @@ def _check_sizes(sizes: pa.Array, expected: int, spec_id: int, location: str) ->
 
 
 def _typed_summary(values: pa.StructArray, indices: np.ndarray[Any, Any], type_name: str) -> pa.StructArray:
-    """Return a field's summaries with typed bounds; null where there is none, or its bounds prove nothing."""
+    """Return a field's summaries with typed bounds; null if there is no summary, or if its bounds prove nothing."""
     chosen = values.take(pa.array(indices, mask=indices < 0))
     raw = [chosen.field(name) for name in BOUNDS]
     lower, upper = (known_bounds(bound, type_name) for bound in raw)

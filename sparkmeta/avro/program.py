@@ -1,8 +1,8 @@
-"""Compile a manifest's writer schema and a projection to a program for the machine of `execute`.
+"""Compile a manifest's writer schema and a projection to a program for the `machine`.
 
-Each field has one or several instructions, in the order of the schema. Those of projected fields store values in the
-slots of a column; others skip bytes. A union jumps to the instructions of its branch. Each projected key of a metrics
-map has a separate column.
+Each field has one or several instructions, in the order of the schema. Instructions of projected fields store values in
+the slots of a column; others skip bytes. A union jumps to the instructions of its branch. Each projected key of a
+metrics map has a separate column.
 
 Types that the machine does not support raise `NotCompilable`; fastavro decodes such manifests.
 """
@@ -65,7 +65,7 @@ class ProjectedColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The code for `execute.run`, and the columns that it fills.
+    """The code for `machine.run`, and the columns that it fills.
 
     Attributes:
         columns: the number of columns.
@@ -249,7 +249,7 @@ class _Compiler:
     # Any type
 
     def _union_or(self, kind: Any, read: Callable[[Any], object], null: int = 0) -> None:
-        """Emit a type that is read, or a union of it and null."""
+        """Emit the reading of a type, or of a union of it and null."""
         _present(kind)
         if isinstance(kind, list):
             self._union(kind, read, null)

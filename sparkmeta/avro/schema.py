@@ -1,6 +1,4 @@
-"""Resolve writers' schemas of manifests by field ids, and make them canonical: every type is written out in its
-place.
-"""
+"""Resolve writers' schemas of manifests by field ids, and make them canonical, with all types written out."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class ManifestSchema:
         fields: field ids of the entry.
         file_fields: field ids of data_file.
         partition_fields: field ids of the partition tuple.
-        partition_ints: those of them with the Avro type int.
+        partition_ints: ids of partition fields with the Avro type int.
     """
 
     entry: dict[str, Any]
@@ -142,7 +140,7 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
     """Return the schema with partition fields of type fixed as bytes; None if there are none.
 
     Iceberg's Java library declares such fields as fixed, but writes and reads them with a length, like bytes. Decimals
-    and UUIDs, which are fixed with a logical type, are written as declared.
+    and UUIDs, which are fixed with a logical type, are encoded as declared.
     """
 
     def of_tuple(record: dict[str, Any]) -> dict[str, Any]:
@@ -329,7 +327,7 @@ def _check_references(schema: Any, fixed: Collection[str], location: str) -> Non
 
 
 def _check_items(schema: Any, sizes: Mapping[str, int], location: str) -> None:
-    """Raise CorruptFileError for an array whose items take no bytes, of which a few bytes could claim any number."""
+    """Raise CorruptFileError for an array whose items take no bytes: a few bytes could claim any number of items."""
     if isinstance(schema, dict) and schema.get("type") == "array" and not smallest_size(schema["items"], sizes):
         raise CorruptFileError(location, "avro.schema", schema["items"], "an array of nothing has no end")
     for part in _parts(schema):
@@ -398,7 +396,7 @@ def _map_record(kind: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 # -- Canonical schemas ------------------------------------------------------------------------------------------------
 # Avro lets a schema name a type once and refer to it later, in namespaces and by aliases, and some writers define a
 # name again. Iceberg's fields have ids, but Java's library finds the fields of a schema without ids by their names.
-# Decoders get the schema as each place means it.
+# Decoders get a schema in which each type is written out where it is used.
 
 
 # Id of a field, None for the file's record -> name -> id of the fields of its record.
@@ -409,7 +407,7 @@ LIST_FIELDS: FieldNames = {None: LIST_NAMES, PARTITION_SUMMARIES_ID: SUMMARY_NAM
 
 _NAMED = ("record", "error", "fixed", "enum")
 _DEEPEST = 64
-# Most types in a schema, in which each reference counts as the types that it stands for.
+# Maximum types in a schema. Each reference counts as the types that it expands to.
 _MOST_TYPES = 200_000
 # Fields that neither have an id nor a known name get ids from here on, which no field of Iceberg has.
 _WITHOUT_ID = 1 << 31
@@ -460,7 +458,7 @@ class _Expansion:
         self._defined: dict[str, dict[str, Any] | None] = {}
 
     def of(self, schema: Any, space: str, depth: int) -> Any:
-        """Return a type as it is meant in a namespace."""
+        """Return a type with its names resolved in a namespace."""
         self._count(depth)
         if isinstance(schema, str):
             return schema if schema in ARROW_PRIMITIVES else self._referenced(schema, space)
@@ -535,7 +533,7 @@ def _has_fields(record: dict[str, Any]) -> bool:
 
 
 def _with_ids(kind: Any, parent: int | None, names: FieldNames, new_ids: Iterator[int]) -> Any:
-    """Return a type with ids of fields, those of a field whose id is `parent`."""
+    """Return the type of a field with the id `parent`, with ids of the fields in it."""
     if isinstance(kind, list):
         return [_with_ids(branch, parent, names, new_ids) for branch in kind]
     if not isinstance(kind, dict):
@@ -566,7 +564,7 @@ def _fields_with_ids(
 
 
 def _number(field_id: Any) -> int | None:
-    """Return a field's id, which some writers make a text."""
+    """Return a field's id, which some writers store as text."""
     if isinstance(field_id, str) and field_id.isascii() and field_id.isdigit():
         return int(field_id)
     return field_id if isinstance(field_id, int) else None

@@ -79,7 +79,7 @@ class ColumnEncoder:
     def encoded(self, kind: Any, values: pa.Array) -> pa.BinaryArray:
         """Return the encoding of each value. A null encodes as null if the type is a union with it.
 
-        A column of nulls may have any Arrow type then: a void partition field has that of its values in other specs.
+        A column of nulls may have any Arrow type: a void partition field has the type of its values in other specs.
         """
         if isinstance(kind, list):
             if values.null_count == len(values):
@@ -165,7 +165,7 @@ def _fixed_decimals(values: pa.Array, size: int) -> pa.BinaryArray:
 
 
 # -- Write manifests --------------------------------------------------------------------------------------------------
-# Layouts and field orders are like those of Iceberg's Java library (semantics 9.1, 9.2).
+# Layouts and field orders are the same as in Iceberg's Java library (semantics 9.1, 9.2).
 
 
 ENTRY = "entry"
@@ -245,12 +245,12 @@ class ManifestFormat:
 
     @property
     def projection(self) -> EntryProjection:
-        """What is read of entries to encode them."""
+        """The projection of entries to encode."""
         return EntryProjection.of(COLUMNS, dict(self.partition), {}, self.spec_tuples)
 
     @property
     def written_schema(self) -> dict[str, Any]:
-        """The schema in the files: partition fields have the ids that the spec gives them."""
+        """The schema in the files: partition fields have their ids in the spec."""
         ids = {unique: written for written, unique in self.projection.unique_ids(self.spec_id).items()}
         return with_partition_ids(dict(self.schema), ids)
 

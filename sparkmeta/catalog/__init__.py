@@ -17,15 +17,16 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
     """Load a catalog by pyiceberg's configuration: its file, environment variables and properties.
 
     There is one additional type: ``type="hadoop", warehouse=...`` has the tables in the folders of a warehouse, like
-    Iceberg's Hadoop catalog. A relative path is one below the current folder. With properties of a FileIO, such as
-    ``s3.endpoint``, that opens a warehouse on a store; without any, Spark does, and the tables are read-only.
+    Iceberg's Hadoop catalog. A relative path starts at the current folder. With properties of a FileIO, such as
+    ``s3.endpoint``, this FileIO opens a warehouse on a store. Otherwise Spark opens it, and the tables are read-only.
 
-    A catalog that pyiceberg's configuration does not have is looked for in Spark's: ``load_catalog("prod")`` then opens
-    what ``spark.sql.catalog.prod`` and its properties name in the running session, if it is Iceberg's.
+    If pyiceberg's configuration does not have the catalog, Spark's is searched:
+    ``load_catalog("prod")`` then opens the Iceberg catalog of ``spark.sql.catalog.prod`` and its properties in the
+    running session.
 
     Raises:
-        InvalidArgumentError: properties are missing, or of no catalog.
-        UnsupportedError: a property of Spark's configuration has no equal in pyiceberg.
+        InvalidArgumentError: properties are missing, or don't describe a catalog.
+        UnsupportedError: a property of Spark's configuration has no counterpart in pyiceberg.
         CatalogError: the catalog does not respond, or refuses the credentials.
     """
     config = Config()

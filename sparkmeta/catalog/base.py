@@ -31,9 +31,9 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 class Catalog(HoldsViews):
     """Tables, views and namespaces by identifier: text with dots, or a tuple of names.
 
-    Besides the errors that methods list, all of them raise CatalogError if the catalog refuses a request, fails or does
-    not respond, and UnsupportedError if it has no such operation. Their messages name the catalog and show no
-    credentials.
+    In addition to the errors that methods list, every method raises CatalogError if the catalog refuses a request,
+    fails or does not respond, and UnsupportedError if it does not support the operation. Messages name the catalog and
+    show no credentials.
 
     The argument ``spark`` defaults to the active session.
 
@@ -76,9 +76,9 @@ class Catalog(HoldsViews):
 
         Raises:
             TableAlreadyExistsError: the table exists.
-            NoSuchNamespaceError: the catalog has no such namespace.
-            UnsupportedError: the catalog can't hold such tables, or an unsupported format version.
-            CommitStateUnknownError: the catalog has not answered, and may have created the table.
+            NoSuchNamespaceError: the namespace does not exist.
+            UnsupportedError: the catalog or sparkmeta does not support tables of this format version.
+            CommitStateUnknownError: the catalog did not respond; the table may exist.
         """
 
     def create_table_if_not_exists(  # noqa: PLR0913  those of create_table
@@ -108,22 +108,22 @@ class Catalog(HoldsViews):
 
         Raises:
             TableAlreadyExistsError: the catalog has a table of the name.
-            NoSuchNamespaceError: the catalog has no such namespace.
-            CommitStateUnknownError: the catalog has not answered, and may have added the table.
+            NoSuchNamespaceError: the namespace does not exist.
+            CommitStateUnknownError: the catalog did not respond, and may have added the table.
         """
 
     @abstractmethod
     def rename_table(
         self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None
     ) -> Table:
-        """Rename a table, and return it. Its files stay where they are.
+        """Rename a table, and return it. Its files are not moved.
 
         Raises:
-            NoSuchTableError: there is no such table.
-            NoSuchNamespaceError: there is no namespace to move it to.
-            TableAlreadyExistsError: there is a table of the new name.
+            NoSuchTableError: the table does not exist.
+            NoSuchNamespaceError: the new namespace does not exist.
+            TableAlreadyExistsError: a table of the new name exists.
             CommitFailedError: another commit to the table came first.
-            CommitStateUnknownError: the catalog has not answered, and may have renamed the table.
+            CommitStateUnknownError: the catalog did not respond, and may have renamed the table.
         """
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Catalog(HoldsViews):
         A REST catalog deletes the files itself.
 
         Raises:
-            NoSuchTableError: there is no such table.
+            NoSuchTableError: the table does not exist.
             ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
             UnsupportedError: the table's files can't be deleted here.
         """
@@ -150,7 +150,7 @@ class Catalog(HoldsViews):
 
     @abstractmethod
     def _drop_to_purge(self, table: Table) -> Sequence[str]:
-        """Drop a table to delete its files, and return files that are left of it."""
+        """Drop a table whose files are to be deleted, and return the files that are left."""
 
     @abstractmethod
     def table_exists(self, identifier: Identifier) -> bool:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # Most levels of namespaces below a warehouse.
 _DEEPEST = 3
-# The properties of a namespace, which make a folder one that holds no tables yet.
+# The properties of a namespace. With this file, a folder without tables is a namespace too.
 _NAMESPACE_FILE = "namespace.json"
 # What the folder of a table or view has.
 _OF_TABLE = f"{METADATA}/{METADATA_FILES}"
@@ -175,7 +175,7 @@ class FileSystemCatalog(Catalog):
             raise CatalogError(f"{'.'.join(names)}: {failed.location} can't be deleted: {failed.reason}")
 
     def namespace_exists(self, namespace: Identifier, spark: SparkSession | None = None) -> bool:
-        """Return whether a folder holds tables, at up to three levels, or was made a namespace."""
+        """Return whether a folder holds tables, at up to three levels, or was created as a namespace."""
         names = as_names(namespace)
         files = self._views(spark).files
         if files.exists(self._namespace_file(names)):
@@ -203,7 +203,7 @@ class FileSystemCatalog(Catalog):
         return {*self._relations(names, spark, depth), *empty}
 
     def _check_namespace(self, names: tuple[str, ...], spark: SparkSession | None) -> None:
-        """Raise NoSuchNamespaceError if there is no such namespace. The warehouse itself is one."""
+        """Raise NoSuchNamespaceError if a namespace does not exist. The warehouse itself is one."""
         if names and not self.namespace_exists(names, spark):
             raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
 

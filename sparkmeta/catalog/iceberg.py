@@ -1,4 +1,4 @@
-"""pyiceberg's catalogs, also those of Spark's configuration. They only locate metadata files."""
+"""pyiceberg's catalogs, and the catalogs of Spark's configuration. They only locate metadata files."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ _CLASSES: Final = {
     "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
     "org.apache.iceberg.jdbc.JdbcCatalog": "jdbc",
 }
-# What Spark's catalog is if neither its type nor its class is set.
+# The type of Spark's catalog if neither its type nor its class is set.
 _DEFAULT_TYPE: Final = "hive"
-# pyiceberg chooses the FileIO of a location by its scheme, as these do or are chosen.
+# FileIOs that choose by a location's scheme, or that its scheme chooses, as pyiceberg does.
 _FILE_IOS: Final = {
     f"org.apache.iceberg.{name}"
     for name in ("aws.s3.S3FileIO", "hadoop.HadoopFileIO", "io.ResolvingFileIO", "gcp.gcs.GCSFileIO",
@@ -93,7 +93,8 @@ def spark_catalog(name: str) -> dict[str, str] | None:
         None if no session runs, or Spark has no Iceberg catalog of the name.
 
     Raises:
-        UnsupportedError: pyiceberg has no equal of a type, class or property of the catalog. The message names it.
+        UnsupportedError: a type, class or property of the catalog has no counterpart in pyiceberg. The message names
+            it.
         InvalidArgumentError: a property is missing.
     """
     session = running_session()
@@ -115,7 +116,8 @@ def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
         known |= _AUTH_TYPES[auth.lower()]
     path_style = known.pop("s3.path-style-access", "false").lower() == "true"
     if "s3.endpoint" in known and not path_style:
-        # Java puts the bucket into the host unless it is told otherwise, pyiceberg into the path of another endpoint.
+        # By default, Java puts the bucket into the host, but pyiceberg puts it into the path if there is another
+        # endpoint.
         known.setdefault("s3.force-virtual-addressing", "true")
     if kind == "jdbc":
         known["uri"] = _database(name, known)
@@ -135,7 +137,7 @@ def _kind(name: str, known: dict[str, str]) -> str:
 
 
 def _database(name: str, known: dict[str, str]) -> str:
-    """Return the address of a database as SQLAlchemy has it, with the user and password of the properties."""
+    """Return the address of a database in SQLAlchemy's form, with the user and password of the properties."""
     from sqlalchemy import make_url
 
     match = _JDBC.fullmatch(known["uri"])
@@ -450,7 +452,7 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
 
 
 def is_configured(properties: Mapping[str, Any]) -> bool:
-    """Return whether properties say what catalog they are of."""
+    """Return whether properties say which kind of catalog they describe."""
     return any(properties.get(key) for key in ("type", "uri", "py-catalog-impl"))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # -- Identifiers ------------------------------------------------------------------------------------------------------
 
 
-# How many names the identifier of a table in a namespace has at least.
+# The minimum number of names in the identifier of a table in a namespace.
 IN_NAMESPACE = 2
 
 
@@ -42,7 +42,7 @@ def as_names(identifier: Any, least: int = 0) -> tuple[str, ...]:
 # -- Folders in a warehouse -------------------------------------------------------------------------------------------
 
 
-# Of most file systems. Object stores have a limit for the whole key only.
+# The limit of most file systems. Object stores limit only the whole key.
 _LONGEST_NAME = 255
 
 
@@ -50,7 +50,7 @@ def folder_of(warehouse: str, names: tuple[str, ...]) -> str:
     """Return the folder of an identifier, which is below the warehouse.
 
     Raises:
-        InvalidNameError: a name is not that of a single folder.
+        InvalidNameError: a name can't be the name of a single folder.
     """
     for name in names:
         if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(name.encode()) > _LONGEST_NAME:

@@ -40,7 +40,7 @@ class ViewStore(Protocol):
         """Return the operations of a view, which need not exist."""
 
     def location(self, names: tuple[str, ...], location: str | None) -> str:
-        """Return the location of a new view, given the one that was asked for; empty if the server chooses it."""
+        """Return the location of a new view, given the requested one; empty if the server chooses it."""
 
     def list(self, namespace: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the sorted identifiers of the views in a namespace."""
@@ -53,7 +53,7 @@ class ViewStore(Protocol):
 
 
 class HoldsViews(ABC):
-    """The methods of a catalog for its views. They need no Spark session where files are local or a server has them."""
+    """The methods of a catalog for its views. They need no Spark session if files are local or a server has them."""
 
     @abstractmethod
     def _views(self, spark: SparkSession | None) -> ViewStore:
@@ -74,8 +74,8 @@ class HoldsViews(ABC):
         Args:
             identifier: its name.
             schema: the columns of its rows, in the order of the queries' columns. Field ids are kept.
-            view_version: SQL text by dialect, in which names of tables without a namespace are of the view's; or a
-                version, sparkmeta's or pyiceberg's, with its own default catalog and namespace.
+            view_version: SQL text by dialect, in which names of tables without a namespace are in the view's namespace;
+                or a version, sparkmeta's or pyiceberg's, with its own default catalog and namespace.
             location: the folder of its metadata. Defaults to the catalog's for the view.
             properties: such as `comment`.
             spark: the session for the view's rows. Defaults to the active one when they are asked for.
@@ -84,7 +84,7 @@ class HoldsViews(ABC):
             ViewAlreadyExistsError, TableAlreadyExistsError: the catalog has a view or a table of the name.
             NoSuchNamespaceError: the catalog has no such namespace.
             ValidationError: there is no query, or two in a dialect, or a property has an invalid value.
-            UnsupportedError: the catalog can't hold views, or not at the location.
+            UnsupportedError: the catalog can't hold views, or can't hold them at the location.
         """
         names, views = as_names(identifier, 1), self._views(spark)
         version = as_version(view_version, names[:-1])
@@ -143,7 +143,7 @@ class HoldsViews(ABC):
     ) -> View:
         """Rename a view.
 
-        In a file system warehouse the view is copied, then dropped: after a crash between, it has both names.
+        In a file system warehouse the view is copied, then dropped. After a crash between the two, it has both names.
 
         Raises:
             NoSuchViewError: there is no view of the first name.
@@ -177,7 +177,7 @@ class FileSystemViews:
 
     @staticmethod
     def of(warehouse: str, spark: SparkSession | None, io: FileIO | None = None) -> FileSystemViews:
-        """Return the views of a warehouse. Only one on a store needs a session, if there is no FileIO for it."""
+        """Return the views of a warehouse. It needs a session only if it is on a store without a FileIO."""
         if io is not None:
             return FileSystemViews(warehouse, IOFiles(io))
         session = spark or running_session()
@@ -210,7 +210,7 @@ class FileSystemViews:
         self._delete(names, self.operations(names).refresh())
 
     def _delete(self, names: tuple[str, ...], newest: LoadedView) -> None:
-        """Delete the metadata files, the newest last: as long as it is there, the view has its current version.
+        """Delete the metadata files, the newest last: until then, the view has its current version.
 
         A commit may publish another version meanwhile. The view survives with it and keeps its marker.
         """

@@ -152,10 +152,10 @@ def known_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
 
 
 def inverted(lower: pa.Array, upper: pa.Array, type_name: str) -> pa.BooleanArray | None:
-    """Return where a lower bound is above the upper one, null where one is unknown; None if it is nowhere.
+    """Return where a lower bound is above the upper one, null where a bound is unknown; None if no pair is inverted.
 
-    Such bounds prove nothing. UUIDs are compared in both orders in use, since a pair that one order inverts is right in
-    the other.
+    Such bounds prove nothing. UUIDs are compared in both orders in use, since a pair may be inverted in only one of
+    them.
     """
     if pa.types.is_null(lower.type) or type_name.startswith(_UNORDERED):
         return None
@@ -372,9 +372,8 @@ def _refuse(values: pa.BinaryArray, bad: np.ndarray, type_name: str, problem: st
 
 
 # -- Tests of bounds and partition values -----------------------------------------------------------------------------
-# They are made on the driver (`implied_tests`), and pickled for tasks; this module imports neither Spark nor
-# pyiceberg. It evaluates tests on Arrow arrays, and `ColumnStats.passes` evaluates them in SQL. Undecidable values
-# pass.
+# The driver makes the tests, and pickles them for tasks. They are evaluated on Arrow arrays here, and in SQL by
+# `ColumnStats.passes`. Undecidable values pass.
 
 
 Source = Literal["partition", "lower_bound", "upper_bound", "contains_null"]
@@ -407,7 +406,7 @@ class BoundTest:
         upward: see above.
         inclusive: see above.
         limit: a literal, or in SQL an expression.
-        waived_by: a source of the same field; if it is null, everything passes.
+        waived_by: a source of the same field; if its value is null, everything passes.
         null_passes: whether null passes.
     """
 
@@ -485,10 +484,10 @@ _ORDERED: Final = (
     BooleanType, IntegerType, LongType, DecimalType, DateType, TimeType, TimestampType, TimestamptzType,
     TimestampNanoType, TimestamptzNanoType, StringType, BinaryType, FixedType,
 )  # fmt: skip
-# Most alternatives that are tested; of more, only the loosest limits are.
+# Maximum alternatives that are tested one by one. For more, only the loosest limits are tested.
 FEW: Final = 8
 IN_LIMIT: Final = 200
-"""Most literals of an IN that are compared with bounds, as in Iceberg."""
+"""Maximum literals of an IN that are compared with bounds, as in Iceberg."""
 
 # (upward, inclusive, limit) of a test.
 _Range = tuple[bool, bool, Any]
@@ -506,7 +505,7 @@ def stats_tests(bound: BooleanExpression) -> AllOf:
 
 
 def partition_tests(bound: BooleanExpression) -> AllOf:
-    """Return tests that every partition tuple passes which satisfies a bound predicate without NOT."""
+    """Return tests that every partition tuple passes that satisfies a bound predicate without NOT."""
     return fold(bound, partial(_of_ordered, tests=_value_tests), _join)
 
 

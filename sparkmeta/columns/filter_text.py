@@ -79,7 +79,7 @@ _COMPARISON: Final = re.compile(
 _UNARY: Final = {IsNull: "IS NULL", NotNull: "IS NOT NULL", IsNaN: "IS NAN", NotNaN: "IS NOT NAN"}
 _PREFIXES: Final = {StartsWith: "LIKE", NotStartsWith: "NOT LIKE"}
 _SETS: Final = {In: "IN", NotIn: "NOT IN"}
-# Most literals of a list, and characters of a literal, in an error message.
+# Maximum literals of a list, and characters of a literal, in an error message.
 _SHOWN_LITERALS: Final = 10
 _SHOWN_CHARS: Final = 100
 _JUNCTIONS: Final = {"and": And, "or": Or}
@@ -89,7 +89,7 @@ _EXPECTED: Final = (
     "column IS [NOT] NAN, column [NOT] LIKE 'prefix%', column BETWEEN literal AND literal, TRUE, FALSE"
 )
 
-# What people write that the syntax lacks, in text without the content of its strings, and what to write instead.
+# Patterns that people write and the syntax lacks, in text without the content of its strings, and their replacements.
 _OPERATOR: Final = r"(?:[<>]=?|[=!]=?=|<>|=)"
 _HINTS: Final = {
     rf'{_OPERATOR}\s*"|\(\s*"|["\']\s*,\s*"|\blike\s+"': (
@@ -118,7 +118,7 @@ _HINTS: Final = {
 
 
 def _hint(predicate: str) -> str | None:
-    """Return what is wrong in a text that is no predicate, and what to write instead; None if it is not known."""
+    """Return what is wrong in a text that is no predicate, and what to write instead; None if unknown."""
     text = re.sub(r"'(?:[^']|'')*'", "''", predicate)
     return next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text, re.IGNORECASE)), None)
 
@@ -270,7 +270,7 @@ def _literal(text: str) -> Literal[Any]:
 
 
 def _in_list(text: str, literals: str) -> BooleanExpression | None:
-    """Parse a predicate with a list of literals, of which pyiceberg's grammar gets only the first."""
+    """Parse a predicate with a list of literals. Only the first literal goes through pyiceberg's slow grammar."""
     kind = next(
         kind for kind in _LISTED if re.fullmatch(rf"\({_SPACE}{kind}(?:{_SPACE},{_SPACE}{kind})++{_SPACE}\)", literals)
     )

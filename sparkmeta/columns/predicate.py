@@ -95,8 +95,9 @@ COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
 }
 _UPWARD: Final = (BoundGreaterThan, BoundGreaterThanOrEqual)
 _DOWNWARD: Final = (BoundLessThan, BoundLessThanOrEqual)
-# Comparisons with the greatest or least finite float that equal those with a literal beyond it, by the literal's place
-# and whether it is a lower limit. Infinities and NaN, which is greater than all others, remain beyond it.
+# A comparison with a literal beyond the finite floats becomes a comparison with the greatest or least one, by the
+# literal's place and whether it is a lower limit. Infinities and NaN, which is greater than all others, remain beyond
+# it.
 _BEYOND_FLOATS: Final[Mapping[tuple[Place, bool], type[BoundPredicate]]] = {
     (Place.ABOVE_MAX, False): BoundLessThanOrEqual,
     (Place.ABOVE_MAX, True): BoundGreaterThan,
@@ -137,8 +138,8 @@ def bind_filter(
         row_filter: an unbound filter, with full names of columns (``struct.field``).
         schema: the schema.
         case_sensitive: whether names are case-sensitive.
-        transforms: whether predicates on transforms of columns (``transform_terms``) are possible. Rows can't be
-            tested for them, only partitions.
+        transforms: whether predicates on transforms of columns (`columns.terms`) are possible. Rows can't be tested for
+            them, only partitions.
         two_valued: whether the filter has the two values of Iceberg's expressions already, so that no test is added.
 
     Returns:
@@ -162,9 +163,9 @@ def _join(junction: Junction, operands: Sequence[BooleanExpression]) -> BooleanE
 
 
 def _without_repeated_tests(junction: Junction, operands: Sequence[BooleanExpression]) -> Iterator[BooleanExpression]:
-    """Yield the operands without the added null tests that another operand makes superfluous.
+    """Yield the operands without added null tests that another operand makes superfluous.
 
-    That is the same test in an AND, and IS NULL of the same column in an OR.
+    In an AND, this is the same test; in an OR, IS NULL of the same column.
     """
     decisive = BoundNotNull if junction is And else BoundIsNull
     decided = {operand.term for operand in operands if isinstance(operand, decisive)}

@@ -32,7 +32,7 @@ from pyiceberg.expressions import (
 from sparkmeta.columns.conditions import fold
 
 # -- Tests of rows in Arrow -------------------------------------------------------------------------------------------
-# They are made on the driver (`arrow_filter`), and pickled for tasks; this module imports neither Spark nor pyiceberg.
+# The driver makes them (`arrow_filter`), and pickles them for tasks.
 
 
 Operation = Literal["is_null", "lt", "le", "gt", "ge", "one_of", "starts_with"]
@@ -55,7 +55,7 @@ class RowTest:
         operation: what is tested.
         field_id: the column.
         literals: what its values are compared with; of dates and times the numbers.
-        negated: whether values pass that the operation does not hold for.
+        negated: whether the values pass for which the operation does not hold.
     """
 
     operation: Operation
@@ -87,7 +87,7 @@ class RowTest:
 
 @dataclass(frozen=True)
 class Junction:
-    """All or any of several tests; all of none passes, any of none does not.
+    """All or any of several tests. Without parts, "all" passes and "any" does not.
 
     Attributes:
         parts: the tests.

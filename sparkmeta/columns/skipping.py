@@ -199,7 +199,7 @@ class ColumnStats:
         return any_of(waived, bound.allows(test.operation, test.limit))
 
     def either_passes(self, test: BoundTest) -> Truth:
-        """Return whether a bound or the other one passes a test, or the bound is unknown.
+        """Return whether a bound or its counterpart passes a test, or the bound is unknown.
 
         For ordered bounds this is `passes`. Unlike a comparison of the bounds, Spark pushes it into Parquet.
         """

@@ -156,9 +156,9 @@ def _project(bound: BooleanExpression, spec: PartitionSpec, *, strict: bool) -> 
 
 
 def projections(predicate: BoundPredicate, spec: PartitionSpec, *, strict: bool) -> list[BooleanExpression]:
-    """Return the existing projections of a predicate onto the partition fields of its column.
+    """Return the projections of a predicate onto the partition fields of its column.
 
-    A predicate on a transform has one onto a field of the same transform, whose values it is about.
+    A predicate on a transform has a projection onto a field of the same transform, whose values it tests.
     """
     reference = predicate.term.ref()
     if isinstance(reference, TransformReference):
@@ -271,7 +271,7 @@ def _on_number(
     if issubclass(kind, BoundSetPredicate):
         return _predicate(kind, target, results)
     compared = _predicate(kind, target, results.pop())
-    # Values that have wrapped around are the least ones, in partitions that compare as some of the greatest.
+    # The least values may have wrapped around, to partitions that compare like some of the greatest.
     if kind is BoundLessThanOrEqual and wrapped:
         return Or(compared, _predicate(BoundIn, target, set(wrapped.values())))
     if kind is BoundGreaterThan and wrapped:
@@ -365,9 +365,9 @@ class OrderedTransform:
         return _in_bits(step, bits)
 
     def wrapped(self) -> dict[int, int]:
-        """Return the steps below the column's type, or below int, which a long may have been, as writers wrap them.
+        """Return the steps that writers wrap around: below the column's type, or below int, which a long may have been.
 
-        No other step is equal to a wrapped one: it is not a multiple of the width.
+        No other step equals a wrapped one, which is not a multiple of the width.
         """
         if not isinstance(self.transform, TruncateTransform) or self.scale is not None:
             return {}
@@ -382,7 +382,7 @@ class OrderedTransform:
 
 
 def _in_bits(number: int, bits: int) -> bool:
-    """Return whether a signed integer has a form in the given number of bits."""
+    """Return whether a signed integer fits the number of bits."""
     return -(1 << bits - 1) <= number < 1 << bits - 1
 
 
@@ -400,12 +400,12 @@ _MOST_LONG: Final = sql.lit((1 << 63) - 1)
 _HOUR_MICROS: Final = 3_600_000_000
 _DAY_MICROS: Final = 24 * _HOUR_MICROS
 _MOST_DIGITS: Final = 38
-# Spark takes digits of the scale from results with too many digits, but leaves this many.
+# If a result has too many digits, Spark reduces its scale, but not below this.
 _KEPT_SCALE: Final = 6
 
 
 def partition_value(transform: Transform[Any, Any], source: IcebergType, value: Sql) -> Sql | None:
-    """Return the transform of a value; None if Spark SQL has no exact form of it, see `python_transform`.
+    """Return the transform of a value; None if Spark SQL has no exact form of it.
 
     Args:
         transform: a transform of the spec, not an unknown one.

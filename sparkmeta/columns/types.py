@@ -320,7 +320,7 @@ _EXACT: Final = Context(prec=76, traps=[Inexact, InvalidOperation])
 UUID_DIGITS: Final = "^(.{8})(.{4})(.{4})(.{4})(.{12})$"
 """The 32 hexadecimal digits of a UUID, as a regular expression."""
 UUID_TEXT: Final = "$1-$2-$3-$4-$5"
-"""What takes the place of `UUID_DIGITS`."""
+"""The replacement for matches of `UUID_DIGITS`."""
 
 
 def spark_type(iceberg_type: IcebergType) -> spark.DataType:

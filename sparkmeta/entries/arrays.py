@@ -1,6 +1,4 @@
-"""Arrow columns of entries: field ids, counts of each manifest, and the projections that readers take. Without
-Spark.
-"""
+"""Arrow columns of entries: field ids, counts of each manifest, and projections. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from sparkmeta.spec.entry import CONTENT_ENTRY, METRICS_MAPS, Status
 
 
 _FIELD_ID_KEY = b"PARQUET:field_id"
-# Of Parquet files, and of the column attributes that Iceberg writes in ORC.
+# The first key is for Parquet files, the second for the column attributes that Iceberg writes in ORC.
 _KEYS = (_FIELD_ID_KEY, b"iceberg.id", b"ICEBERG:iceberg.id")
 
 
@@ -34,7 +32,7 @@ def field_id(field: pa.Field) -> int | None:
 
 
 def with_field_id(field: pa.Field, number: int | None) -> pa.Field:
-    """Return the field with an id where Parquet writers take it from, and without other metadata.
+    """Return the field with an id in the place where Parquet's writer finds it, and without other metadata.
 
     Without an id, the field is unchanged.
     """
@@ -97,7 +95,8 @@ def identity_type(kind: pa.DataType) -> pa.DataType:
 def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
     """Return the least and the greatest value; null if there is none.
 
-    Iceberg orders -0.0 before 0.0, which Arrow takes for equal: a zero is -0.0 as the least and 0.0 as the greatest.
+    Iceberg orders -0.0 before 0.0, but they are equal in Arrow. Therefore a zero is -0.0 as the least value, and 0.0 as
+    the greatest.
     """
     both = pc.min_max(values)
     least, greatest = both["min"], both["max"]
@@ -110,7 +109,7 @@ def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
 
 
 def narrowed(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column. Of structs, only children that the type has are kept, by name."""
+    """Cast a column. Structs keep only the children that the type has, by name."""
     return _narrow(whole(values), kind)
 
 
@@ -137,9 +136,10 @@ def default_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the offsets of lists from 0 on, and the values in them only; of maps, structs of a key and a value.
+    """Return the offsets of lists, beginning at 0, and their values. The values of maps are structs of a key and a
+    value.
 
-    An array may be a slice, and may have values under its nulls.
+    The array may be a slice, and may have values under its nulls.
     """
     if pa.types.is_map(array.type):
         # Arrow casts no struct whose fields are not nullable and that has nulls.
@@ -189,8 +189,9 @@ ROW_COUNTS: Final = (*LIVE_ROWS, "deleted_rows_count")
 def manifest_counts(entries: pa.Table) -> dict[str, int | None]:
     """Return the counts of a manifest that lists and roots have, by the names of their fields.
 
-    These are the numbers of files and of their rows by status, and the least sequence number of live entries, which is
-    None if none of them has one: an entry that inherits its number has one that is higher than all others.
+    These are the numbers of files and of their rows by status, and the least sequence number of live entries. It is
+    None if no live entry has a number. Entries that inherit their number don't count, since it is higher than all
+    others.
 
     Args:
         entries: the manifest's entries with `version_info` and `record_count`.
@@ -277,7 +278,7 @@ SpecTuples = tuple[tuple[int, tuple[tuple[int, int, str], ...]], ...]
 class EntryFilter:
     """A filter of entries: live ones whose stats and partition tuple pass tests.
 
-    Readers may also return other entries. First row ids are counted over all.
+    Readers may also return other entries. First row ids are counted over all entries.
 
     Attributes:
         stats: tests of stats.
@@ -300,7 +301,8 @@ class EntryProjection:
         stats: (column field id, Iceberg type name) of the fields of `content_stats`.
         entry_filter: the entries to read; None for all.
         spec_tuples: the partition fields of the table's specs.
-        as_written: whether `content_stats` has bounds whose lower one is above the upper one, which prove nothing.
+        as_written: whether to keep bounds in `content_stats` whose lower one is above the upper one, which prove
+            nothing.
     """
 
     columns: tuple[str, ...]
@@ -332,7 +334,7 @@ class EntryProjection:
         return dict(self.spec_tuples).get(spec_id, ())
 
     def unique_ids(self, spec_id: int) -> dict[int, int]:
-        """Return partition field id in manifests of a spec -> unique id; empty if they are the same."""
+        """Return partition field id in the manifests of a spec -> unique id; empty if these are the same."""
         return {written: unique for written, unique, _ in self.tuple_of(spec_id) if written != unique}
 
     @cached_property

@@ -37,7 +37,7 @@ def resolved(values: pa.Array, locations: Locations, file: str, field: str) -> p
 
 
 def _prefixes(values: pa.Array, locations: Locations) -> pa.Array:
-    """Return what comes before each location; null for null, and for relative ones that are an error."""
+    """Return the prefix of each location; null for null, and for relative locations that are an error."""
     is_complete = pc.match_substring_regex(values, SCHEME)
     if locations.relative is not None:
         is_complete = pc.or_(is_complete, pc.equal(values, ""))
@@ -111,7 +111,7 @@ def _with_path_bounds(stats: pa.StructArray, locations: Locations, file: str) ->
     field = f"{CONTENT_STATS}.{DELETE_FILE_PATH_ID}"
     lower, upper = (children[name] for name in PATH_BOUNDS)
     if locations.relative is None:
-        # Bounds that differ may be cut, and name no file.
+        # Bounds that differ may be truncated, and name no file.
         named = pc.if_else(pc.equal(lower, upper), lower, pa.scalar(None, lower.type))
         resolved(named, locations, file, f"{field}.{PATH_BOUNDS[0]}")
         return stats

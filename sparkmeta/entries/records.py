@@ -180,7 +180,7 @@ def column_metric(maps: pa.MapArray, types: Mapping[int, str], rows: int) -> Ite
 
 
 _VARIABLE_WIDTH = ("string", "binary")
-# Types whose bounds no writer changes. Those of floats may be zeros of the other sign.
+# Types whose bounds no writer changes. Bounds of floats may be zeros of the other sign.
 _NEVER_TRUNCATED = ("boolean", "int", "long", "date", "time", "decimal")
 
 
@@ -236,7 +236,7 @@ def inherited_snapshot_ids(snapshot_id: pa.Array, context: ManifestContext) -> p
 def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, context: ManifestContext) -> pa.Array:
     """Replace null sequence numbers with the manifest's, for ADDED entries and in manifests of sequence number 0 (v1).
 
-    Other nulls, which older writers left, stay unknown.
+    Other nulls, which come from older writers, stay unknown.
     """
     if context.sequence_number is None:
         return sequence_number
@@ -339,7 +339,7 @@ def manifest_parts(manifests: pa.Table, projection: EntryProjection, split_bytes
 
 
 def part_bytes(split_bytes: int | None) -> int:
-    """Return the most bytes of a part; 0 and None mean that manifests are not split."""
+    """Return the maximum bytes of a part; 0 and None mean that manifests are not split."""
     return split_bytes or sys.maxsize
 
 

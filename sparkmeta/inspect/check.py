@@ -294,7 +294,7 @@ def inverted_summaries(state: TableState) -> Iterator[Broken]:
 
 
 def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
-    """Find summaries whose bounds are the wrong way round (`order`), or not values of the field's type."""
+    """Find summaries whose bounds are inverted (`order`), or are not values of the field's type."""
     listed = state.manifest_files
     partitions, paths = listed.column("partitions").combine_chunks(), listed.column("manifest_path")
     specs, offsets = listed.column("partition_spec_id").to_pylist(), partitions.offsets.to_pylist()
@@ -338,7 +338,7 @@ def _listed_files_twice(live: DataFrame) -> Iterator[DataFrame]:
 
 
 def _contradictory_vectors(state: TableState, live: DataFrame) -> Iterator[DataFrame]:
-    """Find deletion vectors that are two of one data file, older than it, or of another partition."""
+    """Find second deletion vectors of a data file, and ones that are older than it or of another partition."""
     key = ["partition_spec_id", *([PARTITION] if state.types.partition_fields else [])]
     place = F.struct(F.col("version_info.sequence_number").alias("sequence"), F.to_json(F.struct(*key)).alias("key"))
     dvs = live.where((F.col("content_type") == _POSITION_DELETES) & (F.col("file_format") == "PUFFIN"))
@@ -362,8 +362,8 @@ def _broken(rule: str, rows: DataFrame, location: str, value: Column, problem: s
 
 
 # -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
-# There are three tables of rules. The driver evaluates those of the root, one pass over the leaves those of entries,
-# and separate queries those of the tree.
+# There are three tables of rules. The driver evaluates the rules of the root, one pass over the leaves the rules of
+# entries, and a separate query each rule of the tree.
 
 
 _LEAF, _OFFSET = "_leaf", "_offset"
@@ -459,7 +459,7 @@ def _masks_of_missing_leaves(tree: CheckedTree) -> Iterator[Broken]:
     problem = "a live deletion vector masks a manifest that the root does not hold, or has deleted"
     for location, masks in sorted(tree.masks_by_leaf.items()):
         live, leaf = [mask for mask in masks if mask["status"] != Status.DELETED], tree.leaf_by_location.get(location)
-        # A mask that is added to a leaf removed in the same commit lists the removed entries (semantics 16.16).
+        # If a commit removes a leaf and adds a mask to it, the mask lists the removed entries (semantics 16.16).
         is_removed = leaf is not None and leaf["status"] == Status.DELETED
         if live and (leaf is None or (is_removed and any(mask["status"] != Status.ADDED for mask in live))):
             yield Broken(tree.root.location, "referenced_file", location, problem)
@@ -495,13 +495,13 @@ _NO_BOUND = "the value of a partition field is missing"
 
 
 def _inverted_in_root(tree: CheckedTree) -> Iterator[Broken]:
-    """Find bounds of the root's entries that are the wrong way round; the location is that of the file or leaf."""
+    """Find inverted bounds of the root's entries; the location is the file's or leaf's."""
     for row, field, value, problem in _inverted(tree.root.table, tree.state.types.stats_types):
         yield Broken(tree.root.table.column("location")[row].as_py(), field, value, problem)
 
 
 def _inverted(entries: pa.Table, types: Mapping[int, str]) -> Iterator[tuple[int, str, Any, str]]:
-    """Yield the row, field, value and problem of bounds that are the wrong way round."""
+    """Yield the row, field, value and problem of inverted bounds."""
     stats = whole(entries.column(CONTENT_STATS))
     for field in stats.type:
         lower, upper = (pc.struct_field(stats, [field.name, name]) for name in BOUNDS)
@@ -717,7 +717,7 @@ def _broken_fields(
 
 
 def _entries_with_inverted_bounds(tree: CheckedTree) -> Iterator[DataFrame]:
-    """Find bounds of entries in leaves that are the wrong way round."""
+    """Find inverted bounds of entries in leaves."""
     if not len(tree.manifests):
         return
     types = tree.state.types.stats_types

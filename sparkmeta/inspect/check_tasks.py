@@ -71,10 +71,10 @@ class ManifestChecks:
 
     Attributes:
         reader: opens them; None if Spark reads their content.
-        projection: what is read of their entries.
+        projection: the columns to read of their entries.
         types: the ids of columns -> Iceberg types.
         locations: resolves the locations in manifests.
-        format_version: that of the table.
+        format_version: the table's format version.
     """
 
     reader: ExecutorReader | None
@@ -95,7 +95,7 @@ class ManifestChecks:
                 yield pa.RecordBatch.from_pylist(violations, schema=VIOLATIONS)
 
     def files(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of manifests as rows of `projection.schema`; none of one that can't be decoded."""
+        """Yield the entries of manifests as rows of `projection.schema`, except for manifests that can't be decoded."""
         for batch in batches:
             for row in batch.to_pylist():
                 try:

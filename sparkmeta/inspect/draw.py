@@ -160,7 +160,7 @@ def _of_root(state: TableState, snapshot: Snapshot, root: Root) -> Drawing:
 
 
 def _excerpt(root: Root) -> _Excerpt:
-    """Return the entries of a root to draw: those that the snapshot changed, then the first others."""
+    """Return the entries of a root to draw: entries that the snapshot changed, then the first others."""
     names = ("content_type", "location", "version_info", "record_count", "referenced_file", "file_size_in_bytes")
     table = root.table.select(names)
     kinds, targets = table.column("content_type").to_pylist(), table.column("referenced_file").to_pylist()

@@ -53,7 +53,7 @@ def _title(title: str) -> str:
 
 
 def _attributes(values: dict[str, str]) -> str:
-    """Return attributes; their names have a dash for an underscore, but for one at their end (`class_`)."""
+    """Return attributes. An underscore in a name becomes a dash; one at the end (`class_`) is removed."""
     return "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"' for name, value in values.items())
 
 

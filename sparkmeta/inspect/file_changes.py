@@ -70,7 +70,7 @@ def snapshots_since(head: TableState, start: int | None) -> list[Snapshot]:
 
 
 def snapshots_between(metadata: TableMetadata, from_exclusive: int | None, to_inclusive: int | None) -> list[Snapshot]:
-    """Return the snapshots after one up to another, oldest first.
+    """Return the snapshots of a range, oldest first.
 
     Args:
         from_exclusive: None for the whole history. It may have expired if its child has not.
@@ -255,7 +255,7 @@ class _Finder:
         return tuple(row for row in self._dvs.get(leaf["location"], ()) if row["status"] == Status.ADDED)
 
     def _old(self, leaf: Row, *, dropped: bool) -> tuple[Row, ...]:
-        """Return a leaf's earlier DVs: those that this root carries over or replaces, or else those of the parent."""
+        """Return a leaf's earlier DVs: the ones that this root carries over or replaces, or else the parent's."""
         location = leaf["location"]
         earlier = tuple(row for row in self._dvs.get(location, ()) if row["status"] != Status.ADDED)
         if earlier:
@@ -424,7 +424,7 @@ class EntryChanges:
 
     @cached_property
     def projection(self) -> EntryProjection:
-        """The columns that are returned: `shown`, and those that identify changes."""
+        """The columns of the result: `shown`, and the columns that identify changes."""
         shown = self.shown
         needed = {*shown.columns, *_NEEDED}
         return EntryProjection.of(needed, dict(shown.partition), dict(shown.stats), shown.spec_tuples)
@@ -543,7 +543,7 @@ class EntryChanges:
         return [chosen.join(self._places(units), MANIFEST).drop(_UNIT)]
 
     def _unmasked(self, content: ContentType, kind: LeafKind) -> list[DataFrame]:
-        """Return unmasked entries: the ADDED ones of added leaves, or the live ones of dropped leaves."""
+        """Return unmasked entries: ADDED entries of added leaves, or live entries of dropped leaves."""
         units = self._of(content, kind)
         if not units:
             return []

@@ -41,7 +41,7 @@ _DAY_MICROS: Final = 86_400_000_000
 
 
 def human_strings(values: pa.BinaryArray, transform: str, type_name: str) -> pa.StringArray:
-    """Format single-value serialized partition values as text: `null` for nulls, and for bytes of no such value.
+    """Format single-value serialized partition values as text: `null` for nulls, and for invalid bytes.
 
     Args:
         transform: the name of the partition field's transform.

@@ -186,7 +186,7 @@ class InspectTable:
     def all_manifests(self) -> DataFrame:
         """Return a row for each manifest of each snapshot.
 
-        Columns: those of `manifests`, reference_snapshot_id long, key_metadata binary.
+        Columns: the columns of `manifests`, reference_snapshot_id long, key_metadata binary.
         """
         return manifests.all_manifests(self._state)
 

@@ -118,7 +118,7 @@ def history(state: TableState) -> DataFrame:
 
 
 def refs(state: TableState) -> DataFrame:
-    """Return a row for each branch or tag. Retention is null if the table's applies."""
+    """Return a row for each branch or tag. Its retention is null if the table's retention applies."""
     rows = (
         {
             "name": name,

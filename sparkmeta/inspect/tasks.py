@@ -174,7 +174,7 @@ class DeleteRows:
         return self._batch({"file_path": referenced, "pos": positions, "row": rows}, chosen, location)
 
     def _batch(self, columns: Columns, entries: pa.StructArray, location: str) -> pa.RecordBatch:
-        """Return columns of the file together with those of its entries, which have as many rows."""
+        """Return columns of the file together with the columns of its entries, which have as many rows."""
         paths = pa.repeat(pa.scalar(location, pa.string()), len(entries))
         known = columns | {"delete_file_path": paths}
         arrays = [known[field.name] if field.name in known else entries.field(field.name) for field in self.schema]
@@ -316,7 +316,7 @@ class StatisticsRows:
 
     Attributes:
         schema: the schema of the result.
-        row: its columns as the fields of a struct, by whose ids the file's columns are found.
+        row: its columns as the fields of a struct. Their ids identify the file's columns.
     """
 
     schema: pa.Schema

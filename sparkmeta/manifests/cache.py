@@ -60,7 +60,7 @@ def read_cached_entries(
         spark: the session.
         parts: the parts.
         projection: the columns to return.
-        locations: resolves the locations in manifests. Those in leaves are absolute, but may lack a scheme.
+        locations: resolves the locations in manifests. Locations in leaves are absolute, but may lack a scheme.
     """
     leaves = parts.set_column(parts.column_names.index("location"), "location", parts.column(CACHED_LEAF))
     read = read_leaves(spark, leaves, spark_schema(_read_schema(projection)), ORDINAL)
@@ -198,7 +198,7 @@ def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: Tabl
 
 DAY_MS = 86_400_000
 
-# Levels of folders to search for files in a folder that may be no cache: those of a table, or of a warehouse of tables.
+# Levels of folders to search for files in a folder that may be no cache, but a table, or a warehouse of tables.
 _LEVELS = 6
 
 
@@ -253,7 +253,7 @@ def _types_name(status: FileStatus) -> str:
 def cache_contents(cache: ManifestCache) -> CacheContents:
     """List the contents of a cache.
 
-    Files that are not certainly documents of types, by their names and contents, are left out.
+    Documents of types are recognized by their names and contents; doubtful files are left out.
 
     Raises:
         NotFoundError: the folder does not exist.

@@ -52,11 +52,10 @@ from sparkmeta.storage.location import file_name, join, normalize
 # -- The layout of the cache ------------------------------------------------------------------------------------------
 #     <cache>/<types>.json                                          the types of stats and partition values
 #     <cache>/<folder>/<key>-<types>-<digest>-<size>.parquet        a leaf: a manifest, or a task's part of one
-#
 # The key is a digest of the manifest's location, length, partition spec and part. `types` is a digest of the document
-# with this name; a leaf serves only plans that read every value as it is typed there. `size` is the leaf's length; a
-# leaf of another length is torn, and ignored. The content decides the name, so files are never changed, and concurrent
-# writers write the same.
+# with this name; a leaf serves only plans that read every value with the type in this document. `size` is the leaf's
+# length; a leaf of another length is torn, and ignored. The name depends on the content, so files never change, and
+# concurrent writers write the same bytes.
 #
 # A leaf holds the manifest's entries before inheritance.
 
@@ -168,7 +167,7 @@ class CachedLeaf:
 
     @staticmethod
     def of(status: FileStatus) -> CachedLeaf | None:
-        """Return the leaf that a file is; None if its name is not that of a leaf."""
+        """Return the leaf in a file; None if the file does not have the name of a leaf."""
         parts = file_name(status.location).removesuffix(LEAF_SUFFIX).split("-")
         if len(parts) != 4 or not parts[3].isdecimal():
             return None
@@ -321,7 +320,7 @@ class CacheWriter:
 
 
 def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecTuples = ()) -> tuple[bytes, CacheTypes]:
-    """Return the leaf of a manifest's part, and its types: those given, and None for other fields of the manifest.
+    """Return the leaf of a manifest's part, and its types: `types`, and None for other fields of the manifest.
 
     Args:
         tuples: the partition fields of the table's specs.
@@ -351,7 +350,7 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecT
 def _refuse_inverted(
     stats: Mapping[int, Mapping[str, pa.Array]], types: Mapping[int, str | None], location: str
 ) -> None:
-    """Refuse a lower bound above the upper one, which plans take for unknown and metadata tables show."""
+    """Refuse a lower bound above the upper one. For plans it is unknown, but metadata tables show it."""
     for field_id, children in stats.items():
         lower, upper = (children.get(name) for name in BOUNDS)
         if lower is not None and upper is not None and inverted(lower, upper, types[field_id] or "") is not None:
@@ -359,7 +358,7 @@ def _refuse_inverted(
 
 
 def _decoded(data: Data, part: ManifestPart, projection: EntryProjection) -> tuple[pa.Table, pa.ChunkedArray]:
-    """Return entries without inherited first row ids, and the row id offsets of those without one."""
+    """Return entries without inherited first row ids, and the row id offsets of entries without an id."""
     builder = EntryBuilder(replace(part, context=_NOTHING_INHERITED), projection)
     batches: list[pa.RecordBatch] = []
     offsets = []

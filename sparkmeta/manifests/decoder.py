@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 
 # -- Parquet manifests of the v1 to v3 layout, from bytes -------------------------------------------------------------
-# For manifests whose locations are unknown when a plan is made, such as those of a table's whole history. Otherwise
-# Spark's reader is faster (`spark.py`). Columns are resolved by field id.
+# For manifests whose locations are unknown when a plan is made, such as the manifests of a table's whole history. For
+# others, Spark's reader is faster. Columns are resolved by field id.
 
 
 MAGIC = b"PAR1"
@@ -370,7 +370,7 @@ class EntryDecoder:
         return pa.Table.from_batches(self.entries(part, projection), projection.schema).combine_chunks()
 
     def decode_parts(self, projection: EntryProjection, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode the entries of parts, rows of the batches, of which several are read from a store at a time.
+        """Decode the entries of parts, rows of the batches. Several parts are read from a store at a time.
 
         Entries that the part's deletion vector, `MASK`, masks are left out.
         """

@@ -1,4 +1,4 @@
-"""Apply deletion vectors of manifests: bitmaps of removed entries of a leaf, in a root or in Puffin files.
+"""Apply deletion vectors of manifests, which are bitmaps of removed entries of a leaf, in a root or in Puffin files.
 
 If leaves are decoded from their bytes, a bitmap becomes an array of flags (`mask_flags`). If Spark reads the leaves
 (`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the ones that their entries need or,
@@ -49,15 +49,15 @@ DV_SCHEMA = pa.schema(
 
 MASKED_SCHEMA = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field(ORDINAL, pa.int64())])
 
-# MASKED_SCHEMA, or the problem of an unreadable deletion vector or an ordinal out of range.
+# The columns of MASKED_SCHEMA, or the problem of an unreadable deletion vector or an ordinal out of range.
 CHECKED_SCHEMA = pa.schema([*MASKED_SCHEMA, pa.field("value", pa.string()), pa.field("problem", pa.string())])
 
 _MASK, _MASKED_LEAF = "mask", "_masked_leaf"
-# Most bytes of masks that the driver makes.
+# Maximum bytes of masks that the driver makes.
 _DRIVER_MASKS = 1 << 20
 # The first version of Spark with Arrow UDFs.
 _ARROW_UDFS = (4, 1)
-# Most bytes of deletion vectors, with inline bitmaps, that are sent to each task.
+# Maximum bytes of deletion vectors, with inline bitmaps, that are sent to each task.
 _MOST_SENT = 16 << 20
 # Batches of entries whose masks a task reads together.
 _BATCHES_AHEAD = 16

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from sparkmeta.entries.arrays import EntryProjection
 
 MOST_ENTRIES = 10_000
-"""Most entries that the driver decodes and converts to Spark rows."""
+"""Maximum entries that the driver decodes and converts to Spark rows."""
 
 MOST_TESTED_ENTRIES = 150_000
-"""Most entries that the driver decodes if filters on statistics drop most of them, or if they stay on the driver."""
+"""Maximum entries that the driver decodes if filters on statistics drop most of them, or if they stay on the driver."""
 
 MOST_REQUESTS = 64
-"""Most small reads of files or ranges by the driver: leaves to search, bitmaps."""
+"""Maximum small reads of files or ranges by the driver: leaves to search, bitmaps."""
 
 
 class Placement(Enum):
@@ -49,7 +49,7 @@ class ManifestLoad:
     Attributes:
         size_in_bytes: the total size of the files.
         entries: the number of entries; None if the manifest list does not count them.
-        most_entries: the most entries that the driver may decode.
+        most_entries: the maximum entries that the driver may decode.
     """
 
     size_in_bytes: int
@@ -63,7 +63,7 @@ class ManifestLoad:
         Args:
             manifests: the manifests.
             projection: the columns to read.
-            most_entries: the most entries that the driver may decode. By default `MOST_ENTRIES`, or
+            most_entries: the maximum entries that the driver may decode. By default `MOST_ENTRIES`, or
                 `MOST_TESTED_ENTRIES` for a selective filter.
         """
         if most_entries is None:

@@ -57,7 +57,8 @@ class RemovedEntries:
         return np.concatenate([np.empty(0, np.int64), *self.ordinals.positions()])
 
     def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return entries with the status and the snapshot id in `version_info` of those that are removed."""
+        """Return entries in which the removed ones have the status and the snapshot id of the removal in
+        `version_info`."""
         is_removed = pa.array(np.isin(batch.column(ORDINAL).to_numpy(), self._positions))
         info = batch.column("version_info")
         values = {"status": int(Status.DELETED), "snapshot_id": self.snapshot_id}
@@ -82,9 +83,9 @@ def encoded_entries(
     Number Inheritance, First Row ID Inheritance).
 
     Args:
-        projection: that of `form`, and more columns.
+        projection: the projection of `form`, and more columns.
         removed: the entries that the new manifest's snapshot removes.
-        changed_by: a snapshot whose ADDED and DELETED entries stay as they are.
+        changed_by: a snapshot whose ADDED and DELETED entries keep their status.
 
     Raises:
         CorruptFileError: see `decode_manifest`; also a value that the new manifest can't hold.
@@ -128,7 +129,7 @@ def _kept(
 
 
 def _with_status(entries: pa.BinaryArray, batch: pa.RecordBatch) -> pa.BinaryArray:
-    """Return encoded EXISTING entries with the status that `version_info` has."""
+    """Return encoded EXISTING entries with the status in `version_info`."""
     status = pc.struct_field(batch.column("version_info"), "status").to_numpy(zero_copy_only=False)
     other = status != int(Status.EXISTING)
     if not other.any():
@@ -226,7 +227,7 @@ class _Encoder:
         sizes = fixed_sizes(form.encoded)
         self._partition = {field["name"]: _fixed_size(field["type"], sizes) for field in partition["fields"]}
         self._day_units = _day_units(schema, form)
-        # Also of values whose type is lost: see `TableTypes.unwritable_fields`.
+        # This includes values whose type is lost: see `TableTypes.unwritable_fields`.
         self._texts = {field["name"] for field in partition["fields"] if "string" in field["type"]}
 
     def entries(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[pa.Array]) -> pa.BinaryArray:

@@ -97,14 +97,14 @@ def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
 # Each format can be decoded from bytes to Arrow (`EntryDecoder`), and some can be read by Spark. `Placement` decides
 # which of the two is used, and where.
 #
-#     format                    from bytes, on the driver or in tasks    by Spark's sources
-#     Avro                      avro.decode                              whole files (binaryFile), then as in tasks
-#     Parquet, v1-v3 layout     v3_parquet.decode                        v3_parquet.spark; as Avro, if Spark misreads it
-#     V4 leaf                   v4.decode                                v4.spark
-#     V4 leaf of another layout v4.decode                                whole files (binaryFile), then as in tasks
-#       or that Spark misreads
-#     files of a V4 root        v4.decode, on the driver                 v4.spark
-#     leaf of the cache         cache.decode                             cache.spark
+#     format                      from bytes, on the driver or in tasks  by Spark's sources
+#     Avro                        avro.decode                            as bytes (binaryFile), decoded by tasks
+#     Parquet of v1 to v3 layout  decoder.decode_parquet_manifest        decoder.read_parquet_entries
+#     V4 leaf                     v4.decode                              v4.spark
+#     files of a V4 root          v4.decode, on the driver               v4.spark
+#     leaf of the cache           cache_leaves                           cache
+#
+# Parquet that Spark misreads, and V4 leaves of another layout, are read as bytes too.
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class ManifestReader:
     def placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
         """Return where `entries` reads manifests by default: few manifests of a manifest list on the driver.
 
-        None means that each manifest is read lazily by its format: Parquet by Spark if it can open the files, others by
-        tasks.
+        None means that each manifest is read lazily by its format: Parquet by Spark if it can open the files, other
+        formats by tasks.
         """
         is_list = self.tree is None and self.manifest_cache is None
         if is_list and self.fits_driver(manifests, projection):
@@ -154,7 +154,7 @@ class ManifestReader:
         return load.fits_driver(self.settings.driver_manifest_bytes)
 
     def _decodable(self, manifests: pa.Table) -> pa.Array:
-        """Return which manifests the driver can decode, or holds already."""
+        """Return which manifests the driver can decode, or already holds."""
         if self.tree is None:
             return pc.equal(manifests.column("file_format"), "AVRO")
         in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
@@ -405,7 +405,7 @@ class ManifestReader:
     def manifest_cache(self) -> ManifestCache | None:
         """The cache of decoded Avro manifests; None if the session has no folder for it.
 
-        Its leaves name partition fields as manifests do, so that it has none of tables whose specs share ids.
+        Its leaves have the ids of partition fields in manifests. Therefore tables whose specs share ids are not cached.
         """
         if not self.settings.manifest_cache or self.types.partition_ids:
             return None

@@ -115,7 +115,7 @@ class TableTypes:
 
     @cached_property
     def cached_types(self) -> dict[int, str]:
-        """The types of all columns that manifests may have metrics of, including reserved ones of delete files."""
+        """The types of all columns that may have metrics in manifests, including reserved columns of delete files."""
         return self.column_types | _METADATA_FIELDS
 
     def field_type(self, field_id: int) -> str:
@@ -128,8 +128,8 @@ class TableTypes:
     def has_all_schemas(self) -> bool:
         """Whether the metadata has every schema that files may have been written with.
 
-        A gap in the ids of schemas or columns shows that schemas were removed. Nothing shows it if the newest schema
-        was removed and had no new column.
+        A gap in the ids of schemas or columns shows that schemas were removed. If the newest schema was removed and
+        had no new column, there is no gap.
         """
         ids = range(1, self.metadata.last_column_id + 1)
         known = {*self.fields, *(expression.expr_id for expression in self._expressions)}
@@ -183,7 +183,7 @@ class TableTypes:
 
     @cached_property
     def partition_ids(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """Spec id -> (partition field id in its manifests, unique id), of specs in which these differ."""
+        """Spec id -> (partition field id in its manifests, unique id), for specs in which these differ."""
         ids = ((spec_id, tuple(field[:2] for field in fields)) for spec_id, fields in self.spec_tuples)
         return tuple((spec_id, pairs) for spec_id, pairs in ids if any(a != b for a, b in pairs))
 
@@ -199,16 +199,16 @@ class TableTypes:
 
     @cached_property
     def partition_field_names(self) -> dict[int, str]:
-        """Partition field id -> a name that no other field has, of the fields of all specs.
+        """Partition field id -> a unique name, for the fields of all specs.
 
-        The fields of `partition_type` have their names there, and come first. The others, whose source columns were
+        The fields of `partition_type` keep their names, and come first. The others, whose source columns were
         dropped, are named by the same rule.
         """
         schema = self.typing_schema
         newest_first = sorted(self.specs.values(), key=lambda spec: spec.spec_id, reverse=True)
         fields = [field for spec in newest_first for field in spec.fields]
         names: dict[int, str] = {}
-        # Of several names of a field, that in the newest spec with its source column counts.
+        # If a field has several names, use the name in the newest spec with its source column.
         for field in sorted(fields, key=lambda field: field.source_id not in schema._lazy_id_to_field):
             if field.field_id in names:
                 continue
@@ -240,7 +240,7 @@ class TableTypes:
 
     @cached_property
     def unwritable_fields(self) -> dict[int, tuple[int, ...]]:
-        """Spec id -> its partition fields whose values can't be written, of specs that have any.
+        """Spec id -> its partition fields whose values can't be written, for specs that have any.
 
         Their transform is unknown, or the table is a tree, which has values only as stats of columns, and no schema has
         the column. Manifests of versions 1 to 3 hold values of such a column as text.
@@ -318,7 +318,7 @@ class TableTypes:
         }
 
     def has_tuples_of(self, earlier: TableTypes) -> bool:
-        """Return whether trees hold the partitions of an earlier state's specs as stats of the same ids.
+        """Return whether trees hold the partitions of an earlier state's specs as stats with the same ids.
 
         An upgrade gives expressions new ids if it follows a downgrade.
         """
@@ -327,7 +327,7 @@ class TableTypes:
     def spark_reads_stats(self, projection: EntryProjection) -> bool:
         """Return whether Spark's Parquet reader widens the stats of V4 leaves that a projection needs.
 
-        It takes days for nanoseconds, where a date was promoted to timestamp_ns.
+        It reads days as nanoseconds if a date was promoted to timestamp_ns.
         """
         names = self.tree_types.stats_of(projection)
         return not self._were_dates({field_id for field_id, name in names.items() if name == "timestamp_ns"})

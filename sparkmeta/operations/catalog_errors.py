@@ -48,7 +48,7 @@ _KINDS: dict[type[Exception], type[SparkmetaError]] = {
 }
 # Libraries with which pyiceberg's catalogs reach their services.
 _CLIENTS = {"botocore", "google", "pydantic_core", "pyiceberg", "requests", "sqlalchemy", "thrift", "urllib3"}
-# Classes of errors of pyiceberg and these libraries that come without an answer, or with one of a failed server.
+# Classes of errors of pyiceberg and these libraries if there was no response, or the server failed.
 _UNANSWERED = {
     "BotoCoreError",
     "ConnectionError",
@@ -70,7 +70,7 @@ def catalog_errors(catalog: Catalog, identifier: tuple[str, ...] = ()) -> Iterat
 
     Raises:
         CatalogError: the catalog refused the request, failed, or did not respond.
-        SparkmetaError: what a more specific error of pyiceberg says.
+        SparkmetaError: the counterpart of a more specific error of pyiceberg.
     """
     with errors_of_catalog(catalog.name, catalog.properties, identifier):
         yield
@@ -94,7 +94,7 @@ def errors_of_catalog(name: str, properties: Mapping[str, Any], identifier: tupl
 def settled(
     catalog: Catalog, problem: str, is_done: Callable[[], bool], properties: Mapping[str, str]
 ) -> Iterator[None]:
-    """Look for the outcome of a block's request if the catalog does not answer it.
+    """Look for the outcome of a block's request if the catalog does not respond.
 
     Args:
         problem: what the catalog may have done, such as `db.t may have been registered`.
@@ -137,7 +137,7 @@ def _is_unanswered(error: Exception) -> bool:
 
 
 def _without_secrets(error: Exception, properties: Mapping[str, Any]) -> Exception | None:
-    """Return the error as the cause of another one, which tracebacks show; None if it or a cause shows credentials."""
+    """Return the error if it may be the cause of another one; None if it or one of its causes shows credentials."""
     secrets = secrets_in(properties)
     cause: BaseException | None = error
     while cause is not None:

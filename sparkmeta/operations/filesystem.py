@@ -109,7 +109,7 @@ class FileSystemOperations:
 
         Raises:
             NoSuchTableError, ValidationError: see `refresh`.
-            CommitFailedError: other commits come first, again and again. Nothing is deleted.
+            CommitFailedError: other commits come first repeatedly. Nothing is deleted.
             OSError: not all versions are deleted.
         """
         (newest, metadata), older = self._all_versions()
@@ -168,7 +168,7 @@ class FileSystemOperations:
         try:
             if cause is None and self._is_newest(attempt.version.metadata_location):
                 return
-            # Others have committed since, on this version or on an older, deleted one with the same name.
+            # Others have committed since, on this version or on a deleted one with the same name.
         except Exception as error:  # noqa: BLE001 - the file has been written
             cause = error
         outcome = outcome_of(lambda: self._outcome(attempt), attempt.version.metadata.properties)
@@ -178,7 +178,8 @@ class FileSystemOperations:
             raise failure(outcome, attempt.version.metadata_location, cause) from cause
 
     def _is_newest(self, location: str) -> bool:
-        """Return whether there is no later version, also by the hint, since a listing may miss concurrent changes."""
+        """Return whether neither the listing nor the hint has a later version: a listing may miss concurrent
+        changes."""
         listed = newest_listed(self.files, self.folder)
         return listed.location == location and (hinted_version(self.files, self.folder) or 0) <= listed.version
 
@@ -236,8 +237,8 @@ class _Attempt:
     def is_in(self, newest: TableVersion, ours: bool) -> bool:
         """Return whether a later version follows from this one.
 
-        It does if it has the new snapshots. Without any, its metadata log must have both name and time of this version,
-        since another version may have had the name.
+        It does if it has the new snapshots. If there are none, its metadata log must have both name and time of this
+        version, since another version may have had the name.
 
         Args:
             ours: whether the file at the attempt's location exists and was written by it.

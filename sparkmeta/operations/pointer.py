@@ -138,7 +138,7 @@ class PointerCommit:
         return self.version.metadata.properties
 
     def outcome_in(self, current: TableMetadata) -> Outcome:
-        """Return the outcome if the catalog has a third version: won if that follows from this one."""
+        """Return the outcome if the catalog has a third version: won if it follows from this one."""
         logged = {entry.metadata_file for entry in current.metadata_log}
         if self.version.metadata_location in logged or has_any_snapshot(current, self.snapshot_ids):
             return Outcome.WON
@@ -148,7 +148,7 @@ class PointerCommit:
 
 
 def _next_location(base: TableVersion | None, metadata: TableMetadata, compressed: bool) -> str:
-    """Return `<version>-<uuid>.metadata.json` with the version after the base's, or 0 if that has none."""
+    """Return `<version>-<uuid>.metadata.json` with the version after the base's, or 0 if the base has none."""
     number = file_name("" if base is None else base.metadata_location).partition("-")[0]
     version = int(number) + 1 if number.isdecimal() else 0
     extension = ".gz.metadata.json" if compressed else ".metadata.json"
@@ -181,7 +181,7 @@ class SqlOperations(PointerOperations):
                 raise self._failure(attempt, outcome, error) from error
 
     def _execute(self, connection: Connection, attempt: PointerCommit) -> None:
-        """Execute the statement of a commit. Raises CommitFailedError if the base is no longer the current version."""
+        """Execute the statement of a commit. Raises CommitFailedError if the base is not the current version."""
         location = attempt.version.metadata_location
         if attempt.base is None:
             connection.execute(self._insert(location))
@@ -199,7 +199,7 @@ class SqlOperations(PointerOperations):
             raise CommitFailedError(f"{attempt.base.metadata_location} is no longer the current version: {current} is")
 
     def _outcome(self, attempt: PointerCommit) -> Outcome:
-        """Return the outcome of a transaction whose COMMIT got no answer."""
+        """Return the outcome of a transaction whose COMMIT got no response."""
         # The lock waits for an unfinished COMMIT.
         location = self._location(lock=True)
         if location == attempt.version.metadata_location:
@@ -286,7 +286,7 @@ class _Request(NamedTuple):
 class GlueOperations(PointerOperations):
     """The operations of a table in AWS Glue; see `PointerOperations`.
 
-    Glue refuses an update of an entry that is no longer at the version that the request names.
+    An update names a version of the entry. Glue refuses it if the entry has another version.
     """
 
     catalog: GlueCatalog
@@ -298,7 +298,7 @@ class GlueOperations(PointerOperations):
     def _move(self, attempt: PointerCommit) -> None:
         """See `PointerOperations._move`.
 
-        A request whose answer is lost is sent again: Glue refuses it if the first one has been executed.
+        If the response is lost, the request is sent again: Glue refuses it if the first one was executed.
         """
         location = attempt.version.metadata_location
         with catalog_errors(self.catalog, self.identifier):
@@ -321,7 +321,7 @@ class GlueOperations(PointerOperations):
                     raise failure(outcome, location, reason) from reason
 
     def _request(self, attempt: PointerCommit) -> _Request:
-        """Return the request of an attempt. Raises CommitFailedError if its base is no longer the current version."""
+        """Return the request of an attempt. Raises CommitFailedError if its base is not the current version."""
         if attempt.base is None:
             return _Request(self._entry_of(attempt.version), None)
         entry = self._current_entry()
@@ -344,7 +344,7 @@ class GlueOperations(PointerOperations):
             self.catalog._update_glue_table(database, name, request.entry, request.replaced_version)
 
     def _settled(self, attempt: PointerCommit, request: _Request) -> Outcome:
-        """Return the outcome of a request that got no answer, or was repeated by the client and then refused."""
+        """Return the outcome of a request that got no response, or that the client repeated and Glue then refused."""
 
         def check() -> Outcome:
             entry = self._current_entry()
@@ -377,7 +377,7 @@ def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], versi
 
     Raises:
         TableAlreadyExistsError, NoSuchNamespaceError: nothing was added.
-        CommitStateUnknownError: Glue has not answered, and may have added the table.
+        CommitStateUnknownError: Glue did not respond, and may have added the table.
     """
     location, metadata = version
     entry = _construct_table_input(identifier[-1], location, {}, metadata)
@@ -388,7 +388,7 @@ def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_ide
     """Rename a table: Glue has it under both names, then only under the new one.
 
     Call it inside `with catalog_errors(...)`. The old name is dropped only if its entry has not changed since it was
-    copied. Glue has no conditional drop, so a commit in the moment between this look and the drop is lost.
+    copied. Glue has no conditional drop, so a commit in the moment between this check and the drop is lost.
 
     Raises:
         NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError: nothing was renamed.
@@ -406,7 +406,7 @@ def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_ide
         is_sent = True
         catalog.drop_table(identifier)
     except Exception as error:
-        # A request without an answer may still be under way.
+        # A request without a response may still be under way.
         is_over = _answer_in(error) is not None
 
         def check() -> Outcome:
@@ -426,7 +426,7 @@ def rename_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], new_ide
 
 
 def _refuse_changed(catalog: GlueCatalog, identifier: tuple[str, ...], copied: Mapping[str, Any]) -> None:
-    """Raise CommitFailedError if the entry of a table to rename is no longer the one that was copied."""
+    """Raise CommitFailedError if the entry of a table to rename has changed since it was copied."""
     if not _is_same(_entry(catalog, identifier), copied):
         raise CommitFailedError(f"{'.'.join(identifier)} was not renamed: another commit, or a drop, came first")
 
@@ -434,7 +434,7 @@ def _refuse_changed(catalog: GlueCatalog, identifier: tuple[str, ...], copied: M
 def _create(
     catalog: GlueCatalog, identifier: tuple[str, ...], entry: Any, properties: Mapping[str, str], problem: str
 ) -> None:
-    """Create an entry. A request whose answer is lost is sent again: Glue refuses it if the first one was executed.
+    """Create an entry. If the response is lost, the request is sent again: Glue refuses it if the first was executed.
 
     Args:
         properties: the table properties `commit.status-check.*`.
@@ -490,7 +490,7 @@ def _entry(catalog: GlueCatalog, identifier: tuple[str, ...]) -> Mapping[str, An
 
 
 def _is_same(entry: Mapping[str, Any] | None, before: Mapping[str, Any]) -> bool:
-    """Return whether an entry is as before. A new table's versions start over, but have other locations."""
+    """Return whether an entry is unchanged. A new table's versions start over, but have other locations."""
     if entry is None:
         return False
     return (entry.get("VersionId"), _location_of(entry)) == (before.get("VersionId"), _location_of(before))
@@ -508,6 +508,6 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _answer_in(error: BaseException) -> Mapping[str, Any] | None:
-    """Return what an error says of Glue's answer; None if there was no answer."""
+    """Return Glue's error code for a request; None if there was no response."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     return cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else None

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 # -- The client, with limits for response times -----------------------------------------------------------------------
 
 
-# The names are those of Iceberg's Java library; the limits are in milliseconds.
+# The names are the same as in Iceberg's Java library; the limits are in milliseconds.
 _LIMITS = {"rest.client.connection-timeout-ms": 30_000, "rest.client.socket-timeout-ms": 300_000}
 
 
@@ -105,7 +105,7 @@ _COMMITTING = {404: iceberg.NoSuchTableError, 409: iceberg.CommitFailedException
 _EXPIRED_TOKEN = {401, 419}
 _WORTH_RETRYING = {408, 409, 429}
 _NOT_IMPLEMENTED = 501
-# How servers say that they have no such operation.
+# Status codes of servers that lack an operation.
 _UNSUPPORTED: dict[int, type[Exception]] = dict.fromkeys((405, 406), NotImplementedError)
 
 
@@ -128,7 +128,7 @@ class LoadedTable(NamedTuple):
 class RestOperations:
     """The operations of a table in a pyiceberg REST catalog.
 
-    Commits send what changes, so what else the catalog has set stays. The resulting version is the catalog's answer.
+    Commits send only changes, so other changes by the catalog stay. The catalog's response has the resulting version.
 
     Attributes:
         table_uuid: the expected table; None for any.
@@ -156,8 +156,8 @@ class RestOperations:
     def commit(self, base: TableVersion | None, new: TableMetadata) -> TableVersion:
         """See `TableOperations.commit`. Tables are created by `create_table` instead.
 
-        A request whose answer is lost is sent again until its outcome is known. A repetition changes nothing more: the
-        requirements refuse a second snapshot or move of a branch, and properties would get the same values.
+        If the response is lost, the request is sent again until its outcome is known. Repeating it is harmless: the
+        requirements refuse a second snapshot or move of a branch, and properties get the same values.
         """
         assert base is not None, "the catalog creates its tables"
         changes = changed_parts(base.metadata, new)
@@ -185,7 +185,7 @@ class RestOperations:
         return self._version(rest_request(self.catalog, "POST", url, _COMMITTING, attempt.request, self.token))
 
     def _settled(self, attempt: _Attempt, error: Exception) -> TableVersion:
-        """Return the version of an attempt that has failed, if it was committed nevertheless.
+        """Return the version of a failed attempt if it was committed nevertheless.
 
         Even a conflict may be with the attempt itself, if a proxy has repeated the request.
         """
@@ -249,7 +249,7 @@ def rest_table_exists(catalog: RestCatalog, identifier: tuple[str, ...]) -> bool
     """Return whether a table exists. Call it inside `with catalog_errors(...)`."""
     if Capability.V1_TABLE_EXISTS in catalog._supported_endpoints:
         return bool(catalog.table_exists(identifier))
-    # pyiceberg would parse the answer, with models that can't read all metadata.
+    # pyiceberg would parse the response, with models that can't read all metadata.
     try:
         rest_request(catalog, "GET", _table_url(catalog, identifier), _LOADING)
     except iceberg.NoSuchTableError:
@@ -267,8 +267,8 @@ def create_rest_table(
 
     Raises:
         NoSuchNamespaceError: there is no such namespace.
-        TableAlreadyExistsError: there is such a table.
-        CommitStateUnknownError: the catalog has not answered, and may have created the table.
+        TableAlreadyExistsError: the table exists.
+        CommitStateUnknownError: the catalog did not respond; the table may exist.
         CatalogError: the catalog refuses.
     """
     request: dict[str, Any] = {
@@ -307,7 +307,7 @@ def rename_rest_table(catalog: RestCatalog, identifier: tuple[str, ...], new_ide
 
 
 def refuse_missing_namespace(catalog: Catalog, identifier: tuple[str, ...]) -> None:
-    """Raise NoSuchNamespaceError, since some servers look for no namespace."""
+    """Raise NoSuchNamespaceError for a missing namespace, since some servers don't check it."""
     if not catalog.namespace_exists(identifier[:-1]):
         raise iceberg.NoSuchNamespaceError(f"there is no namespace {'.'.join(identifier[:-1])}")
 
@@ -324,9 +324,9 @@ def rest_request(
     body: Mapping[str, Any] | None = None,
     token: str | None = None,
 ) -> dict[str, Any]:
-    """Send a request with a token or else the catalog's authentication, and return the JSON of the answer.
+    """Send a request with a token or else the catalog's authentication, and return the JSON of the response.
 
-    An expired token is replaced by the catalog's, and that by a new one.
+    An expired token is replaced by the catalog's token, which is renewed if it has expired.
 
     Args:
         errors: the exceptions for status codes, instead of pyiceberg's general ones.
@@ -357,7 +357,7 @@ class _Bearer(AuthBase):
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether the catalog has answered that it does not execute a commit, however often it is sent."""
+    """Return whether the catalog's response says that it will never execute a commit."""
     cause = error.__cause__
     status = cause.response.status_code if isinstance(cause, HTTPError) and cause.response is not None else 0
     return status == _NOT_IMPLEMENTED or (400 <= status < 500 and status not in _WORTH_RETRYING)
@@ -397,7 +397,7 @@ _RENAME = "views/rename"
 _VIEW_LOADING: dict[int, type[Exception]] = {404: iceberg.NoSuchViewError}
 _VIEW_COMMITTING = _VIEW_LOADING | {409: iceberg.CommitFailedException}
 _VIEW_CREATING: dict[int, type[Exception]] = {404: iceberg.NoSuchNamespaceError, 409: iceberg.ViewAlreadyExistsError}
-# The id that means: the schema or version that the same request has added last.
+# The id of the schema or version that the same request has added last.
 _LAST_ADDED = -1
 
 
@@ -405,8 +405,8 @@ _LAST_ADDED = -1
 class RestViewOperations:
     """The operations of a view in a REST catalog.
 
-    The server applies the difference of base and new metadata to its own version. It refuses another view in the place
-    of the base, but not a base that is no longer current.
+    The server applies the difference of base and new metadata to its own version. It refuses a commit if another view
+    has replaced the base's, but not if the base is outdated.
 
     Attributes:
         view_uuid: the expected view; None for any.
@@ -461,7 +461,7 @@ class RestViewOperations:
         return request | ({"location": new.location} if new.location else {})
 
     def _outcome(self, base: LoadedView | None, new: ViewMetadata) -> Outcome:
-        """Return whether the view is as the commit would have made it; if not, the request may still be under way."""
+        """Return whether the view equals the commit's result; if not, the request may still be under way."""
         try:
             current = self.refresh().metadata
         except NoSuchViewError:

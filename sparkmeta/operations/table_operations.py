@@ -75,8 +75,8 @@ class TableOperations(Protocol):
     def replaces_metadata(self) -> bool:
         """Whether a commit replaces the whole metadata, which may then describe a metadata tree (format version 4).
 
-        Otherwise the catalog takes updates, with requirements for some parts of the base. It accepts them although
-        other parts have changed.
+        Otherwise the catalog takes updates, with requirements for some parts of the base. It accepts them even if other
+        parts have changed.
         """
 
     def refresh(self) -> TableVersion:
@@ -174,9 +174,9 @@ def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
 
 
 def _as_in_table(location: str, metadata: TableMetadata) -> str:
-    """Return the location of a metadata file, below the table's location if that is spelled differently.
+    """Return the location of a metadata file, in the spelling of the table's location.
 
-    Otherwise the log of a tree with relative locations would name the file where it was before the table moved.
+    Otherwise the log of a tree with relative locations would name the file at its place before the table moved.
     """
     if not isinstance(metadata, TableMetadataV4) or not metadata.relative_locations:
         return location
@@ -256,10 +256,10 @@ def has_any_snapshot(metadata: TableMetadata, snapshot_ids: set[int]) -> bool:
 
 
 def outcome_of(check: Callable[[], Outcome], properties: Mapping[str, str]) -> Outcome:
-    """Repeat the check of a commit that got no answer, until its outcome is known or the retries are used up.
+    """Repeat the check of a commit that got no response, until its outcome is known or the retries are used up.
 
-    A check that fails leaves the outcome unknown: an error would be taken for a proof that nothing was committed. The
-    table properties `commit.status-check.*` control retries and waits.
+    A check that fails leaves the outcome unknown: callers would take an error for a proof that nothing was committed.
+    The table properties `commit.status-check.*` control retries and waits.
     """
     limits = status_checks(properties)
     end = time.monotonic() + limits.total_ms / 1000
@@ -336,7 +336,7 @@ class BaseTable:
         """Return the table at another version of its metadata.
 
         Raises:
-            InvalidArgumentError: it is something else, such as the id of a snapshot.
+            InvalidArgumentError: the argument is not a version but, for example, the id of a snapshot.
         """
         if not isinstance(version, TableVersion):
             problem = "expected a TableVersion; scan(snapshot_id=...) reads a snapshot"  # type: ignore[unreachable]

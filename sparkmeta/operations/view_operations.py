@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sparkmeta.spec.view_metadata import ViewMetadata
     from sparkmeta.storage.files import Files
 
-# A file beside the metadata files of a view, so that listings need not open those of tables. It is written before the
-# first metadata file, so that every view has it; a table may have it too.
+# A file beside the metadata files of a view, so that listings need not open metadata files of tables. It is written
+# before the first metadata file, so that every view has it; a table may have it too.
 VIEW_MARKER = "view.text"
 
 _DEFAULT_CODEC = "gzip"
@@ -73,9 +73,9 @@ class ViewOperations(Protocol):
 class FileSystemViewOperations:
     """The operations of a view in a folder.
 
-    A commit publishes the next `v<N>.metadata.json` only if it is absent, as for tables. Both begin with the same name,
-    so that of a table and a view that are created at the same time in one folder only one succeeds. All commits on one
-    base use one name too, by the codec of the base. Old metadata files are not deleted.
+    A commit publishes the next `v<N>.metadata.json` only if it is absent, as for tables. The first file of a table and
+    a view has the same name, so only one succeeds if both are created in one folder at the same time. All commits on
+    one base compete for one name too, with the codec of the base. Old metadata files are not deleted.
 
     Attributes:
         view_uuid: the expected view; None for any.

@@ -47,12 +47,13 @@ _DELETE_COLUMNS = (*DV_COLUMNS, "equality_ids")
 def only_dvs(state: TableState, manifests: pa.Table, *, by_job: bool) -> bool:
     """Return whether all live deletes are deletion vectors that name their data file.
 
-    In trees, all deletes but equality deletes are. Otherwise the entries are read, few manifests on the driver.
+    In trees, all deletes are deletion vectors, except equality deletes. Otherwise the entries are read; the driver
+    reads few manifests.
 
     Args:
         state: the table.
         manifests: its delete manifests.
-        by_job: whether to read many manifests by a job, or to return False for these.
+        by_job: whether to read many manifests by a job. If not, the result is False for many manifests.
     """
     if state.tree is not None and not state.tree.is_upgraded:
         return True
@@ -112,7 +113,7 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
 
 # -- The choice -------------------------------------------------------------------------------------------------------
 # No other module chooses how a scan is read and how its deletes are matched.
-# The limits for matching are in `costs`, those for where manifests are read in `manifests.placement`.
+# `costs` has the limits for matching, and `manifests.placement` the limits for where manifests are read.
 
 
 Matching = Literal["join", "colocated"]
@@ -192,7 +193,7 @@ class Coplanned:
     Attributes:
         data: the data manifests.
         deletes: their delete manifests.
-        partners: small id of a data manifest -> those of its delete manifests.
+        partners: small id of a data manifest -> small ids of its delete manifests.
         dvs: the deletes, if the driver has read them.
         reading: where they are read.
     """
@@ -248,8 +249,8 @@ class Choice:
 def choose(pruned: PrunedManifests) -> Choice:
     """Choose where the manifests of a scan are read and how deletes are matched.
 
-    Opens delete manifests only if the choice depends on their kind, as it does for format version 3: on the driver if
-    they are few, otherwise by one job.
+    Opens delete manifests only if the choice depends on their kind, as it does for format version 3. The driver opens
+    them if they are few, otherwise one job does.
     """
     started = time.perf_counter()
     figures, pairs, dvs = _counts(pruned), None, None
@@ -290,7 +291,7 @@ def choose(pruned: PrunedManifests) -> Choice:
 
 
 def matching(figures: Figures) -> Verdict | None:
-    """Return how deletes are matched; None if that depends on figures that have not been looked up."""
+    """Return how deletes are matched; None if this depends on figures that have not been looked up."""
     if not figures.data_manifests or not figures.delete_manifests:
         return Verdict("join", "the scan opens no delete manifest")
     if figures.planning == "join":

@@ -56,7 +56,7 @@ UNITS = pa.schema([pa.field("data", _MANIFEST_TYPE), pa.field("deletes", pa.list
 
 # Entries of an Avro manifest that are joined with DVs at a time. Each join builds a hash table of all DVs.
 _JOINED_AT_ONCE = 1 << 16
-# Data leaves whose masks, and those of their delete leaves, are read together.
+# Data leaves whose masks are read together, with the masks of their delete leaves.
 _MASKED_AT_ONCE = 64
 
 
@@ -96,14 +96,14 @@ def join_units(task: CoplanTask, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read parts of Avro manifests and yield their data entries, each with its DV among the given ones."""
+    """Read parts of Avro manifests and yield their data entries, each with its DV among `dvs`."""
     for batch in parts:
         for part in batch.to_pylist():
             yield from _join_part(task, part, lambda: dvs)
 
 
 def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[dict[str, Any]]:
-    """Return units with the bitmaps of their masks, which are read here."""
+    """Return units with the bitmaps of their masks, which this reads."""
     masked = [leaf for unit in units for leaf in (unit["data"], *unit["deletes"]) if leaf["mask"] is not None]
     masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.decoder.files)}
     for leaf in masked:
@@ -176,7 +176,7 @@ class HeldDvs:
         self._all = task.deletes.schema.empty_table()
 
     def of(self, manifests: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """Return the DVs of the given manifests.
+        """Return the DVs of the manifests.
 
         Raises:
             ValidationError: a delete is not a DV, or Avro manifests have two DVs for one file.

@@ -22,9 +22,9 @@ What runs when:
   snapshot's summary counts no equality deletes. If there are none, the second checks whether all deletes are deletion
   vectors.
 - The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
-- `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only those
-  without counts, and runs no job if all have them. With a filter, it counts the matching entries by a job, unless the
-  driver decodes the manifests or none is left. It never reads deletes.
+- `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only
+  manifests without counts, and runs no job if all have counts. With a filter, it counts the matching entries by a job,
+  unless the driver decodes the manifests or none is left. It never reads deletes.
 - `report` runs the DataFrame of `plan_files`, and a job that counts the entries of the opened manifests.
 """
 
@@ -106,9 +106,9 @@ def planned_rows(matched: MatchedEntries, *extra: Aliased) -> DataFrame:
 def count_files(pruned: PrunedManifests) -> int:
     """Count the rows of `plan_files` without reading or checking deletes.
 
-    Without a filter, adds up the live files of the manifests, less those masked by manifest DVs (which mask only live
-    entries). Manifests without counts, which v1 tables may have, are read. With a filter, counts the matching entries
-    of the data manifests; the driver decodes small ones.
+    Without a filter, adds up the live files of the manifests, without the files that manifest DVs mask (they mask only
+    live entries). Manifests without counts, which v1 tables may have, are read. With a filter, counts the matching
+    entries of the data manifests; the driver decodes small ones.
     """
     counts = live_files(pruned.data)
     is_known = counts.is_valid() if pruned.filter.keeps_all else pa.repeat(pa.scalar(False), len(pruned.data))

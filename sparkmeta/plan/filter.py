@@ -110,7 +110,7 @@ def public_partition(state: TableState) -> Sql:
 
 
 def full_partition(state: TableState) -> Sql:
-    """Return the partition tuple with the fields of all specs, as commits take it; see `partition_field_names`."""
+    """Return the partition tuple with the fields of all specs, for commits; see `partition_field_names`."""
     names = state.types.partition_field_names
     return sql.struct(*(partition_value(field_id).alias(name) for field_id, name in names.items()))
 
@@ -133,7 +133,7 @@ def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
 
 
 def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
-    """Return a delete of a group in the form of plans. `manifests` are those of the deletes."""
+    """Return a delete of a group in the form of plans. `manifests` are the manifests of the deletes."""
     return sql.struct(
         delete["content_type"].alias("content"),
         delete["location"].alias("file_path"),
@@ -263,7 +263,7 @@ class ScanFilter:
 
     @cached_property
     def typed_filter(self) -> BooleanExpression:
-        """The filter on columns of the types that they have in manifests."""
+        """The filter, with the types that its columns have in manifests."""
         return with_promoted_dates(self.row_filter, self.promoted_dates)
 
     @cached_property
@@ -378,7 +378,7 @@ def may_match(scan_filter: ScanFilter, joined_ids: Collection[int] = ()) -> Sql:
 def all_rows_match(scan_filter: ScanFilter) -> Sql:
     """Return whether the stats or the partition tuple of an entry imply that all rows of its file match; never null.
 
-    The stats are those of `ScanFilter.filter_ids`.
+    The entry has the stats of `ScanFilter.filter_ids`.
     """
     top_level = {column.field_id for column in scan_filter.schema.fields}
 
@@ -468,7 +468,7 @@ class PrunedManifests:
 
 
 def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
-    """Prune the manifests of a scan without opening any: the manifest list or V4 root has all that is needed."""
+    """Prune the manifests of a scan without opening any: the manifest list or V4 root suffices."""
     started, state = time.perf_counter(), scan_filter.state
     live = live_manifests(state.manifests)
     matching = matching_manifests(live, scan_filter)
@@ -543,7 +543,7 @@ def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
 
 
 def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
-    """Return which manifests have a spec in `passed` and passed for it. None as a value means that all passed."""
+    """Return which manifests have a spec in `passed` and passed its test. The value None means that all passed."""
     specs, matches = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
     for spec_id, passed_for_spec in passed.items():
         of_spec = pc.equal(specs, spec_id)

@@ -43,18 +43,19 @@ if TYPE_CHECKING:
 
 
 # -- Co-planning: one task reads data and delete manifests ------------------------------------------------------------
-# No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). The delete
-# manifests of a tree's data leaf are those affiliated with it; those of an Avro manifest have deletes of the same
+# No entry is shuffled, and a delete entry enters the JVM only with its data file (V4 proposal, Affinity). A tree's data
+# leaf has the delete manifests that are affiliated with it; an Avro manifest has the delete manifests of the same
 # partitions.
 
 
 def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> DataFrame:
     """Read the live entries of data manifests, each with its deletion vector from the paired delete manifests.
 
-    The frame has the columns of `data` and those that `with_dv` converts to a delete. It fails when it runs (at once if
-    the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged. A DV does not apply
-    if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning), and is not checked; nor
-    are DVs paired with a data manifest that has no file for the filter.
+    The frame has the columns of `data`, and the columns that `with_dv` converts to a delete. It fails when it runs (at
+    once if the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged.
+
+    A DV does not apply if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning). Such
+    a DV is not checked, nor are DVs paired with a data manifest that has no file for the filter.
 
     Args:
         scan_filter: the scan's filter.
@@ -90,7 +91,7 @@ def _joining(
 
 
 def with_dv(joined: Sql, deletes: pa.Table) -> Sql:
-    """Return the deletes of a data entry: those that were joined, and the DV from `coplanned_entries`.
+    """Return the deletes of a data entry: the joined ones, and the DV from `coplanned_entries`.
 
     Args:
         joined: deletes from other delete manifests, of `DELETES_TYPE`.
@@ -159,7 +160,7 @@ class ScanEntries:
 
     Attributes:
         choice: how the scan's manifests are read.
-        data: the live data entries that may match. Those of co-planned manifests have the columns that `with_dv` takes.
+        data: the live data entries that may match. Entries of co-planned manifests have the columns for `with_dv`.
         deletes: the deletes that are joined.
     """
 

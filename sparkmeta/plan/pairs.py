@@ -40,7 +40,7 @@ _Summaries = Callable[[pa.Table, int, int], pa.StructArray]
 
 
 def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
-    """Return the delete manifests without those affiliated with live data leaves other than `data`.
+    """Remove the delete manifests that are affiliated with live data leaves other than `data`.
 
     A delete manifest whose data leaf is not live counts as unaffiliated: affinity is only a hint (V4 proposal), and an
     outdated one must not make deleted rows reappear.
@@ -56,7 +56,7 @@ def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) ->
 
 
 def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> pa.Table:
-    """Return the delete manifests without unaffiliated leaves that have no partition in common with `data`.
+    """Remove unaffiliated delete leaves that have no partition in common with `data`.
 
     Deletes of unpartitioned specs may be global, and are all kept.
     """
@@ -226,7 +226,7 @@ class Pairs:
         deletes: the delete manifests paired with these.
         other_data: the remaining data manifests.
         other_deletes: the delete manifests that may hold deletes for any data manifest.
-        partners: small id of a data manifest -> those of its delete manifests, in a suitable order for tasks.
+        partners: small id of a data manifest -> small ids of its delete manifests, in a suitable order for tasks.
         decoded: the number of deletes decoded by a single task that reads all pairs.
         held: the maximum number of deletes that this task holds at once.
     """
@@ -265,7 +265,7 @@ def pairs_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) -> P
 
 
 def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
-    """Map the small id of each affiliated delete leaf to that of its live data leaf."""
+    """Map the small id of each affiliated delete leaf to the small id of its live data leaf."""
     if state.tree is None:
         return {}
     leaves, targets = state.data_manifests, deletes.column("referenced_file").combine_chunks()
@@ -279,7 +279,8 @@ def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> 
     """Pair the manifests of a manifest list whose deletes are all DVs, which apply within their spec and partition.
 
     Delete manifests without a partner do not apply. If none has a partner, and one may be mislabelled with a spec, they
-    are left to be read, which refuses it. The manifest list must count the entries of all delete manifests.
+    are kept, since reading them refuses the mislabelled one. The manifest list must count the entries of all delete
+    manifests.
     """
     meets = overlaps(data, deletes, state.types.spec_fields)
     if not meets.any() and len(state.specs) > 1 and _may_be_mislabelled(state, data, deletes):

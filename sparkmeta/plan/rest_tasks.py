@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 INEXPRESSIBLE = "the REST protocol's scan tasks can't express"
-"""The beginning of the messages of errors about plans that are right and can't be sent."""
+"""The beginning of messages about correct plans that can't be sent."""
 
 _RANGES = (BoundLessThan, BoundLessThanOrEqual, BoundGreaterThan, BoundGreaterThanOrEqual)
 _TO_THE_END = 2**31 - 1
@@ -176,9 +176,9 @@ def _dropped_sources(state: TableState) -> set[int]:
 def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
     """Raise UnsupportedError if readers could not get partition values that they need.
 
-    These are the values of identity partition columns that the scan reads and the table has dropped, and all values of
-    columns whose ids have another type now. The type of a partition value, by which the protocol encodes it, is that of
-    the column in the table's current schema.
+    Readers lack two kinds of values: those of identity partition columns that the scan reads and the table has dropped,
+    and all values of columns whose ids have another type in the current schema. The protocol encodes a partition value
+    by the column's type in the table's current schema.
 
     Args:
         schema: the scan's schema.

@@ -326,7 +326,7 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
     sizes = files.column("file_size_in_bytes").to_numpy(False)
     lists = files.column("split_offsets")
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(False).astype(np.int64)
-    # With a last value, so that empty lists at the end have a place.
+    # The additional last value is the place of empty lists at the end.
     offsets = np.append(lists.flatten().to_numpy(False), 0).astype(np.int64)
     first = np.cumsum(counts) - counts
     last = np.maximum(first + counts - 1, first)
@@ -345,7 +345,7 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
 
 
 def _delete_weights(files: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the bytes and number of each file's deletes. A DV counts its own bytes, not those of its Puffin file."""
+    """Return the bytes and number of each file's deletes. A DV counts its own bytes, not its Puffin file's."""
     deletes = files.column("deletes")
     flat = deletes.flatten()
     size = pc.coalesce(pc.struct_field(flat, "content_size_in_bytes"), pc.struct_field(flat, "file_size_in_bytes"))

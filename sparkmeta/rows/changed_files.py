@@ -82,10 +82,10 @@ def appended_entries(
 ) -> DataFrame | None:
     """Return the entries of the files that snapshots appended, without deletes; None if there are none.
 
-    Other arguments and errors are those of `read_appended`.
+    Other arguments and errors are the same as for `read_appended`.
 
     Args:
-        columns: columns of entries in addition to those that planning needs.
+        columns: columns of entries that planning does not need.
     """
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
     appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]
@@ -125,12 +125,11 @@ def matching_without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilt
 
 # -- Files in which snapshots changed rows ----------------------------------------------------------------------------
 #     snapshots -> changes in their manifests -> plans before and after -> `ChangedFiles`
-#
-# The first job reads the files that the snapshots added and removed from the manifests that they wrote. If these
-# include deletes that don't name their data file, a second job finds the files that they apply to. The last job plans
-# files: those that a snapshot removed, with its parent's deletes; those that it added, with its own deletes; and those
-# whose deletes it changed, with both. Only the last kind is looked up in all data manifests. The driver compares the
-# plans.
+# 1. The first job reads the files that the snapshots added and removed from the manifests that they wrote.
+# 2. If these include deletes that don't name their data file, a second job finds the files that they apply to.
+# 3. The last job plans the files that a snapshot removed, with its parent's deletes; the files that it added, with its
+#    own deletes; and the files whose deletes it changed, with both. Only these are looked up in all data manifests.
+# 4. The driver compares the plans.
 
 
 INSERT: Final = "INSERT"
@@ -149,8 +148,9 @@ class ChangedFiles:
     """Files with changed rows. There is one row for each file, snapshot that changed it, and kind of change.
 
     Attributes:
-        whole: files that a snapshot added or removed, of which all live rows changed.
-        partly: files whose deletes a snapshot changed, of which rows deleted on the other side changed (`SELECTED_BY`).
+        whole: files that a snapshot added or removed. All their live rows changed.
+        partly: files whose deletes a snapshot changed. The rows that `SELECTED_BY` deletes changed: those deleted only
+            before or only after the snapshot.
     """
 
     whole: PlannedFiles
@@ -174,7 +174,7 @@ class ChangedFiles:
         return [files for files in (self.whole, self.partly) if len(files)]
 
     def parts(self, ordinals: pa.Array, *, invert: bool = False) -> list[PlannedFiles]:
-        """Return `all_parts` restricted to some snapshots or, with `invert`, to all others."""
+        """Return `all_parts` of only some snapshots or, with `invert`, of all others."""
         chosen = (
             files.filter(np.isin(files.numbers(_ORDINAL), ordinals, invert=invert))
             for files in (self.whole, self.partly)
@@ -424,7 +424,7 @@ def _pairs(files: PlannedFiles) -> tuple[Indices, Indices]:
 
 
 def _selected(files: PlannedFiles, places: Indices, others: Indices) -> PlannedFiles:
-    """Return the files at `places` whose pairs at `others` have further deletes, with these as `SELECTING`."""
+    """Return the files at `places` whose pairs at `others` have further deletes. `SELECTING` has these deletes."""
     of_files = _further_file_deletes(files, places, others)
     codes, sets = _further_members(files, places, others)
     table = files.table.take(pa.array(places)).append_column(SELECTING[FILE_DELETES], of_files)
@@ -456,7 +456,7 @@ def _further_members(files: PlannedFiles, places: Indices, others: Indices) -> t
     """Return the sets of deletes of files at `others` that their pairs at `places` lack.
 
     Returns:
-        The index of each pair's set, and the sets, which begin with those of the files.
+        The index of each pair's set, and the sets. They begin with the sets of the files.
     """
     sets = files.sets
     pairs, codes = np.unique(files.set_codes[places] * len(sets) + files.set_codes[others], return_inverse=True)

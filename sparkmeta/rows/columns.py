@@ -151,7 +151,7 @@ class ReadColumns:
     def by_names(fields: tuple[NestedField, ...], widened: Collection[int]) -> ReadColumns:
         """Return columns that have the same names in the files as in the table.
 
-        They have field ids, so that Spark refuses files without any: columns of such files are identified by position.
+        They have field ids, so that Spark refuses files without ids, whose columns are identified by position.
 
         Args:
             fields: the columns.
@@ -242,7 +242,7 @@ def shaped(value: Sql, kind: IcebergType, wanted: IcebergType, *, is_public: boo
     """Return a value in public form, without fields that the wanted type lacks.
 
     Args:
-        value: the value as it was read, or in public form.
+        value: the value, in the form in which Spark read it or in public form.
         kind: its type.
         wanted: the same type, possibly with fewer fields.
         is_public: whether the value is in public form already.

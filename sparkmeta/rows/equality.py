@@ -48,7 +48,7 @@ class EqualityDeletes:
 
     Attributes:
         field_ids: the field ids of the columns.
-        files: the delete files, rows of `handover.FILES`. A file's number is its index here.
+        files: the delete files, rows of `FILES`. A file's number is its index.
         ranges: `of_number` (a delete file's number), `first` and `last` (numbers of data files, inclusive).
         ranged_keys: the number of rows in the delete files, each counted once per range of its file.
     """
@@ -159,10 +159,10 @@ def _of_columns(deletes: pa.Table, id_list: str, order: _Order) -> EqualityDelet
 def without_equal(
     frame: DataFrame, deletes: EqualityDeletes, state: TableState, columns: ReadColumns, value: Callable[[int], Sql]
 ) -> DataFrame:
-    """Return rows without those deleted by equality deletes.
+    """Return rows that no equality delete deletes.
 
-    The join uses a hash of the key, which is faster than joining by several columns, above all null-safe ones. Equality
-    is part of the range condition, so that Spark does not use it as a join key.
+    The join uses a hash of the key, which is faster than joining by several columns, especially by null-safe
+    comparisons. Equality is part of the range condition, so that Spark does not use it as a join key.
 
     Args:
         frame: rows with `number`.
@@ -181,7 +181,7 @@ def without_equal(
 def with_equal(
     frame: DataFrame, deletes: EqualityDeletes, state: TableState, columns: ReadColumns, value: Callable[[int], Sql]
 ) -> DataFrame:
-    """Return all rows, with the column `is_deleted` also true for those that `without_equal` would remove."""
+    """Return all rows, with the column `is_deleted` also true for rows that `without_equal` would remove."""
     keys, number = _keys(deletes, state, columns), sql.col(NUMBER)
     of_hash = keys.groupBy(_HASH).agg(F.collect_list(F.struct("*")).alias(_KEYS))
     joined = frame.join(of_hash, (_hash(map(value, deletes.field_ids)) == sql.col(_HASH)).column(), "left")

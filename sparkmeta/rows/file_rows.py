@@ -256,7 +256,7 @@ def _by_path(paths: pa.StringArray, positions: pa.Int64Array) -> Iterator[tuple[
 
 # -- The rows of planned files ----------------------------------------------------------------------------------------
 # A task holds a batch of one file's rows (`data_file`), the bitmap of the file's deleted positions and the keys of its
-# equality deletes, and cached positions and keys of delete files that the next file may need (`file_deletes`).
+# equality deletes, and cached positions and keys of delete files that the next file may need.
 #
 # Spark tasks import this module, so it imports little.
 
@@ -295,7 +295,7 @@ _PLANNED_NAMES = {"_file": "file_path", "_spec_id": "spec_id"}
 
 START, STOP = "start", "stop"
 SELECTED_BY = "selected_by"
-"""A second array of deletes: only rows that these delete, and `deletes` do not, are read of the file."""
+"""A second array of deletes: only rows that it deletes, and `deletes` does not, are read from the file."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class _Part:
 
 
 class _FileRead:
-    """Converts the rows of a file to those of the result."""
+    """Converts the rows of a file to rows of the result."""
 
     def __init__(
         self, rows: RowReader, part: _Part, file: DataFile, deletes: FileDeletes, selecting: FileDeletes | None

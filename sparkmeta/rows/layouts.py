@@ -270,7 +270,7 @@ def read_by_tasks(
         scan_filter: The filter and the table.
         planned: Any rows of `plan_files`.
         projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow those of the table. With `_deleted`, deleted rows are
+        metadata_columns: Names of metadata columns, which follow the table's columns. With `_deleted`, deleted rows are
             included.
 
     Raises:
@@ -293,7 +293,7 @@ def task_rows(
     Args:
         state: The table.
         projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow those of the table.
+        metadata_columns: Names of metadata columns, which follow the table's columns.
         leaves: Fields of the table, which follow the columns.
 
     Raises:

@@ -78,7 +78,7 @@ class MaskLimits:
     """Memory limits, in words of 8 bytes.
 
     Attributes:
-        literal: maximum words in a query literal, of which each task has a copy; more are broadcast.
+        literal: maximum words in a query literal, which each task has a copy of; more words are broadcast.
         batch: maximum words of files that are read together. Files that need more on their own can't use masks.
         total: maximum words of all files of a scan, which the driver holds as long as the DataFrame lives.
     """
@@ -149,7 +149,7 @@ def masked_words(state: TableState, files: PlannedFiles, rows: Indices, file_num
 
     Raises:
         CorruptFileError: a deletion vector or delete file is damaged, or masks a row that the data file does not have.
-            Found by a task, this is a ValidationError.
+            If a task finds this, the error is a ValidationError.
         NotFoundError: a delete file is missing.
     """
     firsts, counts = _words_of(file_numbers)
@@ -238,7 +238,7 @@ def _units(files: PlannedFiles) -> tuple[pa.Table, Indices]:
 def _masked_files(masked: pa.Table, places_in_sets: Indices, files: PlannedFiles) -> Indices:
     """Return the index of the file of each row of `_MASKED_WORDS`; -1 if the row's unit does not apply to the file.
 
-    A position delete file may have positions of files that are not read, no longer exist, or are newer.
+    A position delete file may have positions of files that are not read, do not exist any more, or are newer.
     """
     paths = whole(files.table.column("file_path"))
     file_places = pc.fill_null(pc.index_in(whole(masked.column("data_file")), value_set=paths), -1).to_numpy()

@@ -69,7 +69,7 @@ class OrcParts:
         self.footer = parsed(self.plain(self.read(self.footer_start, values[1])))
 
     def read(self, start: int, size: int) -> bytes:
-        """Return bytes of the file as they are stored."""
+        """Return stored bytes of the file, without decoding them."""
         self._source.seek(start)
         data: bytes = self._source.read(size)
         if len(data) < size:
@@ -77,7 +77,7 @@ class OrcParts:
         return data
 
     def plain(self, data: bytes) -> bytes:
-        """Decode chunks, each of which may be compressed, to plain bytes."""
+        """Decode chunks, which may be compressed, to plain bytes."""
         if self._codec == _NO_CODEC:
             return data
         parts, place = [], 0
@@ -112,7 +112,7 @@ class OrcParts:
 
         Args:
             footer: the fields of the footer.
-            metadata_size: the size of the section before the footer; None if it is as in this file.
+            metadata_size: the size of the section before the footer; None for the size in this file.
         """
         stored = self.stored(encoded(footer))
         sizes = {1: len(stored)} if metadata_size is None else {1: len(stored), 5: metadata_size}
@@ -208,7 +208,7 @@ def decoded_runs(data: bytes) -> Iterator[Numbers]:
 
 
 def encoded_runs(values: Numbers) -> bytes:
-    """Encode numbers of which none is negative, in runs of numbers of equal width."""
+    """Encode non-negative numbers, in runs of numbers of equal width."""
     parts = []
     for start in range(0, len(values), _MOST_IN_RUN):
         run = values[start : start + _MOST_IN_RUN]

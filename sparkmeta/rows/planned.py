@@ -141,13 +141,13 @@ def _distinct(deletes: pa.Table) -> tuple[Indices, pa.Table]:
 
 
 # -- Hand Parquet files over to Spark ---------------------------------------------------------------------------------
-# Spark lists files that are given as paths, which takes longer than planning them. It does not list files in the log
+# Spark lists files that are passed as paths, which takes longer than planning them. It does not list files in the log
 # of a streaming sink: a file `_spark_metadata/0` in a folder, with one line of JSON per data file. The log also has a
 # modification time for each file. Spark only exposes it as `_metadata.file_modification_time`, so it can carry the
 # number. Spark reads the log when the DataFrame is created; the folder is removed right after.
 #
 # The log and the column `_tmp_metadata_row_index` are Spark internals, which `understands_logs` tests. If they do not
-# work, or on Spark Connect, whose server need not see this machine's folders, files are given as paths, numbers are
+# work, or on Spark Connect, whose server may not see this machine's folders, files are passed as paths, numbers are
 # joined by path, and positions come from the public `_metadata.row_index`.
 
 
@@ -159,7 +159,7 @@ FILES: Final = pa.schema(
 )
 """Files to hand over, with numbers from 0 to 2**53 - 1."""
 
-# Before numbers are joined, the column has the path.
+# Until numbers are joined, the column has the path.
 _EXTRA_TYPES: Final = {NUMBER: StringType(), POSITION: LongType()}
 
 _LAST_NUMBER: Final = (1 << 53) - 1
@@ -430,8 +430,8 @@ class PlannedFiles:
 
     Attributes:
         table: one row per data file, with the columns of `plan_files` that row readers need, and `FILE_DELETES` and
-            `DELETE_SET` for the deletes. It may have the columns of `SELECTING`, and those of `CHANGE_COLUMNS`, which
-            are constant for all rows of a file.
+            `DELETE_SET` for the deletes. It may have the columns of `SELECTING` and `CHANGE_COLUMNS`. The latter are
+            constant for all rows of a file.
         sets: sets of deletes that name no data file.
     """
 

@@ -194,7 +194,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
 
 
 def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tuple[NestedField, ...]:
-    """Return the given columns that equality deletes compare."""
+    """Return the columns among `field_ids` that equality deletes compare."""
     ids = set(field_ids)
     return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
 
@@ -303,7 +303,7 @@ class _Part:
 
     @cached_property
     def _selecting(self) -> _Deletes | None:
-        """The deletes of which at least one must apply to each row; None if deletes do not select rows."""
+        """Deletes that select rows: at least one must apply to each row. None if deletes do not select rows."""
         return None if self.files.selecting is None else self._deletes_of(self.files.selecting)
 
     def _deletes_of(self, side: PlannedFiles) -> _Deletes:

@@ -19,7 +19,7 @@ from sparkmeta.errors import CorruptFileError, UnsupportedError
 NESTED = ("struct", "list", "map")
 
 TYPE_OF_COLUMN = "type of column "
-"""How the field of a CorruptFileError begins if the column of a file can't be read as the table's."""
+"""The beginning of `CorruptFileError.field` if a file's column can't be read as the table's."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class IcebergColumn:
     Attributes:
         name: The name; `element` in a list, `key` and `value` in a map.
         id: The field id; None if the file has none.
-        type: The Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have names of
-            their own.
+        type: The Iceberg name of a primitive type, or one of `NESTED`. File types that Iceberg lacks have other names.
         children: The fields of a struct, the element of a list, or the key and value of a map.
         required: Whether it is required. Always False for file columns.
         default: The initial default, in pyiceberg's representation.

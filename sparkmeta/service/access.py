@@ -149,7 +149,7 @@ class Principals:
         """Return the user of a request. Raises ApiError if its token is missing or unknown."""
         value = headers.get("authorization", "")
         sent = value[len(_BEARER) :].strip().encode() if value.lower().startswith(_BEARER) else b""
-        # All are compared, so that the time of an answer reveals nothing.
+        # All tokens are compared, so that the response time reveals nothing.
         matching = [user for token, user in self.by_token.items() if hmac.compare_digest(token.encode(), sent)]
         if not matching:
             raise ApiError(401, UNAUTHORIZED, "the request has no valid bearer token")
@@ -233,7 +233,7 @@ class ServeOptions:
         slots: how many plans run at a time.
         queued: how many plans wait for a slot; further ones are refused.
         cached_bytes: how much of the answers of finished plans is kept in memory.
-        vend_credentials: whether clients that ask for credentials get those that the catalog vends to the service.
+        vend_credentials: whether clients that ask for credentials get the ones that the catalog vends to the service.
         max_request_bytes: the largest request body, in bytes.
         max_pages: how many pages a plan has at most.
         max_spool_bytes: how many bytes this service has in the spool at most.

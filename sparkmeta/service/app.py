@@ -373,7 +373,7 @@ class App:
             ClientDisconnect: the client has gone.
         """
         deadline = time.monotonic() + patience
-        # If no request waits when it fails, asyncio would log the error as one that was never retrieved.
+        # Without this, asyncio would log an error that no request waits for as never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         while True:
             left = deadline - time.monotonic()

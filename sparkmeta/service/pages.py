@@ -40,7 +40,7 @@ PAGE_SCHEMA = pa.schema([("page", pa.string()), ("tasks", pa.int64()), ("bytes",
 """The result of a Spark task: a page that it has written, or a few scan tasks themselves (`rows`, an Arrow stream)."""
 
 SUFFIX = ".page"
-"""Of files of compressed text. PyArrow would compress a file named `.gz` again."""
+"""The suffix of files of compressed text. PyArrow would compress a file named `.gz` again."""
 
 # isal takes a sixth of zlib's time.
 _gzip = import_module("isal.igzip" if find_spec("isal") else "gzip")
@@ -92,7 +92,8 @@ def compressed(data: bytes) -> bytes:
 def cut_pages(rows: pa.Table, tasks: int, size: int) -> Iterator[pa.Table]:
     """Cut rows into pages of at most `tasks` tasks and `size` bytes, but at least one task.
 
-    The bytes are those of the rows: a page has a delete file only once, but making the page holds all copies.
+    The bytes are counted over the rows. A page has a delete file only once, but all copies are in memory while it is
+    made.
     """
     start = 0
     if not len(rows):
@@ -242,7 +243,7 @@ class Spool:
         Raises:
             FileAccessError: the spool is full, or can't be reached.
         """
-        # No reader knows the names of incomplete pages, except that of the record.
+        # No reader knows the names of incomplete pages, except for the record.
         write = self._files.write_new if page == RECORD else self.writer.write_temporary
         folder = self.prepare(result)
         try:

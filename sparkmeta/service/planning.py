@@ -145,7 +145,7 @@ def _copy(spark: SparkSession) -> SparkSession:
 # -- The plans that a service knows -----------------------------------------------------------------------------------
 
 
-# What a finished plan takes in memory, besides the text of its first page.
+# Memory of a finished plan, without the text of its first page.
 _RUN_BYTES = 4_000
 
 
@@ -193,8 +193,8 @@ class Run:
 class Runs:
     """The plans of a service. Threads share it.
 
-    A finished plan answers requests for `keep_seconds`. Tokens that it hands out last as long, so it is forgotten after
-    twice that time; earlier if it no longer answers new requests and all requests have released it.
+    A finished plan answers requests for `keep_seconds`. Its tokens are valid as long, so it is forgotten after twice
+    that time. It is forgotten earlier if it does not answer new requests and all requests have released it.
     """
 
     def __init__(self, options: ServeOptions) -> None:
@@ -209,7 +209,7 @@ class Runs:
 
     @property
     def unfinished(self) -> list[Run]:
-        """The plans that run or wait, and those that have ended but that threads still work on."""
+        """The plans that run or wait, and ended plans that threads still work on."""
         with self._lock:
             return list(self._unfinished.values())
 
@@ -219,7 +219,7 @@ class Runs:
         return len(self._all)
 
     def get(self, result: str) -> Run | None:
-        """Return a plan by its name; None if this service does not know it, or it no longer answers new requests."""
+        """Return a plan by its name; None if this service does not know it, or it does not answer new requests."""
         with self._lock:
             run = self._all.get(result)
             return None if run is None or self._is_old(run) else run
@@ -325,7 +325,7 @@ class Runs:
             return run.has_ended
 
     def release(self, result: str, request: str) -> Run | None:
-        """Note that a request no longer needs a plan. Return the plan if this cancels it."""
+        """Note that a request has released a plan. Return the plan if this cancels it."""
         with self._lock:
             run = self._all.get(result)
             if run is None:
@@ -339,7 +339,7 @@ class Runs:
             return None
 
     def forget_old(self) -> None:
-        """Forget the plans that no longer answer requests and have no valid tokens."""
+        """Forget the plans that don't answer new requests and have no valid tokens."""
         with self._lock:
             for run in [run for run in self._all.values() if self._is_old(run)]:
                 self._unshare(run)
@@ -364,7 +364,7 @@ class Runs:
         self._trim(run)
 
     def _trim(self, run: Run) -> None:
-        """Drop the first page of a plan that no longer answers requests. Tokens of its other pages may outlive it."""
+        """Drop the first page of a plan that does not answer new requests. Tokens of its other pages may outlive it."""
         if self._shared.get(run.key) is run or run.answers or run.threads or (pages := run.pages) is None:
             return
         run.future = Future()
@@ -409,7 +409,7 @@ _STOP_STEP = 0.05
 class Planning:
     """Runs plans in a bounded number of threads, and hands out their results.
 
-    Plans of many files have threads of their own, half as many, so that they don't hold up those of few files.
+    Plans of many files have separate threads, half as many, so that they don't hold up plans of few files.
     """
 
     def __init__(self, spark: SparkSession, options: ServeOptions) -> None:
@@ -487,7 +487,7 @@ class Planning:
         known = api_error(error)
         if self.runs.fail(run, known) and known is not error and known.status >= 500:
             _log.error("plan %s failed", run.result, exc_info=error)
-        # Of a plan that was cancelled before, the thread may have written more pages.
+        # The thread may have written pages after the plan was cancelled.
         self.spool.delete(run.result)
         self._record(run)
 
@@ -579,7 +579,7 @@ class Planning:
         return data
 
     def release(self, ticket: Ticket) -> None:
-        """Record that a request no longer needs its plan. A plan that no request waits for is cancelled."""
+        """Record that a request has released its plan. A plan that no request waits for is cancelled."""
         if (run := self.runs.release(ticket.result, ticket.request)) is not None:
             self._interrupt(run)
             self.spool.delete(run.result)

@@ -68,7 +68,7 @@ class Pages:
 
     Attributes:
         result: its name in the spool.
-        first: the text of the page that the answer itself has; empty for none. None if it is no longer in memory.
+        first: the text of the page in the response itself; empty for none. None if it was dropped from memory.
         names: the pages in the spool.
         tasks: how many scan tasks all pages have.
         spooled: how many bytes the pages in the spool have.
@@ -128,7 +128,7 @@ def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:
 
 
 def _by_its_schema(table: Table, scan: Scan) -> Scan:
-    """Return the scan of a snapshot by its schema, or by the table's where the client can only mean that.
+    """Return the scan of a snapshot by its schema, or by the table's if the client can only mean this one.
 
     Spark always asks for the snapshot's schema, even if it reads the head of a branch with the table's schema. It may
     have loaded the table before the branch moved on.
@@ -149,9 +149,10 @@ def _by_its_schema(table: Table, scan: Scan) -> Scan:
 
 
 def _schemas_at(table: Table, scan: Scan) -> list[Schema]:
-    """Return the schema of a scan's snapshot, and those that the table may have had while it was the head of a branch.
+    """Return the schema of a scan's snapshot, and the table's possible schemas while it was the head of a branch.
 
-    These are the schemas from the snapshot's to that of each of its children or, if it is a head, the table's.
+    These are the schemas from the snapshot's schema to the schema of each of its children or, if it is a head, the
+    table's.
     """
     first, metadata = scan.schema(), table.metadata
     last = [each.schema_id for each in metadata.snapshots if each.parent_snapshot_id == scan.snapshot_id]
@@ -162,7 +163,7 @@ def _schemas_at(table: Table, scan: Scan) -> list[Schema]:
 
 
 def _meaning(field: NestedField) -> str:
-    """Return what a literal is compared with: a field and, where a promotion changes how literals convert, its type."""
+    """Return what a literal is compared with: the field and, if a promotion changes how literals convert, its type."""
     kind = field.field_type
     return f"field {field.field_id}" + (f" of type {kind}" if isinstance(kind, _BY_TYPE) else "")
 
@@ -220,7 +221,7 @@ class PageMaker:
 
         Raises:
             FileAccessError: the spool can't be written to.
-            ApiError: the plan has too many pages, or the service does not see those that tasks have written.
+            ApiError: the plan has too many pages, or the service does not see pages that tasks have written.
         """
         if files is not None and files <= self.options.driver_files:
             rows = tasks.toArrow()
@@ -294,11 +295,11 @@ SHOWN_VERSION = 3
 HIDDEN = "sparkmeta-tree://planned-by-the-catalog-only"
 """The beginning of the locations of manifest lists that clients must not read: no FileIO has the scheme.
 
-An empty list would be read: orphan removal would then take all files of the table for orphans.
+Clients would read an empty list, and orphan removal would then consider all files of the table orphans.
 """
 
 READ_ONLY = "this-catalog-is-read-only--write-through-the-catalog-that-owns-the-table"
-"""The value of write properties: no file format, so that writers fail before they write."""
+"""The value of write properties. It is not a file format, so that writers fail before they write."""
 
 _NO_FOLDER = f"sparkmeta-read-only://{READ_ONLY}"
 # Properties that make writers and maintenance of clients fail at once. They replace the table's own.
@@ -351,7 +352,7 @@ _SHOWN_AS = "2"
 
 @dataclass(frozen=True)
 class ServedTable:
-    """A version of a table, as clients get it.
+    """A version of a table in the form for clients.
 
     Attributes:
         table: the table.
@@ -403,7 +404,7 @@ def _credentials(table: Table) -> tuple[dict[str, Any], ...]:
 
 
 def version_key(table: Table) -> tuple[str, str, int]:
-    """Return what identifies a version of a table. Its location does not: a dropped table may have had the same."""
+    """Return what identifies a version of a table. A location does not: a dropped table may have had the same one."""
     metadata = table.metadata
     return table.metadata_location, str(metadata.table_uuid), metadata.last_updated_ms
 
@@ -447,7 +448,7 @@ class Tables:
         return ServedTable(current, f'"{digest.hexdigest()[:32]}"', credentials)
 
     def exists(self, names: tuple[str, ...], principal: Principal) -> bool:
-        """Return whether there is such a table. Raises ApiError if the user may not read it."""
+        """Return whether a table exists. Raises ApiError if the user may not read it."""
         principal.check(names)
         return self.catalog.table_exists(names)
 
@@ -456,7 +457,7 @@ class Tables:
         return sorted(self.catalog.list_namespaces(parent))
 
     def check_namespace(self, namespace: tuple[str, ...]) -> None:
-        """Raise ApiError if there is no such namespace."""
+        """Raise ApiError if a namespace does not exist."""
         exists = False
         with suppress(NoSuchNamespaceError):
             exists = self.catalog.namespace_exists(namespace)

@@ -118,7 +118,7 @@ class PlanRequest:
         filter_text: the filter as JSON, which is the same for the same filter.
         select: the columns to read; None for all.
         snapshot_id: the snapshot; None for the current one.
-        by_snapshot: whether names are those of the snapshot's schema.
+        by_snapshot: whether names refer to the snapshot's schema.
         case_sensitive: whether names are case-sensitive.
         from_exclusive: the snapshot after which appends begin; None if this is no incremental append scan.
         to_inclusive: the last snapshot of appends.
@@ -161,7 +161,7 @@ def parse_plan_request(body: bytes) -> PlanRequest:
     """Return the request in a body.
 
     Raises:
-        ApiError: it is not a request to plan, or asks for what the protocol can't express.
+        ApiError: it is not a request to plan, or asks for something that the protocol can't express.
         InvalidFilterError: the filter is invalid.
         UnsupportedError: the filter has functions or terms that filters don't support.
     """

@@ -81,7 +81,7 @@ class Service:
 
     @property
     def uri(self) -> str:
-        """The URI that clients take, once the service has started."""
+        """The URI to give to clients, once the service has started."""
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
         return f"http://{host}:{self._port or self.options.port}"
 
@@ -144,7 +144,7 @@ class Service:
         self.stop()
 
     def _begin(self) -> socket.socket:
-        """Return the socket that listens, after threads for the rest have started."""
+        """Return the socket that listens, after all threads have started."""
         host, port = self.options.host, self.options.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -165,7 +165,7 @@ class Service:
             self._app.close()
 
     def _warm_up(self) -> None:
-        """Start Python workers and load the modules of plans, before the first client waits for it."""
+        """Start Python workers and load the modules of plans, before the first client needs them."""
         try:
             map_arrow(self._spark.range(1), _loaded, "id bigint").collect()
         except Exception:  # noqa: BLE001  it is logged, and the service stays unhealthy
@@ -207,7 +207,7 @@ def serve(
         catalog: the catalog, or its name in pyiceberg's configuration.
         spark: the session that plans; by default the active one.
         options: see `ServeOptions`.
-        changed: options by name, which win over `options`.
+        changed: options by name, which take precedence over `options`.
 
     Returns:
         The service, which `start()`, `run()` or a `with` block starts.

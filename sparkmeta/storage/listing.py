@@ -297,7 +297,7 @@ def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[
         elif name := each["Prefix"][len(prefix) : -1]:
             yield name, None, None, True
         else:
-            # A folder's location does not end with an empty name: the folder above has its files.
+            # The empty name in `a//b` can't be a folder of its own, so its files belong to the folder above.
             for _, nested in _s3_pages(io, folder, partial(call, Prefix=each["Prefix"])):
                 yield from _s3_file(nested, prefix)
 

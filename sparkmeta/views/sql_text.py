@@ -1,6 +1,6 @@
-"""Find the names of tables in SQL text, put others in their place, and translate SQL between dialects, with sqlglot.
+"""Find and replace the names of tables in SQL text, and translate SQL between dialects, with sqlglot.
 
-Text is changed at the places of names only, so that Spark runs the query as it was written.
+Only names are replaced, so that Spark runs the rest of the query unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOKUPS = {"identifier", "stream", "table"}
 
 @dataclass(frozen=True)
 class TableName:
-    """A table in a query, by a name that is not of a common table expression.
+    """A table in a query. Its name is not the name of a common table expression.
 
     Attributes:
         names: The parts of the name.
@@ -43,7 +43,7 @@ class Query:
     Attributes:
         text: The SQL text.
         tables: The tables, in any order.
-        columns: The qualified columns with more than a table's name before them: each part, and where its text is.
+        columns: The columns qualified by more than a table's name: each part, and the place of its text.
     """
 
     text: str
@@ -79,7 +79,7 @@ def parse_query(text: str, view: str) -> Query:
 
     Raises:
         ValidationError: The text is not one query.
-        UnsupportedError: sqlglot is not installed, or a table is not given by a plain name.
+        UnsupportedError: sqlglot is not installed, or a table is not named by a plain name.
     """
     sqlglot = _sqlglot()
     try:
@@ -139,7 +139,7 @@ def _table_name(table: Any, text: str, view: str) -> TableName | None:
         raise UnsupportedError(
             f"{view}: table {'.'.join(names)} can't be located in the text of the query: {shown(text)}"
         )
-    # An alias would come after a sample; then the name has none.
+    # An alias comes after a sample, if there is one; then the name itself has none.
     needs_alias = not table.alias and not table.args.get("sample")
     return TableName(names, parts[0][1], parts[-1][2], needs_alias)
 
@@ -180,7 +180,7 @@ def _parts(node: Any) -> tuple[tuple[str, int, int], ...] | None:
 def _unqualified(
     parts: Sequence[tuple[str, int, int]], full_names: set[tuple[str, ...]]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the change of a column that is qualified by a full name to one that is qualified by the table's alias."""
+    """Yield the change that qualifies a column by the table's alias instead of a full name."""
     folded = [name.casefold() for name, _, _ in parts]
     for length in range(len(parts) - 1, 1, -1):
         for full_name in full_names:
@@ -198,5 +198,5 @@ def _quoted(name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text as `str.format` gives it back."""
+    """Escape braces for `str.format`."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -148,7 +148,7 @@ class BaseView:
             translate: if there is no such query, have sqlglot translate the first one.
 
         Raises:
-            UnsupportedError: there is no such query, and it is not to be translated or can't be.
+            UnsupportedError: there is no such query, and `translate` is false or the translation fails.
         """
         if (query := self.sql_for(dialect)) is not None:
             return query.sql
@@ -295,7 +295,7 @@ def _as_schema(frame: DataFrame, fields: tuple[NestedField, ...], view: str) -> 
 
 
 def _as_type(column: Column, actual: spark.DataType, expected: spark.DataType, place: str) -> Column:
-    """Return a column as the schema's type, if that keeps every value; a smaller integer type is checked as it runs."""
+    """Cast a column to the schema's type if that keeps every value. Narrowing of integers is checked when it runs."""
     if actual.simpleString() == expected.simpleString():
         return column
     if isinstance(actual, spark.NullType) or _widens(actual, expected):
@@ -344,7 +344,7 @@ class View(BaseView):
         translate: bool = False,
         spark: SparkSession | None = None,
     ) -> DataFrame:
-        """Return the rows of the view: its Spark query over tables and views of this catalog, as they are now.
+        """Return the rows of the view: its Spark query over the current tables and views of this catalog.
 
         Names of tables are never looked up in the session. A name without namespace is in the version's default
         namespace, and one without catalog in its default catalog, or else in the view's. Columns have the names, types
@@ -393,7 +393,7 @@ class View(BaseView):
         return self._commit(replaced)
 
     def add_dialect(self, dialect: str, sql: str) -> View:
-        """Add the query in another dialect to those of the current version.
+        """Add a query in another dialect to the current version's.
 
         Raises:
             ValidationError: the view has a query in the dialect.
@@ -437,7 +437,7 @@ class View(BaseView):
         return self._commit(lambda base: set_view_properties(base, texts))
 
     def remove_properties(self, *keys: str) -> View:
-        """Remove properties. Those that the view does not have are ignored.
+        """Remove properties. Properties that the view does not have are ignored.
 
         Raises:
             ValidationError: a key is not a string.
@@ -452,7 +452,7 @@ class View(BaseView):
         for attempt in range(retries.count + 1):
             new = change(view.metadata)
             if new == view.metadata:
-                # The current version may differ from the loaded one, and then the change is not void.
+                # If the current version differs from the loaded one, the change has an effect.
                 view = view.refresh()
                 new = change(view.metadata)
                 if new == view.metadata:

@@ -198,7 +198,7 @@ class TableMatch:
         table: the location of the table that has the entries, for errors.
         columns: ids of all columns that any schema of this table has had.
         specs: partition spec of the entries -> the same spec of the other table.
-        sort_orders: sort order of the entries -> the same one of the other table. Files of others have none.
+        sort_orders: sort order of the entries -> the same sort order of the other table, if it has one.
     """
 
     table: str
@@ -207,7 +207,7 @@ class TableMatch:
     sort_orders: Mapping[int, int]
 
     def sort_orders_of(self, ids: pa.Array) -> pa.Array:
-        """Return the other table's sort orders; null for those that it lacks."""
+        """Return the other table's sort orders; null for sort orders that it lacks."""
         return _mapped(ids, self.sort_orders)
 
     def check(self, entries: pa.Table) -> None:
@@ -225,7 +225,7 @@ class TableMatch:
 
 @dataclass(frozen=True)
 class Adoption(TableMatch):
-    """Makes live entries of a table those of new files of a tree. Picklable.
+    """Turns live entries of a table into entries of new files of a tree. Picklable.
 
     Attributes:
         stats: the ids that may have stats in the other table -> Iceberg type names.
@@ -296,6 +296,6 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _mapped(ids: pa.Array, other: Mapping[int, int]) -> pa.Array:
-    """Return the other table's ids; null for those that it lacks."""
+    """Return the other table's ids; null for ids that it lacks."""
     places = pc.index_in(ids, pa.array(list(other), ids.type))
     return pa.array(list(other.values()), ids.type).take(places)

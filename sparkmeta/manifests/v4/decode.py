@@ -147,7 +147,7 @@ def _version_info(table: pa.Table, part: ManifestPart) -> pa.StructArray:
 
 
 def _row_ids(ids: pa.Array, info: pa.StructArray, counts: pa.Array, part: ManifestPart) -> pa.Array:
-    """Return inherited first row ids; those of the entries if the manifest has none."""
+    """Return inherited first row ids; the entries' own ids if the manifest has none."""
     if part.context.first_row_id is None:
         return ids
     return RowIdCounter(part.context.first_row_id).assign(ids, info.field("status"), counts)
@@ -195,7 +195,7 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
 
 # -- Find entries by the values of a column ---------------------------------------------------------------------------
 # Only row groups that may hold the values are read.
-# It runs in Spark tasks or, for few leaves, in threads of the driver. Without Spark: tasks import this.
+# This runs in Spark tasks or, for few leaves, in threads of the driver.
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class LeafSearch:
 
     @cached_property
     def _spellings(self) -> list[str]:
-        """The values as leaves may spell them, sorted."""
+        """The values in the spellings that leaves may have, sorted."""
         return sorted({*self.values, *map(self.locations.relativize, self.values)})
 
     def _may_hold(self, manifest: OpenManifest, group: int) -> bool:

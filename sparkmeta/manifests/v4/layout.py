@@ -67,7 +67,7 @@ class TreeTypes:
     """Fields of entries that are read for every projection."""
 
     def stats_of(self, projection: EntryProjection) -> dict[int, str]:
-        """Return the stats to read for a projection: those that it names, and those that hold partition values."""
+        """Return the stats to read for a projection: its own, and the stats that hold partition values."""
         ids, partition = set(dict(projection.stats)), dict(projection.partition)
         for fields in self.sources.values():
             ids.update(source for field_id, source in fields if field_id in partition)
@@ -174,7 +174,7 @@ def read_manifest(
         stats: the ids of the stats to read, and their types.
         location: the file's location, for errors.
         columns: the fields of the content entry to read; others are null. Defaults to all.
-        fields: partition field id -> id of its stats. If a file lacks these stats, those of the source column may hold
+        fields: partition field id -> id of its stats. If a file lacks these stats, the source column's stats may hold
             the values as `partition_<partition field id>_<name>` (semantics 17.1).
         as_written: see `EntryProjection`.
 
@@ -213,7 +213,7 @@ def open_manifest(source: Any, location: str, *, coalesce: bool = False) -> Iter
 
 
 def _refuse_other_layouts(schema: pa.Schema, location: str) -> None:
-    """Refuse the layout of the Iceberg project's own trees, whose field ids mean other things than those here."""
+    """Refuse the layout of the Iceberg project's own trees, whose field ids have other meanings."""
     children = [child for field in schema if pa.types.is_struct(field.type) for child in field.type]
     for name, other_id in _OTHER_LAYOUTS.items():
         if any(field.name == name or (other_id and field_id(field) == other_id) for field in (*schema, *children)):
@@ -223,7 +223,7 @@ def _refuse_other_layouts(schema: pa.Schema, location: str) -> None:
             )
 
 
-# Fields of the other layout, and their ids if these mean nothing else here: 147, that of tracking, does.
+# Fields of the other layout, with their ids unless these mean something else in this layout, as 147 (tracking) does.
 _OTHER_LAYOUTS = {"tracking": None, "column_files": 160}
 
 _parquet_errors = partial(translated_read_errors, field="file", problem="not a Parquet file")
@@ -307,7 +307,7 @@ def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
 
 
 def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[int, dict[str, str]]:
-    """Return the paths of partition values that the stats of source columns hold, by the id of the fields' stats.
+    """Return the paths of partition values in the stats of source columns, by the id of the fields' stats.
 
     A path has the key "" for a file's value, or else the name of a bound. See `read_manifest` for `fields`.
     """
@@ -343,9 +343,9 @@ def _canonical(table: pa.Table, stats: StatsTypes, location: str, fields: Mappin
 
 
 def _with_ordered_bounds(rows: pa.Table, stats: StatsTypes, sources: Collection[int]) -> pa.Table:
-    """Return rows without bounds whose lower one is above the upper one, which prove nothing.
+    """Return rows without inverted bounds, which prove nothing.
 
-    Of stats that may hold partition values, `sources`, the lower bound stays, which is the value.
+    In stats that may hold partition values, `sources`, the lower bound stays: it is the value.
     """
     content = whole(rows.column(CONTENT_STATS))
     changed = {}

@@ -114,7 +114,7 @@ def write_root(
     Args:
         table: the rows.
         properties: further key-value metadata.
-        locations: how to write locations; None if they are written as they are.
+        locations: how to write locations; None to write them unchanged.
     """
     written = table if locations is None else written_locations(table, locations)
     return write_manifest(written, ROOT, {LAYOUT_REVISION_KEY: str(LAYOUT_REVISION), **(properties or {})})

@@ -1,6 +1,7 @@
 """Read V4 leaf manifests with Spark's Parquet reader, which prunes columns and pushes filters down.
 
-Entries are like those of other manifests: inheritance is applied, and the partition tuple is derived from stats.
+Entries have the same columns as in other manifests: inheritance is applied, and the partition tuple is derived from
+stats.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _ENTRY = {field.name: field for field in CONTENT_ENTRY}
 _UNIT, _KEY, _UNIT_KEY, _UNIT_HASH = "_unit", "_key", "_unit_key", "_unit_hash"
-# Most leaves that are identified by an expression over their names; more take a join, which costs a job.
+# Maximum leaves that are identified by an expression over their names; more need a join, which costs a job.
 _NAMED = 8
 
 _INHERITED = "_inherited"
@@ -57,7 +58,7 @@ def read_leaf_entries(
 ) -> DataFrame:
     """Return every physical entry of V4 leaves as a lazy DataFrame of `projection.schema`.
 
-    The DataFrame fails, when it runs, if Spark reads a file whose path is none of the leaves'.
+    The DataFrame fails, when it runs, if Spark reads a file that is not one of the leaves.
 
     Args:
         spark: the session.
@@ -292,13 +293,13 @@ def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str
 
 
 def _known(manifest: Sql, leaf: Sql) -> Sql:
-    """Return `manifest`, or raise an error when Spark runs if `leaf` is null, as the row's key is of no leaf."""
+    """Return `manifest`. If `leaf` is null, since no leaf has the row's key, Spark raises an error when it runs."""
     unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
     return sql.when(leaf.isNull(), unknown).otherwise(manifest)
 
 
 def _place(keys: Sequence[str]) -> Sql:
-    """Return the index of a row's key among the keys; null for another key."""
+    """Return the index of a row's key among the keys; null if it is not one of them."""
     first, *others = [(sql.col(_KEY) == key, place) for place, key in enumerate(keys)]
     return reduce(lambda chosen, case: chosen.when(*case), others, sql.when(*first))
 

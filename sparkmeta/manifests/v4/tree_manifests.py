@@ -31,12 +31,12 @@ UPGRADED_KEY = "sparkmeta.upgraded-sequence-number"
 """Key-value metadata of a root: manifests up to this sequence number have the layout of versions 1 to 3."""
 
 FOREIGN_KEY = "sparkmeta.foreign-sequence-number"
-"""Key-value metadata of a root: leaves of the tree up to this sequence number may be written by another library, which
-may name their statistics differently."""
+"""Key-value metadata of a root: another library, which may name statistics differently, may have written leaves up to
+this sequence number."""
 
 MASKED = "masked"
 
-# Content type of a manifest -> those of its files.
+# Content type of a manifest -> content types of its files.
 FILE_TYPES = {
     ContentType.DATA_MANIFEST: (ContentType.DATA,),
     ContentType.DELETE_MANIFEST: (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES),
@@ -103,7 +103,7 @@ class Tree:
 
 
 def tree_manifests(tree: Tree) -> pa.Table:
-    """Return the manifests of a tree, like those of `manifests_of_list`.
+    """Return the manifests of a tree, with columns as in `manifests_of_list`.
 
     `content_stats` replaces partition summaries, and `masked` counts the entries that a deletion vector masks. The
     root's own files are a data and a delete manifest of format `IN_ROOT`.

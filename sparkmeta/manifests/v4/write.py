@@ -148,7 +148,7 @@ class LeafFormat:
         target_bytes: the target size of a leaf.
         writer: writes the files.
         properties: further key-value metadata of the files.
-        locations: how to write locations; None if they are written as they are.
+        locations: how to write locations; None to write them unchanged.
     """
 
     folder: str

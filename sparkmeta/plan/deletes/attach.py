@@ -2,8 +2,8 @@
 
 Deletes are grouped and joined by their scope: DVs and file-scoped position deletes by the path of their data file,
 partition-scoped position deletes and partitioned equality deletes by (spec, partition), and global equality deletes
-without a key. From a group, a data file gets the deletes of its scope that its sequence number and, for equality
-deletes, its stats don't rule out. It gets the whole group if the group's facts show that every member applies.
+without a key. A data file gets the deletes of a group that its sequence number and, for equality deletes, its stats
+don't rule out. It gets the whole group if the group's facts show that every member applies.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     joined = joined.selectExpr(*columns, *of_file, *keys, filler.alias(_FILLER_KEY).selected)
     for scope in shared_scopes:
         joined = _join(joined, deletes, members, _or_filler(_needed_key(scope)), scope)
-    # The check reads the last of the joins, too. Otherwise Spark would move it, and the end of a stage, before others.
+    # The check also reads the last of the joins. Otherwise Spark would move it, and the end of a stage, before other
+    # joins.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
     attached = shown_deletes(applied)
@@ -180,7 +181,8 @@ def _joined_on_driver(data: DataFrame, groups: DeleteGroups, state: TableState) 
     """Join data entries and groups that the driver has: a join of local rows by Spark takes several jobs.
 
     Returns:
-        The data entries, each with its groups in columns named by their scopes; None if that were too many deletes.
+        The data entries, each with its groups in columns named by their scopes; None if these would have too many
+        deletes.
 
     Raises:
         ValidationError: two DVs of one file.
@@ -208,9 +210,9 @@ def _join(
         data: rows to join.
         deletes: all deletes, whose size decides how to join.
         groups: a key and one more column.
-        key: of the group that a row of data needs.
+        key: the key of the group that a row of data needs.
         scope: what the groups are about.
-        name: of the column that is added.
+        name: the name of the new column.
     """
     name = name or scope
     chosen = groups.toDF(_key_of(name), name)
@@ -264,7 +266,8 @@ def _needed_groups(
 
 
 def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence[str]) -> Sql:
-    """Return the deletes that apply, of groups whose members are looked at, as plans show them, in Iceberg's order.
+    """Return the deletes that apply, in the form of plans and in Iceberg's order, from groups whose members are
+    examined.
 
     Args:
         deletes: all deletes.
@@ -291,7 +294,7 @@ def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence
 
 
 def _members_about(scope: str, state: TableState) -> Aliased:
-    """Return the members of a group that are about the data file: hashes may have brought others in."""
+    """Return the members of a group that are about the data file: others may have the same hash."""
     is_about = {
         OF_FILE: is_of_file,
         OF_PARTITION: lambda delete: is_of_partition(delete, state),
@@ -302,7 +305,7 @@ def _members_about(scope: str, state: TableState) -> Aliased:
 
 
 def _positions(group: Sql) -> Sql:
-    """Return the position delete files that apply: to data files of their own sequence number, and to older ones."""
+    """Return the position delete files that apply: they have at least the sequence number of the data file."""
     position = int(ContentType.POSITION_DELETES)
     sequence = sql.col(SEQUENCE)
     return sql.filter(
@@ -314,7 +317,8 @@ def _positions(group: Sql) -> Sql:
 
 
 def _overlapping(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """Return the equality deletes that apply: to strictly older files, unless stats prove that no row is equal."""
+    """Return the equality deletes that apply: they are newer than the data file, and stats don't rule out equal
+    rows."""
 
     def applies(delete: Sql) -> Sql:
         possible = [
@@ -355,7 +359,7 @@ def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
 
 
 def _consistent_group(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """True, or an error where a data file and a delete of its own contradict each other. group: by path, or null."""
+    """True, or an error if a data file and one of its own deletes contradict each other. group: by path, or null."""
     view = data_view(state)
     location = sql.col("location")
     checks: list[Check] = [(DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, {}), (location,))]

@@ -57,12 +57,12 @@ class DeleteEntries:
     Attributes:
         entries: None if the scan opens no delete manifest.
         manifests: the manifests of the entries.
-        equality_ids: every column that an equality delete compares; data stats are read for these.
+        equality_ids: every column that an equality delete compares; the stats of data files are read for these.
         broadcast: whether the entries are few enough to be broadcast.
         only_dvs: whether all are deletion vectors that name their data file.
         on_driver: whether they are few rows on the driver, which groups them faster than a job would.
-        data_on_driver: whether the data entries are there too.
-        owners: small id of a leaf of a tree -> that of the data leaf that it is affiliated to.
+        data_on_driver: whether the driver also has the data entries.
+        owners: small id of a leaf of a tree -> small id of the data leaf that it is affiliated to.
     """
 
     entries: DataFrame | None
@@ -270,14 +270,14 @@ class DeleteGroups:
 
     Attributes:
         grouped: the columns `KEY` and `GROUP`; an Arrow table where the driver has the deletes.
-        scopes: what some deletes are, or may be, about: of `OF_FILE`, `OF_PARTITION` and `OF_TABLE`.
+        scopes: the scopes that deletes have or may have, of `OF_FILE`, `OF_PARTITION` and `OF_TABLE`.
     """
 
     grouped: DataFrame | pa.Table
     scopes: Sequence[str]
 
     def frame(self, deletes: DeleteEntries, state: TableState) -> DataFrame:
-        """Return the groups with their `FACTS`, where there are others than of files.
+        """Return the groups with their `FACTS`, if there are groups other than those of files.
 
         The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
         """

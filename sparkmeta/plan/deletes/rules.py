@@ -119,8 +119,8 @@ def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
 
 # -- Contradictions that make a plan fail -----------------------------------------------------------------------------
 # A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql`
-# or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; that of a delete
-# also has `is_dv`, `content_type` and `data_path`.
+# or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; the view of a
+# delete also has `is_dv`, `content_type` and `data_path`.
 
 
 class EntryView(Protocol):
@@ -300,7 +300,7 @@ def data_view(state: TableState) -> EntryView:
 
 
 def entry_view() -> EntryView:
-    """Return a view of a delete entry with its kind and its data file only."""
+    """Return a view of a delete entry that has only its kind and its data file."""
     return {
         "sequence_number": sql.col(SEQUENCE),
         "content_type": sql.col("content_type"),
@@ -393,5 +393,5 @@ def is_global_delete(state: TableState) -> Sql:
 
 
 def is_global(spec: PartitionSpec) -> bool:
-    """Return whether equality deletes of a spec apply to every file, since it has only void fields, or none."""
+    """Return whether equality deletes of a spec apply to every file: it has no fields, or only void ones."""
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
