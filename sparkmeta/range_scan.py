@@ -138,5 +138,5 @@ def changelog_scan(
         if not names:
             raise ValidationError("updates need identifier_columns: the table's schema names no identifier fields")
     if names and net_changes:
-        raise ValidationError("net changes have no updates: give either net_changes or identifier_columns")
+        raise ValidationError("net_changes and identifier_columns can't be combined")
     return ChangelogScan(scan, from_exclusive, to_inclusive, net_changes, names)

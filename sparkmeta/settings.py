@@ -45,7 +45,9 @@ class Settings:
         "but Parquet manifests by Spark if it can open them.",
         choices=("auto", "direct", "spark"),
     )
-    split_manifest_bytes: int = _knob(32 * _MIB, "Larger manifests are decoded by several tasks. 0: none are.")
+    split_manifest_bytes: int = _knob(
+        32 * _MIB, "Several tasks decode a manifest that is larger than this. 0: one task decodes each."
+    )
     driver_manifest_bytes: int = _knob(
         64 * _MIB,
         "The driver decodes manifests of up to this size in total when a plan is made, if they have few entries and "
@@ -61,14 +63,14 @@ class Settings:
     file_handover: Literal["auto", "log", "paths"] = _knob(
         "auto",
         "How Spark gets the data files of a scan: log = as the log of a streaming sink, so that it lists no file, "
-        "paths = as a list of paths, auto = log where a check of the session shows that Spark understands it. Spark "
+        "paths = as a list of paths, auto = log if a check of the session shows that Spark supports it. Spark "
         "Connect does not.",
         choices=("auto", "log", "paths"),
     )
     data_file_footers: Literal["auto", "always"] = _knob(
         "auto",
-        "Whose footers are read before rows are: auto = of files whose columns names don't tell, always = of all "
-        "files, which checks field ids, types, required columns and numbers of rows, and opens each file twice.",
+        "Which footers are read before the rows: auto = of files whose columns can't be resolved by name, always = of "
+        "all files, which checks field ids, types, required columns and row counts, and opens each file twice.",
         choices=("auto", "always"),
     )
     manifest_cache: str = _knob(

@@ -37,7 +37,7 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     master, run = f"spark://{HOSTS[0]}:{port}", Path(pyspark.__file__).parent / "bin" / "spark-class"
     shared = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(spark_java_home())}
-    # Of the daemons; executors have their own.
+    # The memory of the daemons; executors have their own.
     shared |= {"SPARK_DAEMON_MEMORY": "256m"}
     processes: list[subprocess.Popen[bytes]] = []
 

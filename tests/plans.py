@@ -1,4 +1,4 @@
-"""The plans of queries as Spark explains them, on classic sessions and those of Spark Connect."""
+"""The plans of queries as Spark explains them, on classic and Spark Connect sessions."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class S3Server:
 
     @contextmanager
     def counted(self, delay: float = 0) -> Iterator[list[Request]]:
-        """Yield a list that gets the requests of the block, each of which takes `delay` seconds longer."""
+        """Yield a list that gets the requests of the block; each request takes `delay` seconds longer."""
         self.requests, self.delay = [], delay
         try:
             yield self.requests
@@ -157,7 +157,7 @@ class S3Server:
 
 @contextmanager
 def versioned_glue() -> Iterator[None]:
-    """Let moto refuse an update of a table that is no longer at the version that the request names, as Glue does."""
+    """Let moto refuse an update if the table does not have the version that the request names, as Glue does."""
     from moto.core.exceptions import JsonRESTError
     from moto.glue.responses import GlueResponse
 

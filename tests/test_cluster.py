@@ -19,7 +19,7 @@ LONGEST = 7200
 
 @pytest.mark.skipif(not SOAK, reason="takes half an hour: SPARKMETA_SOAK=1 runs it")
 def test_lives_on_a_cluster(tmp_path: Path) -> None:
-    """In a process of its own, with Spark's settings, not those of the tests' session."""
+    """In a separate process, with Spark's settings instead of the tests' session's."""
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_SUBMIT_OPTS"}
     with standalone_cluster(tmp_path / "workers") as master:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The jobs as they are shipped: each in a process of its own, with the configuration in conf/, and in this process."""
+"""The shipped jobs: each in a separate process, with the configuration in conf/, and in this process."""
 
 from __future__ import annotations
 

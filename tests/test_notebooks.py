@@ -1,4 +1,4 @@
-"""The notebooks as they are shipped: without outputs, and every cell runs."""
+"""The shipped notebooks have no outputs, and every cell runs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def countries(text: str) -> list[str]:
 
 
 def test_the_plan_has_the_files_that_the_filter_needs(looked: Any):
-    # Ids 900 to 1099 are in the first two loads, of which each has a file for each country.
+    # Ids 900 to 1099 are in the first two loads. Each load has a file for each country.
     assert countries(outputs(looked, "planned.select")) == ["NO", "NO", "SE", "SE"]
     assert "planned 4" in outputs(looked, "print(report)")
 

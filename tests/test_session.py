@@ -28,7 +28,7 @@ from sparkmeta.session import (
 
 @pytest.fixture(autouse=True)
 def _active(spark: SparkSession) -> None:
-    """Make the session active: `createDataFrame` does so for any session, such as those of earlier tests."""
+    """Make the session active: `createDataFrame` does so for any session, such as sessions of earlier tests."""
     spark.createDataFrame([(1,)], "number INT")
 
 

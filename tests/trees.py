@@ -56,7 +56,7 @@ class Entry:
         return str(self.row["location"])
 
     def existing(self, sequence: int | None = 1, snapshot_id: int | None = 1) -> Entry:
-        """As it stands in a leaf that carries it: EXISTING, with the version of an earlier snapshot."""
+        """The entry in a leaf that carries it: EXISTING, with the version of an earlier snapshot."""
         return self._of(Status.EXISTING, sequence, snapshot_id)
 
     def deleted(self, sequence: int | None = 1, snapshot_id: int | None = 1) -> Entry:
@@ -206,7 +206,7 @@ class TreeTable:
         """Write a root, add a snapshot of it and return the snapshot's id.
 
         parent: the snapshot before, unless another one is named; 0 for none. with_layout: whether the root names the
-        layout, as those of our writer do.
+        layout, as our writer's do.
         """
         number = len(self.snapshots) + 1
         rows = [self._root_row(entry, Status.EXISTING, number) for entry in existing]

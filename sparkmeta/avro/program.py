@@ -191,7 +191,7 @@ class _Compiler:
 
     def _value(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:
         column = self._described(_present(kind), arrow)
-        self._union_or(kind, lambda one: self._read(one, column))
+        self._union_or(kind, lambda branch: self._read(branch, column))
         return column
 
     def _described(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:

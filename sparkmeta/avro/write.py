@@ -410,8 +410,8 @@ def encode_entries(entries: pa.RecordBatch, form: ManifestFormat) -> pa.BinaryAr
             encoded.append(_tuples(encoder, record, _columns_by_id(entries, PARTITION), len(entries)))
         elif field_id in METRICS_MAPS:
             name = METRICS_MAPS[field_id][0]
-            given = name in entries.schema.names
-            maps = whole(entries.column(name)) if given else metrics_map(name, stats, len(entries))
+            has_map = name in entries.schema.names
+            maps = whole(entries.column(name)) if has_map else metrics_map(name, stats, len(entries))
             encoded.append(encoder.encoded(kind, maps))
         else:
             encoded.append(encoder.encoded(kind, values[field_id]))

@@ -81,7 +81,7 @@ class Catalog(HoldsViews):
             CommitStateUnknownError: the catalog did not respond; the table may exist.
         """
 
-    def create_table_if_not_exists(  # noqa: PLR0913  those of create_table
+    def create_table_if_not_exists(  # noqa: PLR0913  the same as create_table
         self,
         identifier: Identifier,
         schema: Schema,

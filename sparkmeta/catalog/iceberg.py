@@ -125,12 +125,12 @@ def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kind(name: str, known: dict[str, str]) -> str:
-    given, implementation = known.pop("type", ""), known.pop("catalog-impl", "")
+    declared, implementation = known.pop("type", ""), known.pop("catalog-impl", "")
     if implementation and implementation not in _CLASSES:
         _refuse(name, "catalog-impl", implementation)
-    kind = _CLASSES[implementation] if implementation else given.lower() or _DEFAULT_TYPE
+    kind = _CLASSES[implementation] if implementation else declared.lower() or _DEFAULT_TYPE
     if kind not in _TYPES:
-        _refuse(name, "type", given)
+        _refuse(name, "type", declared)
     if kind != "glue" and not known.get(needed := "warehouse" if kind == "hadoop" else "uri"):
         raise InvalidArgumentError(f"catalog {name}: {ICEBERG_CATALOG}{name}.{needed} is not set")
     return kind
@@ -155,8 +155,8 @@ def _database(name: str, known: dict[str, str]) -> str:
 def _refuse(name: str, key: str, value: str | None) -> NoReturn:
     what = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
     raise UnsupportedError(
-        f"catalog {name}: {what}, which pyiceberg has no equal of: load the catalog with properties of pyiceberg, as "
-        f"in load_catalog({name!r}, type=..., uri=...)"
+        f"catalog {name}: {what}, which has no counterpart in pyiceberg: load the catalog with pyiceberg's properties, "
+        f"as in load_catalog({name!r}, type=..., uri=...)"
     )
 
 

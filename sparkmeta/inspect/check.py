@@ -315,7 +315,7 @@ def _summaries(state: TableState, *, order: bool) -> Iterator[Broken]:
                 continue
             for name, bound in known.items() if not pa.types.is_null(lower.type) else ():
                 for place in pc.indices_nonzero(pc.and_(raw[name].is_valid(), bound.is_null())).to_pylist():
-                    problem = f"not a value of type {type_name}, and so unknown"
+                    problem = f"not a value of type {type_name}, so it is unknown"
                     path, field = paths[rows[place]].as_py(), f"partitions.{field_id}.{name}"
                     yield Broken(path, field, raw[name][place].as_py(), problem)
 
@@ -654,7 +654,7 @@ def _dvs_of_other_leaves(tree: CheckedTree) -> Iterator[DataFrame]:
     live = tree.live.where(F.col("content_type") == _DATA).select(file)
     moved = affiliated.join(in_leaf, key, "left_semi").join(live_in_leaf, key, "left_anti")
     moved = moved.join(live, "referenced_file", "left_semi")
-    problem = "the deletion vector's data file lives elsewhere than in "
+    problem = "the deletion vector's data file is live in another manifest than "
     yield _broken_rows(moved, "path", "referenced_file", F.concat(F.lit(problem), F.col("owner")))
 
 

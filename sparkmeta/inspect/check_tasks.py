@@ -155,10 +155,10 @@ class ManifestChecks:
                 continue
             if value != counted[name]:
                 yield "manifest-counts", Broken(location, name, value, f"the manifest's entries are {counted[name]}")
-        least, given = counted["min_sequence_number"], listed.get("min_sequence_number")
-        if self.format_version > 1 and least is not None and given is not None and given > least:
+        least, listed_number = counted["min_sequence_number"], listed.get("min_sequence_number")
+        if self.format_version > 1 and least is not None and listed_number is not None and listed_number > least:
             problem = f"a live file has the sequence number {least}"
-            yield "sequence-numbers", Broken(location, "min_sequence_number", given, problem)
+            yield "sequence-numbers", Broken(location, "min_sequence_number", listed_number, problem)
 
     def _entries(self, entries: pa.Table, row: Mapping[str, Any]) -> Iterator[tuple[str, Broken]]:
         """Check the fields of live entries."""
@@ -205,7 +205,7 @@ class ManifestChecks:
                     continue
                 for place in pc.indices_nonzero(pc.and_(raw.is_valid(), values.is_null())).to_pylist():
                     field = f"{name}[{field_id}] of {files[place].as_py()}"
-                    problem = f"not a value of type {self.types[field_id]}, and so unknown"
+                    problem = f"not a value of type {self.types[field_id]}, so it is unknown"
                     yield "bounds-value", Broken(location, field, raw[place].as_py(), problem)
         for field_id, bounds in decoded.items():
             if len(bounds) < len(names):

@@ -58,7 +58,8 @@ def _attributes(values: dict[str, str]) -> str:
 
 
 # -- Draw an excerpt --------------------------------------------------------------------------------------------------
-# The style is that of the figures in the V4 proposal.
+# The style follows the figures in the V4 proposal.
+#
 # The root is a table of its entries. Below it are columns of boxes: manifests with the manifests and deletion vectors
 # that refer to them, and the root's files. Solid lines lead from the root to its entries, dashed ones from a deletion
 # vector or affiliated manifest to its target. There are no style sheets and ids, since several drawings may share a

@@ -108,9 +108,7 @@ def _not_in_history(metadata: TableMetadata, start: int | None, end: int, lost: 
     if lost is None:
         return ValidationError(f"{metadata.location}: snapshot {start} is not an ancestor of snapshot {end}")
     since = "the table was empty" if start is None else f"snapshot {start}"
-    return ValidationError(
-        f"{metadata.location}: snapshot {lost} has expired: what changed since {since} is no longer known"
-    )
+    return ValidationError(f"{metadata.location}: snapshot {lost} has expired: the changes since {since} are unknown")
 
 
 # -- Compare a root with its parent's ---------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ class _Finder:
             yield LeafChange(LeafKind.CARRIED, row, leaf)
         if leaf["deleted_files_count"]:
             if not self.lenient:
-                problem = f"{leaf['location']} was added: what it removes is known to lenient readers only"
+                problem = f"{leaf['location']} was added: only lenient readers know what it removes"
                 value = leaf["deleted_files_count"]
                 raise CorruptFileError(self.root.location, "manifest_stats.deleted_files_count", value, problem)
             yield LeafChange(LeafKind.UNMADE, row, leaf)

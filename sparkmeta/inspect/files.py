@@ -265,7 +265,7 @@ def all_entries_of(state: TableState, content: ContentType | None, projection: E
         return map_arrow(_parts(state, manifests, projection), decode, projection.schema)
     if state.has_trees:
         raise UnsupportedError(
-            f"{state.metadata.location}: Spark's sources alone can't read the files of all snapshots of a metadata tree"
+            f"{state.metadata.location}: Spark's own sources can't read the files of all snapshots of a metadata tree"
         )
     listed = manifests.toArrow()
     columns = [

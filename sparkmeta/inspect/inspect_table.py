@@ -213,7 +213,7 @@ class InspectTable:
 
     def _at(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
         state = self._state
-        if sum(given is not None for given in (snapshot_id, ref, as_of)) > 1:
+        if sum(choice is not None for choice in (snapshot_id, ref, as_of)) > 1:
             raise InvalidArgumentError("snapshot_id, ref and as_of each name a snapshot: give one of them")
         if ref is not None:
             TEXT.check("ref", ref)

@@ -256,9 +256,7 @@ class _Attempt:
 
 def _version(base_location: str) -> int:
     if (version := version_of(base_location)) is None:
-        raise UnsupportedError(
-            f"{base_location}: is of a catalog's table, which takes commits through its catalog only"
-        )
+        raise UnsupportedError(f"{base_location}: it belongs to a catalog's table: commit through the catalog")
     return version
 
 

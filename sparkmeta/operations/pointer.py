@@ -508,6 +508,6 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _answer_in(error: BaseException) -> Mapping[str, Any] | None:
-    """Return Glue's error code for a request; None if there was no response."""
+    """Return the metadata of Glue's response to a request that failed; None if there was no response."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     return cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else None

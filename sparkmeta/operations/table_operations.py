@@ -47,8 +47,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 OPENED_BY_PATH = (
-    "the table was opened by its path: it is committed to through its catalog, or its folder where it is a file system "
-    "table"
+    "the table was opened by its path: open it through its catalog or, if it is a file system table, by its folder"
 )
 # Why a catalog that writes metadata files itself refuses a metadata tree.
 TREES_ELSEWHERE = (
@@ -278,7 +277,7 @@ def failure(
     reason = f": {cause}" if cause is not None else ""
     if outcome is Outcome.LOST:
         return CommitFailedError(f"{location} was not committed{reason}")
-    return CommitStateUnknownError(f"{location} may have been committed, and that can't be found out{reason}")
+    return CommitStateUnknownError(f"{location} may have been committed: its outcome is unknown{reason}")
 
 
 def _checked(check: Callable[[], Outcome]) -> Outcome:

@@ -174,5 +174,5 @@ def refuse_other_view(location: str, metadata: ViewMetadata, expected: UUID | No
 
 def _version(location: str) -> int:
     if (version := version_of(location)) is None:
-        raise UnsupportedError(f"{location}: is of a catalog's view, which takes commits through its catalog only")
+        raise UnsupportedError(f"{location}: it belongs to a catalog's view: commit through the catalog")
     return version

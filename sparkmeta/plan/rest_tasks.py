@@ -176,9 +176,9 @@ def _dropped_sources(state: TableState) -> set[int]:
 def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str], case_sensitive: bool) -> None:
     """Raise UnsupportedError if readers could not get partition values that they need.
 
-    Readers lack two kinds of values: those of identity partition columns that the scan reads and the table has dropped,
-    and all values of columns whose ids have another type in the current schema. The protocol encodes a partition value
-    by the column's type in the table's current schema.
+    Readers lack the values of identity partition columns that the scan reads and the table has dropped, and all values
+    of columns whose ids have another type in the current schema. The protocol encodes a partition value by the column's
+    type in the table's current schema.
 
     Args:
         schema: the scan's schema.

@@ -251,7 +251,7 @@ def _offsets(array: pa.Array) -> tuple[pa.Int32Array, int, int]:
 def _variant(array: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     stored = {field.name: child for field, child in zip(array.type, array.flatten(), strict=True)}
     if stored.keys() != {"metadata", "value"}:
-        raise ValueError(f"a variant of the fields {', '.join(stored)}: only those that are not shredded can be read")
+        raise ValueError(f"a variant of the fields {', '.join(stored)}: shredded variants can't be read")
     children = [pc.fill_null(stored[field.name].cast(pa.binary()), b"") for field in kind]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
 

@@ -209,7 +209,7 @@ def read_files(
     """
     way = settings.file_handover
     if way == "log" and is_connect(spark):
-        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server need not see a log of its client")
+        raise SettingError(f"{PREFIX}file-handover is log: a Spark Connect server may not see its client's log")
     by_log = way == "log" or (way == "auto" and understands_logs(spark, files))
     if not by_log:
         return _by_paths(spark, files, schema, extra)

@@ -140,12 +140,12 @@ class _Candidates:
     """The columns of one struct of a file, by field id.
 
     Attributes:
-        own: The columns with their own ids.
+        by_id: The columns with ids in the file.
         mapped: The columns to which the name mapping assigns ids.
         names: The name mapping of children, by column name.
     """
 
-    own: dict[int, IcebergColumn] = field(default_factory=dict)
+    by_id: dict[int, IcebergColumn] = field(default_factory=dict)
     mapped: dict[int, IcebergColumn] = field(default_factory=dict)
     names: dict[str, Sequence[MappedName]] = field(default_factory=dict)
 
@@ -183,7 +183,7 @@ class _Resolution:
             entry = by_name.get(column.name)
             candidates.names[column.name] = entry.children if entry else ()
             if column.id is not None:
-                self._add(candidates.own, column.id, column)
+                self._add(candidates.by_id, column.id, column)
             elif entry is not None and entry.id is not None:
                 self._add(candidates.mapped, entry.id, column)
         return candidates
@@ -196,7 +196,7 @@ class _Resolution:
 
     def _field(self, column: IcebergColumn, candidates: _Candidates, path: tuple[str, ...]) -> Source:
         assert column.id is not None
-        if (physical := candidates.own.get(column.id)) is not None:
+        if (physical := candidates.by_id.get(column.id)) is not None:
             return self._from_file(column, physical, candidates.names[physical.name], path)
         if column.id in self.partition_ids:
             return FromPartition(column)

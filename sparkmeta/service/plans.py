@@ -138,10 +138,10 @@ def _by_its_schema(table: Table, scan: Scan) -> Scan:
     of_snapshot = fields[0]
     known = [each for each in fields if each is not None]
     for name in names:
-        meanings = {_meaning(each[name]) for each in known}
-        if len(meanings) > 1:
+        targets = {_comparison_target(each[name]) for each in known}
+        if len(targets) > 1:
             raise UnsupportedError(
-                f"column {shown(name)} of the filter is {' or '.join(sorted(meanings))}: the schema of snapshot "
+                f"column {shown(name)} of the filter is {' or '.join(sorted(targets))}: the schema of snapshot "
                 f"{scan.snapshot_id} and the table's while it was the head of a branch differ, and clients send "
                 "use-snapshot-schema for both. Read the branch after its next commit with a refreshed table"
             )
@@ -162,7 +162,7 @@ def _schemas_at(table: Table, scan: Scan) -> list[Schema]:
     return [first, *(each for each in metadata.schemas if each.schema_id in ids - {first.schema_id})]
 
 
-def _meaning(field: NestedField) -> str:
+def _comparison_target(field: NestedField) -> str:
     """Return what a literal is compared with: the field and, if a promotion changes how literals convert, its type."""
     kind = field.field_type
     return f"field {field.field_id}" + (f" of type {kind}" if isinstance(kind, _BY_TYPE) else "")

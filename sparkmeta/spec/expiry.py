@@ -42,8 +42,8 @@ class ExpiryRules:
 
     Attributes:
         now_ms: the time from which ages are counted, in milliseconds since 1970.
-        older_than_ms: older snapshots expire. None stands for the table's `history.expire.max-snapshot-age-ms`.
-        retain_last: a branch's newest snapshots that stay whatever their age. None stands for the table's
+        older_than_ms: older snapshots expire. Defaults to the table's `history.expire.max-snapshot-age-ms`.
+        retain_last: a branch's newest snapshots that stay whatever their age. Defaults to the table's
             `history.expire.min-snapshots-to-keep`. A branch's own settings take precedence over both.
         snapshot_ids: snapshots that expire whatever their age.
         clean_metadata: whether to remove unused schemas and partition specs.

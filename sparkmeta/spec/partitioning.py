@@ -235,13 +235,13 @@ def with_unique_ids(specs: Mapping[int, PartitionSpec], default_spec_id: int) ->
     other fields get unused ids, and the JSON of their specs stays the same. A field may be void in some specs.
     """
     newest_first = sorted(specs.values(), key=lambda spec: (spec.spec_id != default_spec_id, -spec.spec_id))
-    given: dict[int, list[tuple[PartitionField, int]]] = {}
+    assigned: dict[int, list[tuple[PartitionField, int]]] = {}
     next_id = max((field.field_id for spec in newest_first for field in spec.fields), default=0) + 1
     unique: dict[int, PartitionSpec] = {}
     for spec in newest_first:
         ids = []
         for field in spec.fields:
-            alike = given.setdefault(field.field_id, [])
+            alike = assigned.setdefault(field.field_id, [])
             place = next((place for place, (other, _) in enumerate(alike) if _is_same(other, field)), None)
             if place is not None:
                 other, field_id = alike[place]

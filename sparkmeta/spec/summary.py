@@ -251,19 +251,19 @@ class IdempotencyKey(NamedTuple):
         return {_APPLICATION: self.application, _VERSION: str(self.version)}
 
 
-def key_of(given: Any, properties: Mapping[str, str]) -> IdempotencyKey | None:
+def key_of(key: Any, properties: Mapping[str, str]) -> IdempotencyKey | None:
     """Return the key of a commit: the caller's, or the one that properties of its snapshot contain.
 
     Args:
-        given: the application and the version, or None.
+        key: the application and the version, or None.
         properties: the properties. A query and an epoch of Spark's streaming are a key, as for Iceberg's own sink.
 
     Raises:
         ValidationError: the key is invalid, or there are two different ones.
     """
-    if given is not None:
-        _KEY.check("idempotency_key", given)
-    keys = [] if given is None else [IdempotencyKey(*given)]
+    if key is not None:
+        _KEY.check("idempotency_key", key)
+    keys = [] if key is None else [IdempotencyKey(*key)]
     for application, version in _NAMES:
         if application in properties and version in properties:
             name, text = properties[application], properties[version]

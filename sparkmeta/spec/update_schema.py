@@ -314,14 +314,14 @@ class UpdateSchema(IcebergUpdateSchema):
         except ValueError as error:
             raise ValueError(f"{name} is an identifier field: change these fields before it is deleted") from error
 
-    def _type(self, path: str | tuple[str, ...], given: IcebergType | str) -> IcebergType:
+    def _type(self, path: str | tuple[str, ...], type_or_name: IcebergType | str) -> IcebergType:
         """Return a type, which may be passed by its name if it is primitive."""
-        if isinstance(given, IcebergType):
-            return given
+        if isinstance(type_or_name, IcebergType):
+            return type_or_name
         with suppress(CorruptFileError):
-            return type_from_json(JsonNode(given))
+            return type_from_json(JsonNode(type_or_name))
         names = "a type of pyiceberg, or the name of a primitive one, such as long, string, decimal(9, 2) or date"
-        raise self._error(path, f"has the type {shown(given)}: expected {names}")
+        raise self._error(path, f"has the type {shown(type_or_name)}: expected {names}")
 
     def _refuse_out_of_range(self, path: str | tuple[str, ...], kind: IcebergType, value: Any) -> None:
         if not isinstance(kind, IntegerType | LongType | FloatType | DoubleType) or not isinstance(value, int | float):

@@ -337,7 +337,9 @@ def client_location(io: FileIO, location: str) -> str:
         UnsupportedError: PyArrowFileIO, which parses locations as URLs, would open another file.
     """
     if _is_a(io, "pyiceberg.io.pyarrow", "PyArrowFileIO") and _NOT_IN_URL_PATHS.search(location):
-        reason = "PyArrowFileIO takes # and ? for a URL's and drops tabs and line breaks, and would open another file"
+        reason = (
+            "PyArrowFileIO parses # and ? as parts of a URL, and drops tabs and line breaks: it would open another file"
+        )
         raise UnsupportedError(f"{location}: {reason}")
     # s3fs reads the scheme s3n as a bucket.
     is_s3n = scheme(location) == "s3n" and _is_a(io, "pyiceberg.io.fsspec", "FsspecFileIO")

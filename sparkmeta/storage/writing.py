@@ -286,11 +286,13 @@ def _conditional_store(io: FileIO, location: str) -> Any:
     from pyiceberg.io import FSSPEC_FILE_IO
 
     if (client := CONDITIONAL_CLIENTS.get(scheme(location))) is None:
-        _refuse(location, f"no such write is known for {scheme(location) or 'file'}:")
+        _refuse(location, f"conditional writes to {scheme(location) or 'file'}: are not supported")
     if (store := fsspec_store(io, location)) is None:
-        _refuse(location, f"{type(io).__name__} has no such write: use py-io-impl={FSSPEC_FILE_IO} and {client}")
+        _refuse(
+            location, f"{type(io).__name__} has no conditional writes: use py-io-impl={FSSPEC_FILE_IO} and {client}"
+        )
     if not {"mode", "overwrite"} & set(signature(store._pipe_file).parameters):
-        _refuse(location, f"{type(store).__module__} has no such write: upgrade it")
+        _refuse(location, f"{type(store).__module__} has no conditional writes: upgrade it")
     return store
 
 

@@ -76,7 +76,7 @@ def mislabelled_file(
     codec: str = "null",
     notes: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """A file whose header declares a schema other than that of the records in its blocks.
+    """A file whose header declares another schema than the records in its blocks have.
 
     Args:
         notes: further values of the header.

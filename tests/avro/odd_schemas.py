@@ -76,7 +76,7 @@ class Oddity:
         return {"type": kind} if isinstance(kind, str) and self.chance.random() < 0.2 else kind
 
     def strip(self, node: Any) -> None:
-        """Drop ids, all or some: also those of pairs and elements, which nobody needs."""
+        """Drop all or some ids, including ids of pairs and elements, which nobody needs."""
         if isinstance(node, dict):
             for key in ("field-id", "element-id", "key-id", "value-id"):
                 if key in node and (self.java or self.chance.random() < 0.7):

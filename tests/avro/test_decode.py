@@ -301,19 +301,19 @@ def test_bounds_of_any_bytes_are_unknown(kind: str, values: dict[bytes, Any]) ->
 
 def test_bounds_the_wrong_way_round_are_unknown_and_filter_nothing() -> None:
     maps = [field(name, number, pairs(number + 1, number + 2, "bytes")) for name, number in BOUND_MAPS.items()]
-    given = [(1, 5), (5, 1), (7, 7), (5, None), (None, 1), (9, 8)]
+    cases = [(1, 5), (5, 1), (7, 7), (5, None), (None, 1), (9, 8)]
     records = [
         entry(number, **{
             name: [] if value is None else [{"key": 4, "value": LONG_BYTES[value]}]
             for name, value in zip(BOUND_MAPS, pair, strict=True)
         })
-        for number, pair in enumerate(given)
+        for number, pair in enumerate(cases)
     ]  # fmt: skip
     data, projection = avro_file(entry_schema(data_file(*maps)), records), EntryProjection.of([], stats={4: "long"})
     pairs_of = [tuple(row["content_stats"]["4"].values())[:2] for row in rows(data, projection)]
     assert pairs_of == [(1, 5), (None, None), (7, 7), (5, None), (None, 1), (None, None)]
     written = rows(data, replace(projection, as_written=True))
-    assert [tuple(row["content_stats"]["4"].values())[:2] for row in written] == given
+    assert [tuple(row["content_stats"]["4"].values())[:2] for row in written] == cases
     at_most_3 = BoundTest("lower_bound", 4, "long", upward=False, inclusive=True, limit=3)
     filtered = replace(projection, entry_filter=EntryFilter(AllOf((at_most_3,)), ()))
     assert [row["ordinal"] for row in rows(data, filtered)] == [0, 1, 4, 5]

@@ -1,4 +1,4 @@
-"""Entries encoded in Arrow are read by fastavro, and by the reader of manifests, as they were."""
+"""fastavro and the reader of manifests read the same entries that Arrow encoded."""
 
 from __future__ import annotations
 

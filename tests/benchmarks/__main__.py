@@ -75,8 +75,8 @@ console = Console(width=None if sys.stdout.isatty() else 150)
 @click.option("--part", "parts", multiple=True, type=click.Choice(Run().parts), help="Only this part; repeatable.")
 def main(quick: bool, parts: tuple[str, ...], **options: float | str | None) -> None:
     """Plan tables of 1.5 million files with Iceberg's Java library, pyiceberg and sparkmeta, in one run."""
-    given = {name: value for name, value in options.items() if value is not None}
-    run = replace(QUICK if quick else Run(), **given)  # type: ignore[arg-type]
+    chosen = {name: value for name, value in options.items() if value is not None}
+    run = replace(QUICK if quick else Run(), **chosen)  # type: ignore[arg-type]
     run = replace(run, parts=parts or run.parts)
     results = Results(asdict(run))
     for _ in measure(run, results):

@@ -1,6 +1,6 @@
 """Convert Iceberg's manifests to a tree and back, beside its Spark action: `python -m tests.benchmarks.conversion`.
 
-The table is that of the workload, of format version 2 with 120 Avro manifests. In turns, on a clone of it each time:
+The table is the workload's, of format version 2 with 120 Avro manifests. In turns, on a clone of it each time:
 Iceberg's `rewrite_manifests`; `upgrade(4, compact=True)`; an append of the table to a new tree. Then the converted tree
 is downgraded, and once the table's files are appended to another tree as a DataFrame. Full and filtered plans of the
 converted tree and of that other tree follow in turns. Print tables and write build/bench/conversion-<time>.json.

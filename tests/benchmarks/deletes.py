@@ -64,7 +64,7 @@ def compare_deletes(spark: SparkSession, location: str, folder: Path, leaves: in
 
 
 def cloned(location: str, folder: Path) -> Path:
-    """Create a file system table whose first metadata is that of another table, and return its folder."""
+    """Create a file system table with the metadata of another table, and return its folder."""
     (folder / "metadata").mkdir(parents=True)
     metadata = json.loads(Path(location.removeprefix("file:")).read_text())
     (folder / "metadata" / "v1.metadata.json").write_text(json.dumps(metadata | {"location": f"file://{folder}"}))

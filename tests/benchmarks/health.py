@@ -1,7 +1,7 @@
 """Compare the examination of a table's health with two full plans of it: `python -m tests.benchmarks.health`.
 
-The tables are those of the workload, and trees of the same files. Runs alternate: a plan, all of whose columns are
-written to Spark's `noop` sink, then `health()` with its page. Both open the table anew. Print a table and write
+The tables are the workload's, and trees of the same files. Runs alternate: a plan, all of whose columns are written to
+Spark's `noop` sink, then `health()` with its page. Both open the table anew. Print a table and write
 build/bench/health-<time>.json.
 """
 

@@ -1,7 +1,7 @@
 """Compare the rewrite of position deletes with Iceberg's procedure: `python -m tests.benchmarks.position_deletes`.
 
-Position delete files of partitions name every data file of their partition. `vectors` are those of a table that was
-upgraded to version 3, which become deletion vectors; `files` are those of version 2, which become a file for each
+Position delete files of partitions name every data file of their partition. `vectors` are the files of a table that was
+upgraded to version 3, which become deletion vectors; `files` are the files of version 2, which become a file for each
 partition. Data files do not exist, since neither contender reads them. Each run starts from the same files. Print a
 table and write build/bench/position-deletes-<time>.json.
 """

@@ -104,7 +104,7 @@ def report(results: dict[str, Measured], queries: Sequence[Query], workload: Wor
 
 
 def shown(runs: Sequence[tuple[Any, ...]], peer: Sequence[tuple[Any, ...]] | None = None) -> str:
-    """Return seconds and CPU; how often they fit into those of a peer."""
+    """Return seconds and CPU, and a peer's seconds and CPU divided by them."""
     (seconds, cpu), others = _medians(runs), _medians(peer or runs)
     factors = f" {others[0] / seconds:.1f}x ({others[1] / cpu:.0f}x)" if peer else ""
     return f"{seconds:.3f} ({cpu:.3f}){factors}"

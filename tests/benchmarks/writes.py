@@ -2,11 +2,11 @@
 
 Rows of 11 columns come from Parquet files and go into tables of 30 partitions: of format version 3 by Iceberg, into
 metadata trees by sparkmeta. Each run appends to a new table, deletes 1 % of its rows by deletion vectors, and upserts
-as many rows as 1 %, of which nine in ten have the key of a row. `MERGE INTO` replaces rows of the same key; `upsert`
-compares them first, and replaces those that differ. The same rows are then merged by `merge`, which does what `MERGE
-INTO` does. Spark's own Parquet writer, which makes neither metrics nor a commit, is measured beside the appends. Before
-the tables are thrown away both must have the same rows. Existing files are added as well, see `existing_files`. Prints
-Iceberg's seconds, wall and CPU, divided by ours, and writes build/bench/writes-<time>.json.
+as many rows as 1 %. Nine in ten have the key of a row. `MERGE INTO` replaces rows of the same key; `upsert` compares
+them first, and replaces those that differ. The same rows are then merged by `merge`, which does what `MERGE INTO` does.
+Spark's own Parquet writer, which makes neither metrics nor a commit, is measured beside the appends. Before the tables
+are thrown away both must have the same rows. Existing files are added as well, see `existing_files`. Prints Iceberg's
+seconds, wall and CPU, divided by ours, and writes build/bench/writes-<time>.json.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _refused(kind: str, operations: tuple[str, ...], text: str) -> dict[tuple[st
 _COMMITS = OPERATIONS[4:]
 _NO_TREES = _refused("tree", OPERATIONS, r"SQL catalogs, Glue and file system tables can")
 _BY_SPARK = r"(can't open its files|read by Spark only|write no single file): open (it|the table) through a catalog"
-_NOT_EXCLUSIVE = r"PyArrowFileIO has no such write: use py-io-impl=\S+ and s3fs.*Tables of a SQL catalog"
+_NOT_EXCLUSIVE = r"PyArrowFileIO has no conditional writes: use py-io-impl=\S+ and s3fs.*Tables of a SQL catalog"
 
 PLACES = (
     Place("none: its folder", "local", "Python, Spark", {}),

@@ -114,7 +114,7 @@ def test_a_rest_catalog_that_shows_a_newer_version(spark: SparkSession, rest: Ic
 
 
 class _Foreign(NoopCatalog):
-    """A catalog of which sparkmeta knows nothing but that it loads the tables of another one."""
+    """An unknown catalog that loads the tables of another one."""
 
     tables: Any
 

@@ -35,7 +35,7 @@ def _marked(place: Place) -> Any:
     return pytest.param(place, marks=[pytest.mark.connect] if place[:2] == ("REST", "S3") else [])
 
 
-# Of more files than this, an append to a tree writes a leaf.
+# An append of more files than this to a tree writes a leaf.
 DIRECT_FILES = {"write.tree.direct-files": "1"}
 
 

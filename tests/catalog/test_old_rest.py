@@ -64,7 +64,7 @@ def test_tokens_that_expire(server: OldServer, status: int) -> None:
     """Each is replaced once; a request that is refused again is an error."""
     server.expired = status
     catalog = loaded(server)
-    given = len(server.tokens)
+    issued = len(server.tokens)
     for operation in (
         lambda: catalog.list_tables("ns"),
         lambda: catalog.table_exists("ns.t2"),
@@ -72,8 +72,8 @@ def test_tokens_that_expire(server: OldServer, status: int) -> None:
     ):
         server.tokens.append("of another client")
         assert operation()
-        given += 2
-        assert len(server.tokens) == given
+        issued += 2
+        assert len(server.tokens) == issued
     server.credential = "someone:changed"
     server.tokens.append("of another client")
     with pytest.raises(sm.CatalogError, match="invalid_client") as caught:

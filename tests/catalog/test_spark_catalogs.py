@@ -32,7 +32,7 @@ def configured_catalog(monkeypatch: pytest.MonkeyPatch, **properties: str) -> di
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("configured", "expected"),
     [
         ({"type": "hadoop", "warehouse": "s3://b/w"}, {"type": "hadoop", "warehouse": "s3://b/w"}),
         ({"uri": "thrift://host:9083"}, {"type": "hive", "uri": "thrift://host:9083"}),
@@ -48,12 +48,12 @@ def configured_catalog(monkeypatch: pytest.MonkeyPatch, **properties: str) -> di
         (JDBC | {"uri": "jdbc:sqlite:file:/w/c.db"}, {"type": "sql", "uri": "sqlite:////w/c.db", "warehouse": "/w"}),
     ],
 )
-def test_properties(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: dict[str, str]) -> None:
-    assert configured_catalog(monkeypatch, **given) == expected
+def test_properties(monkeypatch: pytest.MonkeyPatch, configured: dict[str, str], expected: dict[str, str]) -> None:
+    assert configured_catalog(monkeypatch, **configured) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("configured", "named"),
     [
         ({"type": "nessie", "uri": "u"}, "type is 'nessie'"),
         ({"catalog-impl": "org.example.Catalog"}, "catalog-impl is 'org.example.Catalog'"),
@@ -64,9 +64,9 @@ def test_properties(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expe
         (REST | {"rest.auth.type": "basic"}, "rest.auth.type is 'basic'"),
     ],
 )
-def test_what_has_no_equal_is_named(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], named: str) -> None:
+def test_what_has_no_equal_is_named(monkeypatch: pytest.MonkeyPatch, configured: dict[str, str], named: str) -> None:
     with pytest.raises(sm.UnsupportedError, match=rf"catalog prod: spark\.sql\.catalog\.prod\.{named}") as refused:
-        configured_catalog(monkeypatch, **given)
+        configured_catalog(monkeypatch, **configured)
     assert "secret" not in str(refused.value).replace("secret.key", "")
     with pytest.raises(sm.InvalidArgumentError, match=r"spark\.sql\.catalog\.prod\.warehouse is not set"):
         configured_catalog(monkeypatch, type="hadoop")

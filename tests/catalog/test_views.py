@@ -242,7 +242,8 @@ def test_tables_and_views_share_names(folders: FileSystemCatalog, tmp_path: Path
 
 
 def test_a_lost_race(folders: FileSystemCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a table and a view that are created at the same time one wins; of two commits on one base too."""
+    """If a table and a view are created at the same time, only one succeeds. So does only one of two commits on a
+    base."""
     monkeypatch.setattr(FileSystemViewOperations, "_refuse_stale", lambda *_: None)
     create_table(folders, "db.t")
     with pytest.raises(TableAlreadyExistsError):
@@ -358,7 +359,7 @@ def test_lost_answers_of_a_server(rest_uri: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_changes_of_an_old_version(rest_uri: str) -> None:
-    """The server applies changes to what it has: ids of others in them would be those of another schema or version."""
+    """The server applies changes to its own version, where ids of the base could mean another schema or version."""
     catalog = IcebergCatalog(rest_catalog(rest_uri))
     namespace = f"ns_{uuid.uuid4().hex[:8]}"
     catalog.pyiceberg.create_namespace(namespace)

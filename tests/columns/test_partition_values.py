@@ -1,4 +1,4 @@
-"""Partition values in Spark SQL are those of pyiceberg's transforms, for random values and the edges of types."""
+"""Partition values in Spark SQL equal pyiceberg's transforms, for random values and the edges of types."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SPEC = PartitionSpec(
     PartitionField(2, 1001, tr.BucketTransform(4), "bucket"),
     PartitionField(3, 1002, tr.IdentityTransform(), "x"),
 )
-# Filters that are bound with SQL's meaning of null, others with that of Iceberg's expressions.
+# These filters are bound with SQL's meaning of null, others with the meaning of Iceberg's expressions.
 SQL = ("x <> 1.0 and id <> 34", "not (other = 5 or id = 34)")
 EVENT = "ts >= '2026-01-02T12:00:00' and ts < '2026-01-04T00:00:00'"
 

@@ -88,7 +88,7 @@ class JavaStart:
         draft.add(deletes)
         for file in deletes:
             update.addDeletes(self._file(file))
-        # Of a row delta that adds nothing Java says that it overwrites.
+        # Java records a row delta that adds nothing as an overwrite.
         self._commit(update, draft, "delete" if deletes else "overwrite")
 
     def _commit(self, update: Any, draft: Draft, operation: str, *, drops_old_deletes: bool = True) -> None:

@@ -72,7 +72,7 @@ def create(swap: RestOperations, location: str, workers: int, commits: int) -> N
 
 
 def opened(swap: TableOperations) -> Table:
-    """The table as it is now."""
+    """The current version of the table."""
     assert isinstance(swap, RestOperations)
     loaded = load_rest_table(swap.catalog, swap.identifier)
     metadata = loaded.version.metadata

@@ -57,7 +57,7 @@ _COLUMNS = pa.schema(
 
 @dataclass
 class Maker:
-    """Makes files of random content, below a folder; only those of deletion vectors are really written."""
+    """Makes files of random content, below a folder; only files of deletion vectors are really written."""
 
     rng: random.Random
     spark: SparkSession
@@ -69,7 +69,7 @@ class Maker:
         return f"{self.folder}/data/{what} {self.name_count}{suffix}"
 
     def data(self, spec: tuple[int, Sequence[str]], like: File | None = None) -> File:
-        """A data file in some partition, or in that of another one."""
+        """A data file in some partition, or in the partition of another file."""
         rng, start = self.rng, self.rng.randrange(100)
         part = rng.choice(PARTS) if like is None else like.part
         return File(
@@ -337,7 +337,7 @@ def rewrite(task: Task) -> None:
 
 
 def rewrite_vectors(task: Task) -> None:
-    """Deletion vectors move to another Puffin file, as they are."""
+    """Deletion vectors move to another Puffin file unchanged."""
     old = [file for file in task.draft.live.values() if file.is_vector and file.of in task.known]
     if not old:
         return append(task)

@@ -1,6 +1,6 @@
 """What a table holds, in plain Python: its files, which deletes apply to which, and what each snapshot changed.
 
-It knows nothing of manifests: rules are those of Iceberg's table spec (docs/semantics.md).
+It knows nothing of manifests, only the rules of Iceberg's table spec (docs/semantics.md).
 """
 
 from __future__ import annotations

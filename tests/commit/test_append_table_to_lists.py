@@ -135,7 +135,7 @@ def with_vectors(folder: Path) -> HandmadeTable:
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_deletion_vectors_follow(spark: SparkSession, tmp_path: Path, tree: bool, place: str) -> None:
-    """Without those of files that are gone. Alone, the files are refused."""
+    """Deletion vectors of removed files are left out. Without the vectors, the files are refused."""
     source = loaded(spark, with_vectors(tmp_path / "source"))
     target = target_of(spark, tmp_path / "target", 3)
     if tree:
@@ -320,7 +320,7 @@ def test_sessions_whose_tasks_open_no_files(spark: SparkSession, tmp_path: Path,
 
 
 def test_the_manifest_cache(spark: SparkSession, tmp_path: Path) -> None:
-    """Entries are those of the manifests, whether the cache has them or not."""
+    """Entries equal the manifests' entries, whether the cache has them or not."""
     source = loaded(spark, source_of(tmp_path / "source"))
     spark.conf.set("spark.sparkmeta.manifest-cache", f"file://{tmp_path}/cache")
     spark.conf.set(DRIVER_BYTES, "0")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# Of all histories one in so many is in the slice.
+# The slice has one in so many histories.
 SHARE = 4
 AUDIT = "audit"
 PICKED = ("append", "replace_partitions", "overwrite_files", "overwrite_filter", "delete_files", "vector", "rewrite")

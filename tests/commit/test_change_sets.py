@@ -162,7 +162,7 @@ class World:
         return self.rng.sample(known, min(len(known), self.rng.randrange(1, most + 1)))
 
     def grown(self, path: str) -> frozenset[int]:
-        """Positions for a new vector of a file: those of its old one, and others."""
+        """Positions for a new vector of a file: the old vector's, and others."""
         records = self.model.data[path]["record_count"]
         old = self.model.vectors[path].positions if path in self.model.vectors else frozenset()
         return old | set(self.rng.sample(range(records), self.rng.randrange(1, records + 1)))
@@ -363,7 +363,7 @@ def null_path(world: World) -> ChangeSet:
 
 
 def broken_row(world: World) -> ChangeSet:
-    """A row of which one column can't be."""
+    """A row with an invalid column."""
     values: list[tuple[Row, str]] = [
         (world.data(record_count=-1), "record_count"),
         (world.data(file_size_in_bytes=-2), "file_size_in_bytes"),

@@ -169,9 +169,9 @@ CASES = (
 def test_a_contradiction(case: Callable[[HandmadeTable], Broken], tmp_path: Path, spark: SparkSession) -> None:
     table = handmade(tmp_path)
     rule, location, value = case(table)
-    found = violations(open_metadata(table.write(), spark))
-    assert [each for each in found if each[:2] == (rule, location) and each[2].startswith(value)], found
-    assert {each[0] for each in found} == {rule}, found
+    broken = violations(open_metadata(table.write(), spark))
+    assert [each for each in broken if each[:2] == (rule, location) and each[2].startswith(value)], broken
+    assert {each[0] for each in broken} == {rule}, broken
 
 
 def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: SparkSession) -> None:
@@ -181,8 +181,8 @@ def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: S
     whole = (folder / "m0.avro").read_bytes()
     (folder / "m0.avro").write_bytes(whole[:-20] + bytes(20))
     (folder / "m2.avro").unlink()
-    found = violations(open_metadata(location, spark))
-    assert {each[:2] for each in found} == {
+    broken = violations(open_metadata(location, spark))
+    assert {each[:2] for each in broken} == {
         ("manifest-content", "m0.avro"),
         ("manifest-content", "m2.avro"),
         ("bounds-order", "m1.avro"),
@@ -216,5 +216,5 @@ def test_deletes_of_another_spec_are_refused_in_every_version(tmp_path: Path, sp
                     opened.scan().plan_files().collect()
             finally:
                 spark.conf.unset("spark.sparkmeta.driver-manifest-bytes")
-        (found,) = violations(opened)
-        assert found[:2] == ("partition-spec", "m1.avro")
+        (violation,) = violations(opened)
+        assert violation[:2] == ("partition-spec", "m1.avro")

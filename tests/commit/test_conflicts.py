@@ -44,7 +44,7 @@ def in_memory(table: sm.Table) -> sm.Table:
 
 
 def behind(table: sm.Table, newest: sm.Table) -> sm.Table:
-    """The table as it was, whose commits meet what the newest version holds."""
+    """The table before the other commit, so that its own commits meet the newest version."""
     return replace(table, operations=Pointer(newest.version))
 
 
@@ -131,7 +131,7 @@ def test_only_leaves_that_may_tell_are_opened(
     opened: tuple[str, ...],
     conflict: str | None,
 ) -> None:
-    """Of a table of many leaves, those that others added or masked since, as far as the filter leaves them."""
+    """In a table of many leaves, only leaves that others added or masked since are read, if the filter may match."""
     leaves = {leaf_of(newest, f"{part}2") for part in PARTS} | {leaf_of(newest, "a5"), leaf_of(newest, "b5")}
     assert len(leaves) == len(PARTS) + 2
     needed = {leaf_of(newest, name) for name in opened}

@@ -106,7 +106,7 @@ class Tables:
         self._versions: dict[tuple[str, Change], sm.Table] = {}
 
     def stale(self, layout: str, other: Change) -> sm.Table:
-        """The table as it was before the other operation, which a commit meets."""
+        """The table before the other operation, which a commit then meets."""
         before = self._table(layout)
         if (layout, other) not in self._versions:
             self._versions[layout, other] = apply(self._at(before, before), other)

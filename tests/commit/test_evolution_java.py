@@ -106,7 +106,7 @@ def snapshot(table: sm.Table, number: int) -> int:
 
 
 def api(statement: str) -> Callable[[Workshop], Any]:
-    """A change by Java's API: an expression of `table`, of `exprs`, and of `ids`, those of the snapshots in order."""
+    """A change by Java's API: an expression of `table`, `exprs`, and `ids`, the ids of the snapshots in order."""
 
     def carry_out(shop: Workshop) -> None:
         exprs = shop.java.iceberg.expressions.Expressions

@@ -67,7 +67,7 @@ def live(table: sm.Table, snapshot_id: int | None = None) -> dict[str, list[str]
 
 
 def planned(table: sm.Table, snapshot_id: int | None = None) -> set[str]:
-    """The data files that a scan plans, none of which has deletes."""
+    """The data files that a scan plans. None has deletes."""
     deletes = live(table, snapshot_id)
     assert not any(deletes.values())
     return set(deletes)
@@ -320,7 +320,7 @@ def test_16_a_data_file_goes_with_its_deletion_vector(spark: SparkSession, tmp_p
     assert (table.changes(), table.written) == ((set(), {"D1", "DV1"}), 1)
     assert planned(table.table) == {"D2"}
     table.commit("delete", table.paths("D2"))
-    # Of the delete leaf nothing was live any more: it leaves the root with its mask (semantics 16.17).
+    # The delete leaf has no live entry left: it leaves the root with its mask (semantics 16.17).
     assert sorted(table.root()) == ["(D1 D2):EXISTING", "mask{0 1}:ADDED", "mask{0}:DELETED"]
     assert planned(table.table) == set()
 
@@ -429,7 +429,7 @@ def test_9_compaction_during_an_append(spark: SparkSession, tree: HandmadeTree) 
 
 
 def test_10_several_masks_of_a_leaf(spark: SparkSession, tree: HandmadeTree) -> None:
-    """Two live ones are refused; what changed can be told leniently."""
+    """Two live vectors are refused; lenient readers still find the changes."""
     tree.leaf("M1", THREE)
     tree.snapshot(tree.of("M1", ADDED, 1))
     old = tree.of("M1", EXISTING, 1)

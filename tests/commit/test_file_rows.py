@@ -56,9 +56,9 @@ def test_a_minimal_file_row() -> None:
     assert row["version_info"] == {
         "status": 1, "snapshot_id": None, "sequence_number": None, "file_sequence_number": None
     }  # fmt: skip
-    given = ("content_type", "location", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes")
-    assert [row[name] for name in given] == [0, "/d/a.parquet", "parquet", 0, 10, 99]
-    others = set(row) - {*given, "version_info", "content_stats"}
+    required = ("content_type", "location", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes")
+    assert [row[name] for name in required] == [0, "/d/a.parquet", "parquet", 0, 10, 99]
+    others = set(row) - {*required, "version_info", "content_stats"}
     assert {name: row[name] for name in others} == dict.fromkeys(others)
     assert set(row["content_stats"].values()) == {None}
 
@@ -228,8 +228,8 @@ def test_metrics_become_stats() -> None:
 def test_bounds_that_no_writer_truncates_are_tight() -> None:
     low, high = struct.pack("<q", -4), struct.pack("<q", 9)
     zero = struct.pack("<d", 0.0)
-    given = {1: low, 2: b"a", 3: zero, 4: bytes(16)}
-    table = with_maps(file(), lower_bounds=given, upper_bounds=given | {1: high})
+    bounds = {1: low, 2: b"a", 3: zero, 4: bytes(16)}
+    table = with_maps(file(), lower_bounds=bounds, upper_bounds=bounds | {1: high})
     stats = ROWS.entries(table).to_pylist()[0]["content_stats"]
     assert {field_id: stats[field_id]["tight_bounds"] for field_id in "1234"} == {
         "1": True,
@@ -237,7 +237,7 @@ def test_bounds_that_no_writer_truncates_are_tight() -> None:
         "3": None,
         "4": None,
     }
-    half = ROWS.entries(with_maps(file(), lower_bounds=given, upper_bounds={2: b"b"})).to_pylist()[0]["content_stats"]
+    half = ROWS.entries(with_maps(file(), lower_bounds=bounds, upper_bounds={2: b"b"})).to_pylist()[0]["content_stats"]
     assert half["1"]["tight_bounds"] is None
 
 

@@ -321,7 +321,7 @@ def test_manifest_lists_and_the_first_tree_after_them(tmp_path: Path, spark: Spa
 
 
 def masked_after_upgrade(table: Table, manifest: str, ordinal: int) -> Table:
-    """The table as one of version 4, whose first root masks an entry of a manifest that stays as it is."""
+    """The table in version 4. Its first root masks an entry of an unchanged manifest."""
     state = replace(table.state, metadata=upgrade_metadata(table.metadata))
     metadata, base = state.metadata, base_root(state)
     change = TreeChange(masks={manifest: PositionBitmap.of([ordinal])})

@@ -116,7 +116,7 @@ def test_many_files_are_written_by_tasks(
 
 
 def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path) -> None:
-    """The keys that bound the ranges are not those of every hundredth file, which might share a partition."""
+    """The keys that bound the ranges are not the keys of every hundredth file, which might share a partition."""
     state = new_table(spark, tmp_path).state
     form = manifest_format(state, ContentType.DATA_MANIFEST, 0, "m", 1 << 20)
     tasks = FileTasks(listed_rows(state), {(0, 0): form}, frozenset({0}), 1)
@@ -202,7 +202,7 @@ def change_file(table: sm.Table, **fields: object) -> None:
 def test_a_table_that_can_not_be_committed_to_any_more(
     spark: SparkSession, tmp_path: Path, fields: dict[str, object], problem: str
 ) -> None:
-    """The first attempt meets the table's new version, which is no longer one of ours."""
+    """The first attempt meets the table's new version, which is another commit's."""
     table = change(new_table(spark, tmp_path, 3), data_files(spark, 0, 2))
     transaction = table.transaction()
     transaction.update_snapshot().append(data_files(spark, 2, 4))

@@ -1,4 +1,4 @@
-"""Writers on partitions of their own, in two processes of which one is killed now and then: nobody is in anybody's way.
+"""Writers of separate partitions don't conflict, in two processes. One process is killed now and then.
 
 `make test` runs 4 writers with 5 commits each; SPARKMETA_SOAK=1 8 with 200.
 """

@@ -166,7 +166,7 @@ def test_committers_that_delete(tmp_path: Path, soak: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "postgres"])
 def test_committers_of_trees(request: pytest.FixtureRequest, tmp_path: Path, kind: str, soak: bool) -> None:
-    """Every snapshot has the files of all commits up to it, and its change set is that of its own commit."""
+    """Every snapshot has the files of all commits up to it, and only its own commit's change set."""
     commits, kills = LONG if soak else SHORT_OF_TREES
     table, authors, outcomes = run_on_tree(request, tmp_path, kind, "tree", commits, kills)
     assert None not in authors
@@ -204,7 +204,7 @@ def test_writers_and_compactors(request: pytest.FixtureRequest, tmp_path: Path, 
 
 
 def test_writers_of_a_tree_on_a_faulty_store(s3: S3Server, tmp_path: Path, soak: bool) -> None:
-    """Conditional writes, of which some are dropped, delayed or not answered: each snapshot's root exists."""
+    """Some conditional writes are dropped, delayed or not answered: each snapshot's root exists."""
     commits, kills = (25, 30) if soak else (3, 2)
     swap = open_operations(s3.url, tmp_path)
     trees.create(swap, tmp_path, WRITERS, commits)

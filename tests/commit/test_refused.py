@@ -44,7 +44,7 @@ def empty(spark: SparkSession, tmp_path: Path) -> sm.Table:
 
 
 def refused(table: sm.Table, change: Callable[[Any], Any], problem: str) -> ValidationError:
-    """The error of a commit that must not take place, and of which nothing may stay."""
+    """The error of a commit that must not take place and must leave nothing behind."""
     before = written(table)
     with pytest.raises(ValidationError, match=problem) as caught:
         commit(table, change)

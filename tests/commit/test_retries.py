@@ -73,7 +73,8 @@ def test_a_search_opens_only_what_others_wrote(
     monkeypatch.setattr(LocalFiles, "read_range", counted)
     table = commit(stale, lambda tx: tx.update_snapshot().delete(named(spark, 2, 4)))
     assert live(table) == ["f0", "f1", "f3", "f5", "f7"]
-    # Of each leaf its footer and some columns are read, once; of the other commit's leaf nothing, as all were found.
+    # The footer and some columns of each leaf are read once. Nothing of the other commit's leaf is read: all files were
+    # found.
     first = [location for location in opened if location in known]
     assert len({*opened}) <= len(known) + 1
     assert first == opened[: len(first)]
@@ -208,7 +209,7 @@ def test_a_file_that_another_commit_removed(empty: sm.Table, spark: SparkSession
 
 
 def test_a_root_that_loses_what_it_gains_stays_flat(empty: sm.Table, spark: SparkSession) -> None:
-    """A day is appended, another is dropped: leaves of which nothing is live leave the root without a compaction."""
+    """A day is appended, another is dropped: leaves without live entries leave the root without a compaction."""
     table = commit(empty, lambda tx: tx.set_properties({"write.tree.direct-files": "0"}))
     sizes = []
     for day in range(1000 if SOAK else 8):

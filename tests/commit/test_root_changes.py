@@ -41,7 +41,7 @@ class Model:
     def commit(self) -> tuple[set[str], set[str], set[str]]:
         """A random commit: the files that it adds and removes, and the leaves that must be opened to know."""
         self.snapshot += 1
-        # Leaves of which nothing is live any more are left out of the next root.
+        # The next root omits leaves without live entries.
         self.masked = {leaf: masked for leaf, masked in self.masked.items() if self._live_entries(leaf)}
         removed_in_root = self._some(self.in_root)
         masks = {leaf: ordinals for leaf in sorted(self.masked)

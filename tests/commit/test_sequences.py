@@ -43,7 +43,7 @@ SPEC = PartitionSpec(
     PartitionField(2, 1000, IdentityTransform(), "s_identity"), PartitionField(1, 1001, BucketTransform(4), "id_bucket")
 )
 COMMITS = 8
-# Of all snapshots of a sequence these many ranges are compared as well.
+# In addition to all snapshots of a sequence, this many ranges are compared.
 RANGES = 2
 LIMITS = {
     "direct-files": (0, 2, 5, 5, 100),
@@ -241,18 +241,18 @@ class Run:
         earlier = {} if snapshot.parent is None else known[snapshot.parent.snapshot_id]
         records = {file.path: file.records for file in snapshot.files.values() if not file.content}
         new = {path for path, first in row_ids.items() if earlier.get(path) is None}
-        given = self.table.snapshot_by_id(snapshot.snapshot_id)
-        assert given is not None
+        looked_up = self.table.snapshot_by_id(snapshot.snapshot_id)
+        assert looked_up is not None
         assert all(row_ids[path] == first for path, first in earlier.items() if first is not None and path in row_ids)
-        if given.first_row_id is None:
+        if looked_up.first_row_id is None:
             assert set(row_ids.values()) <= {None}
             return
-        end = given.first_row_id + given.added_rows
+        end = looked_up.first_row_id + looked_up.added_rows
         spans = sorted((row_ids[path], row_ids[path] + records[path]) for path in row_ids)  # type: ignore[operator]
         assert all(span[1] <= following[0] for span, following in pairwise(spans))
-        assert all(given.first_row_id <= row_ids[path] <= end - records[path] for path in new)  # type: ignore[operator]
-        if given.root_manifest is not None and not any(first is None for first in earlier.values()):
-            assert given.added_rows == sum(records[path] for path in new)
+        assert all(looked_up.first_row_id <= row_ids[path] <= end - records[path] for path in new)  # type: ignore[operator]
+        if looked_up.root_manifest is not None and not any(first is None for first in earlier.values()):
+            assert looked_up.added_rows == sum(records[path] for path in new)
 
     def check_filter(self, table: sm.Table, name: str) -> None:
         text, part, below = random_filter(self.rng)

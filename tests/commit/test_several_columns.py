@@ -36,7 +36,7 @@ TUPLE = pa.struct([pa.field("ts_day", pa.int32()), pa.field("bucket_a_b", pa.int
 
 @pytest.fixture(params=[3, 4])
 def table(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) -> sm.Table:
-    """Of version 4, or made of one of version 3."""
+    """A table of version 4, created or upgraded from version 3."""
     catalog = sm.load_catalog("several", type="hadoop", warehouse=f"file://{tmp_path}")
     table = catalog.create_table("ns.t", SCHEMA, SPEC, UNSORTED_SORT_ORDER, format_version=request.param)
     return table.maintenance.upgrade(4).commit() if request.param == 3 else table

@@ -33,7 +33,7 @@ def folder() -> str:
 @pytest.fixture
 def table(s3: S3Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> FileSystemOperations:
     """A new table, of a client that makes each request at most twice."""
-    # The environment counts for new clients only, and fsspec keeps those of earlier tests.
+    # The environment counts for new clients only, and fsspec keeps clients of earlier tests.
     S3FileSystem.clear_instance_cache()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr(content, "_WAITS", ())

@@ -1,4 +1,4 @@
-"""Transactions on V4 tables, through the public names: what readers see, what stands in the root, what is written."""
+"""Transactions on V4 tables, through the public names: what readers see, what is in the root, what is written."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Writer:
 
 @dataclass
 class Plan:
-    """A commit as it was asked for: what the model expects of it."""
+    """A requested commit, and what the model expects of it."""
 
     added: list[Row]
     leaves: list[Row]

@@ -116,7 +116,7 @@ class Stage:
 
 
 def all_faults(stage: Stage, patch: pytest.MonkeyPatch) -> Iterator[tuple[str, Fault]]:
-    """Of the driver and of the tasks."""
+    """The faults of the driver and of the tasks."""
     writer = FaultyWriter(folder=str(stage.scratch))
     tasks_use(patch, writer)
     stage.reset()
@@ -161,7 +161,7 @@ def test_each_fault_of_a_commit(
         assert (last.live, last.snapshots, last.leaves) == (CASES[name].live, commits + 1, CASES[name].leaves), said
         assert not last.orphans & {f"{stage.location}/metadata/{file}" for file in stage.initial_files}, said
         assert all(is_of_a_commit(path) for path in last.orphans), said
-    print(f"{name}: {len(candidates)} faults, of which ran {kinds}")  # noqa: T201  the figures of `make soak`
+    print(f"{name}: {len(candidates)} faults; these ran: {kinds}")  # noqa: T201  the figures of `make soak`
 
 
 def some_of(candidates: list[tuple[str, Fault]], name: str) -> list[tuple[str, Fault]]:

@@ -134,7 +134,7 @@ def _write_leaf(files: Files, table: str, number: int, rows: list[dict[str, Any]
 
 
 def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
-    """The table as it is now, without a Spark session unless one is given."""
+    """The current version of the table, without a Spark session unless `spark` is set."""
     version = swap.refresh()
     state = TableState(
         spark or cast("Any", NoSpark()), files_of_table(swap), version.metadata, version.metadata.current_snapshot()

@@ -1,6 +1,6 @@
 """Compactions of a tree beside committers, by processes that have no Spark: tasks run in the process itself.
 
-The tree is that of `tree_committers`: its leaves are of data files alone.
+The tree comes from `tree_committers`: its leaves have only data files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 AUTHOR = "compactor"
-# Of each attempt to commit that met removals of others: from how many of its leaves, and of how many files.
+# For each attempt to commit that met removals of others: from how many of its leaves, and of how many files.
 CARRIED: list[int] = []
 
 

@@ -129,18 +129,18 @@ def ordinals(vector: Row, load: Callable[[str, int, int], bytes]) -> set[int]:
 
 def inherited(manifest: Row, rows: list[Row]) -> list[Row]:
     """All rows of a leaf, with the values that they inherit from its root entry (semantics 16.8, 16.10)."""
-    given = manifest["version_info"]
+    from_root = manifest["version_info"]
     next_id = manifest["first_row_id"]
     filled = []
     for row in rows:
         written = row["version_info"]
         version = dict(written)
         if written["snapshot_id"] is None:
-            version["snapshot_id"] = given["snapshot_id"]
+            version["snapshot_id"] = from_root["snapshot_id"]
         for name in ("sequence_number", "file_sequence_number"):
             if written[name] is None:
                 assert written["status"] == ADDED, f"{row['location']} has no {name} to inherit"
-                version[name] = given["sequence_number"]
+                version[name] = from_root["sequence_number"]
         first_row_id = row["first_row_id"]
         is_data = row["content_type"] == ContentType.DATA
         if is_data and first_row_id is None and written["status"] != DELETED and next_id is not None:

@@ -1,4 +1,4 @@
-"""Plans and metadata tables by the manifest cache equal those of decoded manifests, on other libraries' tables."""
+"""Plans and metadata tables are the same from the manifest cache and from manifests, on other libraries' tables."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_cache_changes_no_plan(
 
 
 def _frames(peer: peers.PeerTable, spark: SparkSession, soak: bool) -> list[DataFrame]:
-    """Entries and plan of the table as it is, then its plans at every snapshot and with filters."""
+    """Entries and plan of the current table, then its plans at every snapshot and with filters."""
     table = sm.load_table(peer.metadata_location, spark=spark)
     chosen = filters(peer, slices.FILTERS if soak else FILTERS)
     history = [table.scan(snapshot_id=snapshot_id) for snapshot_id in snapshots_of(peer, 2)]

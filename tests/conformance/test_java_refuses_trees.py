@@ -31,7 +31,7 @@ BARE = PartitionSpec()
 
 
 def full(table: sm.Table) -> sm.Table:
-    """A tree with a file in the root and leaves, of which one has a deletion vector."""
+    """A tree with a file in the root, and leaves. One leaf has a deletion vector."""
     for tag, count in (("one", 1), ("many", 600)):
         with table.transaction() as tx:
             tx.update_snapshot().append(files(table, tag, count))

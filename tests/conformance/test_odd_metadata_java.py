@@ -51,8 +51,8 @@ def test_odd_metadata_is_read_as_java_reads_it(group: int, tmp_path: Path, spark
                 assert not more, f"{row_filter}: {told(seed, odd)}"
                 both += 1
             expected = {str(row["id"]) for row in ROWS if matches(row, place)}
-            kept = {str(value) for value in table.scan(row_filter).to_arrow().column("id").to_pylist()}
-            assert kept == expected, f"{row_filter}: {told(seed, odd)}"
+            matching = {str(value) for value in table.scan(row_filter).to_arrow().column("id").to_pylist()}
+            assert matching == expected, f"{row_filter}: {told(seed, odd)}"
     assert both > TABLES  # that Java reads most of them
 
 

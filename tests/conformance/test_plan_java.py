@@ -111,7 +111,7 @@ def compare(peer: PeerTable, ours: list[dict[str, Any]], place: At, row_filter: 
     """Compares with Java's plan; only the files where Java fails to say more.
 
     Its residuals fail on NOT STARTS WITH and a null partition value, its JSON on partitions of a promoted column and on
-    literals beyond its longs, of which there is nothing to compare then.
+    literals beyond its longs, for which there is nothing to compare then.
     """
     expression = with_null_tests(row_filter.expression) if row_filter else None
     cased = row_filter.case_sensitive if row_filter else True
@@ -139,7 +139,7 @@ def _values(leaf: Any) -> list[Any]:
 
 
 def _rows(plans: list[DataFrame]) -> list[list[dict[str, Any]]]:
-    """The rows of several plans; those of one type are collected by one job."""
+    """The rows of several plans. One job collects all plans of a type."""
     by_type: dict[str, list[DataFrame]] = {}
     for number, plan in enumerate(plans):
         by_type.setdefault(plan.schema.json(), []).append(plan.withColumn("plan_no", F.lit(number)))

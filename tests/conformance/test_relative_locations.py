@@ -221,8 +221,8 @@ def test_a_table_shows_the_same_with_relative_locations(
         age(folders[share])
         table = sm.load_table(tree.location(), spark=spark)
         assert sorted(row.id for row in table.scan().select("id").to_df().collect()) == rows
-        kept = {path for path in gone if not path.startswith("/metadata")}
-        changed[share] = (rows, kept, table.scan().plan_files().count(), len(orphans(table)))
+        data_paths = {path for path in gone if not path.startswith("/metadata")}
+        changed[share] = (rows, data_paths, table.scan().plan_files().count(), len(orphans(table)))
     assert changed[0.7] == changed[0] == changed[1]
 
 

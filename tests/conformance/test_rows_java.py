@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.java
 
-# Without tables whose data files are not what the metadata say, and those of types that Iceberg's Spark integration
-# lacks. Of some tables data files do not exist.
+# Without tables whose data files contradict or are missing from the metadata, or have types that Iceberg's Spark
+# integration lacks.
 NAMES = [name for name in peers.names(without=("made_up", "not_spark")) if not name.startswith("equality_void")]
 # Java can't read two columns of one name, one dropped and compared by equality deletes: our two readers are compared.
 JAVA_REFUSES = "equality_evolved"

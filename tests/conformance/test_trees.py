@@ -156,7 +156,7 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
     live = table.inspect.entries(columns=["status", "data_file"]).where("status < 2").select("data_file.*")
     frames["entries"] = live.where(TAKEN).select("content", "file_path", "content_offset")
     if complete:
-        # Of the specs of a partition, spec_id is that of the files that were added last.
+        # If a partition has several specs, spec_id is the spec of the files that were added last.
         updates = ["last_updated_at", "last_updated_snapshot_id", *(["spec_id"] if len(table.specs()) > 1 else [])]
         frames["partitions"] = table.inspect.partitions().drop(*updates)
     return frames
@@ -165,9 +165,9 @@ def shown(peer: PeerTable, table: sm.Table, complete: bool) -> dict[str, DataFra
 def _compared(name: str, table: sm.Table) -> Column:
     """A metrics map without the columns that trees store in another way, null where it is empty.
 
-    A tree always knows the columns that files are partitioned by, and has no room for those of reserved ids, nor for
+    A tree always knows the columns that files are partitioned by, and has no room for columns of reserved ids, nor for
     structs, lists and maps, whose values only ORC files count. Its bounds are of the column's current type, which has
-    more bytes than that of files from before a promotion.
+    more bytes than bounds of files from before a promotion.
     """
     sources = [
         field.source_id

@@ -1,6 +1,6 @@
 """Data files that we write have the metrics that Iceberg's Java library gives files of the same rows.
 
-The one difference: column_sizes are those of another encoder, so that only which columns have one is compared.
+The one difference: column_sizes come from another encoder, so only the set of columns that have a size is compared.
 """
 
 from __future__ import annotations

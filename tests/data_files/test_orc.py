@@ -87,7 +87,7 @@ def assert_stored(micros: list[int | None], path: Path, codec: str = "zlib") -> 
 
 
 def is_stored(value: int | None) -> bool:
-    """Whether ORC can store a time: those of the last 999 ms before 1970 have the seconds of times after it."""
+    """Whether ORC can store a time: times in the last 999 ms before 1970 have the seconds of times after it."""
     return value is None or not -999_000 <= value < 0
 
 

@@ -1,4 +1,4 @@
-"""Table properties of files: docs/properties.md lists those of Iceberg 1.12, and says which are honoured."""
+"""Table properties of files: docs/properties.md lists Iceberg 1.12's, and says which are honoured."""
 
 from __future__ import annotations
 

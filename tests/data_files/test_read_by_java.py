@@ -103,7 +103,7 @@ def test_zeros_of_both_signs_as_partitions(spark: SparkSession, kind: str) -> No
 
 
 def test_times_before_1970_in_orc(spark: SparkSession) -> None:
-    """Java reads them as they are, also where it filters by the statistics of stripes."""
+    """Java reads the same rows, even if it filters by the statistics of stripes."""
     shop = Workshop(Java(spark), "early_orc", catalog_name="java")
     shop.create(
         "id INT, ts TIMESTAMP, ntz TIMESTAMP_NTZ, l ARRAY<TIMESTAMP>, m MAP<INT, TIMESTAMP_NTZ>, s STRUCT<t:TIMESTAMP>",

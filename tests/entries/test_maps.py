@@ -72,7 +72,7 @@ def test_there_and_back(files: list[dict[str, Any]]) -> None:
 @ROUNDS
 @given(st.lists(METRICS, min_size=2, max_size=6), st.integers(1, 5))
 def test_slices(files: list[dict[str, Any]], start: int) -> None:
-    """Arrays with an offset, as in some of Spark's batches, stand for their visible rows only."""
+    """Only visible rows of arrays with an offset count, as in some of Spark's batches."""
     maps = {name: values.slice(start) for name, values in maps_of(files).items()}
     rest = files[start:]
     stats = stats_of_maps(maps, TYPES, len(rest), "/t")

@@ -115,7 +115,7 @@ def test_dangling_deletes(spark: SparkSession, tmp_path: Path, names: tuple[str,
 
 
 def test_deletes_that_apply(spark: SparkSession, tmp_path: Path) -> None:
-    """Of position delete files, a table of version 3 could have deletion vectors."""
+    """A table of version 3 with position delete files could have deletion vectors instead."""
     report = report_of(healthy(tmp_path).add(1, 1, *APPLYING.values()), spark)
     assert kinds(report) == ["position_delete_files"]
     assert report.list_findings[0].job == "rewrite_position_delete_files"

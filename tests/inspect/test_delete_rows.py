@@ -81,8 +81,8 @@ class Memory:
         return self.files[location]
 
 
-def entry(**given: Any) -> dict[str, Any]:
-    return {"record_count": 2, "spec_id": 3, "partition": {"p": "x"}} | given
+def entry(**fields: Any) -> dict[str, Any]:
+    return {"record_count": 2, "spec_id": 3, "partition": {"p": "x"}} | fields
 
 
 def read(
@@ -148,7 +148,7 @@ def test_formats(kind: str) -> None:
 
 
 def deleted_rows() -> pa.Array:
-    """Rows of an older schema: id an int, other names, no field 6, days and map as they are."""
+    """Rows of an older schema: id an int, other names, no field 6, days and map unchanged."""
     kind = pa.struct(
         [
             ided("old_st", pa.struct([ided("old", pa.string(), 5)]), 2),

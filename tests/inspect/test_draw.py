@@ -111,7 +111,7 @@ def test_the_life_of_a_tree(spark: SparkSession, table: Table):
         assert text in drawn
     assert drawing._repr_svg_() == drawing.svg
     assert drawing.svg in drawing._repr_html_()
-    # The first snapshot is drawn as it was.
+    # The drawing of the first snapshot is unchanged.
     first = table.snapshots()[0].snapshot_id
     assert "DV1" not in table.draw(first).text
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 5"):

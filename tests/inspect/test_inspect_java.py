@@ -7,7 +7,7 @@ Known departures, each on purpose:
   say; we declare it as what it is.
 - Tables whose lists don't say how many files a manifest has: Java's readers of manifests and of manifest lists fail;
   for us the counts are null.
-- first_row_id in all_* of a table that was upgraded to version 3: its old manifests stand in lists with and without row
+- first_row_id in all_* of a table that was upgraded to version 3: its old manifests are in lists with and without row
   ids. Java takes the list that one of its threads reads first; we take the one with row ids.
 - A table that was replaced with another type under a field id: all_manifests fails at the old summaries, for both.
 """
@@ -61,7 +61,7 @@ def sliced(names: list[str], start: int = 0) -> list[str]:
 # Tables for which Java fails in all metadata tables but these, or in some.
 WITHOUT_COUNTS = ("inline_manifests_v1", "unknown_counts_v1")
 JAVA_SHOWS = dict.fromkeys(WITHOUT_COUNTS, ("partitions", "history", "metadata_log_entries", "snapshots", "refs"))
-# Of snapshots of other types than the table's these fail in both; of an older snapshot Java shows none of its files.
+# These fail in both for snapshots of other types than the table's; for an older snapshot Java shows no files.
 RETYPED = tuple(name for name in peers.names() if name.startswith("replaced_retyped"))
 BOTH_FAIL = dict.fromkeys(RETYPED, ("all_manifests", "all_data_files", "all_files", "all_entries"))
 

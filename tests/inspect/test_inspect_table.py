@@ -158,7 +158,7 @@ def test_leaf_columns_in_the_order_of_java() -> None:
         },
     ]  # fmt: skip
     schema = schema_from_json({"type": "struct", "schema-id": 0, "fields": [*fields, *nested]})
-    # Java compares UTF-16: the surrogates of an emoji stand before U+FFEE.
+    # Java compares UTF-16: the surrogates of an emoji sort before U+FFEE.
     assert list(leaf_columns(schema)) == ["B", "a", "a.b", "b", "m.key", "m.value.element", "\U0001f600", "￮"]
 
 
@@ -179,10 +179,10 @@ def test_row_fields() -> None:
     ]  # fmt: skip
 
 
-def manifest(**given: Any) -> pa.RecordBatch:
+def manifest(**fields: Any) -> pa.RecordBatch:
     counts = {f"{status}_files_count": 1 for status in ("added", "existing", "deleted")}
     row = {"manifest_path": "m", "manifest_length": 5, "partition_spec_id": 1, "content": 0, "added_snapshot_id": 3}
-    return pa.RecordBatch.from_pylist([row | counts | given], MANIFEST_FILE_SCHEMA)
+    return pa.RecordBatch.from_pylist([row | counts | fields], MANIFEST_FILE_SCHEMA)
 
 
 def summary(contains_nan: bool | None, lower: bytes | None) -> dict[str, Any]:

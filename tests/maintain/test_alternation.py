@@ -33,7 +33,7 @@ pytestmark = pytest.mark.java
 
 Rows = Counter[tuple[str | None, ...]]
 SECOND = 1_000
-# Of the long form: the steps for each version and file format, and the seed of the random changes.
+# The long form's steps for each version and file format, and the seed of the random changes.
 STEPS, SEED = int(os.environ.get("SPARKMETA_STEPS", "200")), os.environ.get("SPARKMETA_SEED", "1")
 
 
@@ -207,7 +207,7 @@ LAYOUTS = [(version, file_format) for version in (1, 2, 3) for file_format in ("
 
 @pytest.mark.parametrize(("version", "file_format"), LAYOUTS if SOAK else [(2, "parquet"), (3, "orc")])
 def test_changes_in_turns(spark: SparkSession, version: int, file_format: str) -> None:
-    """Changes of rows, schemas and specs, and maintenance, by each library in turn: rows are those of a model."""
+    """Changes of rows, schemas and specs, and maintenance, by each library in turn: rows equal a model's."""
     rng = random.Random(f"{version} {file_format} {SEED}")
     shop = Workshop(Java(spark), f"changed_in_turns_{version}_{file_format}")
     properties = {"write.format.default": file_format} | (MERGE_ON_READ if version > 1 else {})

@@ -1,4 +1,4 @@
-"""Upgraded tables whose manifests become leaves of the tree's own layout: they read as before, and go on."""
+"""Upgraded tables whose manifests become leaves of the tree's own layout: rows stay the same, and commits work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DROPPED = ("column_sizes", "readable_metrics", "sort_order_id", *MAPS)
 
 @pytest.mark.parametrize("name", peers.names() if SOAK else CHOSEN)
 def test_a_converted_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """Its plans, rows ids and metadata tables, and those of its snapshots before; then with masks, and more commits."""
+    """Plans, row ids and metadata tables of the table and its earlier snapshots; then with masks, and more commits."""
     peer = corpus.table(name)
     chosen = filters(peer, FILTERS if SOAK else 2)
     before = committed(clone(peer, tmp_path / "before").maintenance.upgrade(4).commit())

@@ -79,9 +79,9 @@ def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
     compaction = plan.summary().compaction
     assert compaction is not None
     assert (compaction.data_leaves, compaction.delete_leaves, compaction.converted_leaves) == (2, 3, 5)
-    kept = f"{table.location()}/metadata/m5.avro"
-    assert compaction.position_deletes == {kept: 1}
-    assert f"1 position delete files of version 2 stay in 1 manifests: {kept}" in str(plan.summary())
+    remaining = f"{table.location()}/metadata/m5.avro"
+    assert compaction.position_deletes == {remaining: 1}
+    assert f"1 position delete files of version 2 stay in 1 manifests: {remaining}" in str(plan.summary())
     assert "5 leaves have the layout of versions 1 to 3" in command(table.location(), "--compact", name="upgrade")
     assert "upgrade(4, compact=True)" not in str(plan.summary())
     assert "upgrade(4, compact=True)" in str(table.maintenance.upgrade(4).summary())
@@ -94,12 +94,12 @@ def test_an_upgrade_that_compacts(spark: SparkSession, tmp_path: Path) -> None:
     assert seen(upgraded, snapshot_id=old.snapshot_id) == before
     assert upgraded.state.tree is not None
     leaves = upgraded.state.tree.root.leaves.to_pylist()
-    assert {row["location"] for row in leaves if row["file_format"] == "avro"} == {kept}
+    assert {row["location"] for row in leaves if row["file_format"] == "avro"} == {remaining}
     owners = {row["referenced_file"] for row in leaves if row["content_type"] == 4} - {None}
     assert owners == {row["location"] for row in leaves if row["content_type"] == 3}
     assert len(owners) == 1
     again = upgraded.maintenance.compact_manifests().summary()
-    assert (again.converted_leaves, again.position_deletes) == (0, {kept: 1})
+    assert (again.converted_leaves, again.position_deletes) == (0, {remaining: 1})
     table = deleted(upgraded, "x:b1")
     assert seen(table) == seen(expected)
     assert seen(table, row_filter="id > 11") == seen(expected, row_filter="id > 11")

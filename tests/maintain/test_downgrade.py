@@ -99,23 +99,23 @@ def test_a_table_comes_back(name: str, corpus: peers.Corpus, tmp_path: Path) -> 
     paths = Counter(row.file_path for row in rows)
     victims = [row.file_path for row in rows if paths[row.file_path] == 1]
     table = delete_files(table.refresh(), [*victims[:1], *victims[-1:]]) if victims else table.refresh()
-    kept = [each.snapshot_id for each in before.snapshots()]
+    snapshot_ids = [each.snapshot_id for each in before.snapshots()]
     trees = list(dict.fromkeys([head, table.metadata.current_snapshot_id]))
-    expected = plans(table, [*kept, *trees])
+    expected = plans(table, [*snapshot_ids, *trees])
     if "unknown_transform" in name:
         with pytest.raises(UnsupportedError, match="has a transform or source column that is not known, of field 1000"):
             table.maintenance.downgrade(3)
         return
     after = table.maintenance.downgrade(3).commit()
     assert after.format_version == 3
-    assert plans(after, [*kept, *trees]) == expected
+    assert plans(after, [*snapshot_ids, *trees]) == expected
     if name.startswith(WITHOUT_JSON):
         java = Java(after.state.spark).table(after.metadata_location)
         planned = {each: after.scan(snapshot_id=each).plan_files().select("file_path") for each in expected}
         by_java = {each: java.paths(at=At(snapshot_id=each)) for each in expected}
         assert {each: sorted(row.file_path for row in frame.collect()) for each, frame in planned.items()} == by_java
     else:
-        assert java_plans(after, [*kept, *trees]) == expected
+        assert java_plans(after, [*snapshot_ids, *trees]) == expected
     assert after.metadata.next_row_id == table.metadata.next_row_id  # type: ignore[union-attr]
     again = after.maintenance.upgrade(4).commit()
     with again.transaction() as tx:
@@ -240,7 +240,7 @@ def test_commands(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_position_deletes_stay_with_their_files(spark: SparkSession, tmp_path: Path) -> None:
-    """Of a leaf that is written anew, a position delete file of one data file applies to no other of its partition."""
+    """After a leaf is rewritten, a position delete file of one data file applies to no other file of its partition."""
 
     def of_file(path: str) -> dict[str, Any]:
         bound = [{"key": DELETE_FILE_PATH_ID, "value": path.encode()}]
@@ -259,7 +259,7 @@ def test_position_deletes_stay_with_their_files(spark: SparkSession, tmp_path: P
 
 
 def test_bounds_that_a_root_does_not_know(spark: SparkSession, tmp_path: Path) -> None:
-    """A manifest without partition summaries is listed as it is, and filters don't prune it."""
+    """A manifest without partition summaries is listed unchanged, and filters don't prune it."""
     handmade = HandmadeTable(tmp_path).add(0, 1, data("file:///t/f", partition={"part": "a"}))
     handmade.add(0, 0, data("file:///t/g")).write()
     table = sm.load_table(f"file://{tmp_path}", spark=spark).maintenance.upgrade(4).commit()
@@ -341,7 +341,7 @@ def change_tree(table: sm.Table, other: sm.Table, rng: random.Random, folder: Pa
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(20) if SOAK else [5])
 def test_java_goes_on(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    """Rows, row ids and entries are those of the tree; Java changes the table and expires, and it is upgraded again."""
+    """Rows, row ids and entries equal the tree's; Java changes the table and expires, and it is upgraded again."""
     rng = random.Random(seed)
     history = random_history(spark, f"downgraded_{seed}", rng, steps=4)
     shop, source = history.shop, Workshop(Java(spark), f"downgraded_source_{seed}")

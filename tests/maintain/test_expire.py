@@ -177,7 +177,7 @@ def opened(shop: Workshop) -> sm.Table:
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(30) if SOAK else [3])
 def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
-    """After random changes of rows, deletes, manifests and refs; what stays is read as before."""
+    """Expire after random changes of rows, deletes, manifests and refs; remaining snapshots have the same rows."""
     rng = random.Random(seed)
     shop = random_history(spark, f"expired_{seed}", rng, steps=10).shop
     table = opened(shop)
@@ -449,7 +449,7 @@ def test_writes_after_partition_columns_are_lost(spark: SparkSession, version: i
 
 @pytest.fixture
 def tree(spark: SparkSession, tmp_path: Path) -> sm.Table:
-    """Three snapshots, of which the first two are old; each removes a file of the one before."""
+    """Three snapshots; the first two are old, and each removes a file of the previous one."""
     table = append(new_table(spark, tmp_path), 1, 2, 3)
     return delete(delete(table, 1), 2)
 

@@ -79,7 +79,8 @@ def listed_by_java(shop: Workshop, arguments: str = "dry_run => true") -> set[st
 @pytest.mark.java
 @pytest.mark.parametrize("seed", range(40) if SOAK else [7])
 def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
-    """After random changes, and expiry; by a listing and by an inventory. What the table needs is read as before."""
+    """Remove orphans after random changes and expiry, by a listing and by an inventory. The table's rows stay the
+    same."""
     rng = random.Random(seed)
     history = random_history(spark, f"orphans_{seed}", rng, steps=6)
     shop = history.shop
@@ -225,7 +226,7 @@ def unknown(*_: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(20) if SOAK else [1])
 def test_files_of_a_tree(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Random commits, some of which fail and leave files; expiry and compaction; then all that nothing needs goes."""
+    """Random commits (some fail and leave files), expiry and compaction; then every unneeded file goes."""
     rng = random.Random(seed)
     table = append_real(new_table(spark, tmp_path), *range(4))
     folder, left = folder_of(table), set[str]()
@@ -342,7 +343,7 @@ def test_tables_that_share_a_location(spark: SparkSession, tmp_path: Path) -> No
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
     with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; the option shared_location permits it"):
         table.maintenance.remove_orphan_files().summary()
-    # Of version 1, without a uuid; and the table's own uuid in upper case.
+    # A table of version 1 without a uuid; and the table's own uuid in upper case.
     former = {key: value for key, value in former.items() if key != "table-uuid"}
     (folder / "metadata/00007-x.metadata.json").write_text(json.dumps(former))
     with pytest.raises(ValidationError, match=r"00007-x\.metadata\.json; the option shared_location permits it"):
@@ -491,7 +492,7 @@ def test_folders_of_a_store(s3: S3Server, kind: str) -> None:
 
 
 def test_empty_names_in_keys(s3: S3Server) -> None:
-    """Level by level, each file is listed once, with its key as it is."""
+    """Level by level, each file is listed once, with its unchanged key."""
     import boto3
 
     root = f"empty-{uuid.uuid4()}"

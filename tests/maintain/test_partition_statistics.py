@@ -138,7 +138,7 @@ def in_full(table: sm.Table, snapshot_id: int) -> dict[Any, dict[str, Any]]:
 
 
 def since(table: sm.Table, base: int, snapshot_id: int) -> dict[Any, dict[str, Any]]:
-    """What incremental statistics must be: those of an ancestor, and what every later snapshot added and removed."""
+    """Expected incremental statistics: an ancestor's, and what every later snapshot added and removed."""
     model = in_full(table, base)
     chain, current = [], snapshot_id
     while current != base:
@@ -186,7 +186,7 @@ def assert_incremental(plan: Any, base: int) -> None:
 @pytest.mark.java
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_java(name: str, corpus: peers.Corpus, spark: SparkSession, tmp_path: Path) -> None:
-    """Of every snapshot, all entries counted; Java reads the file."""
+    """For every snapshot, all entries are counted, and Java reads the file."""
     peer = corpus.table(name)
     table = clone(peer, tmp_path / "ours")
     if not any(spec["fields"] for spec in peer.metadata.get("partition-specs", [])):

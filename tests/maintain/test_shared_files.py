@@ -46,7 +46,7 @@ def summary(kind: str, values: list[Any]) -> dict[str, Any]:
 @settings(max_examples=2_000 if SOAK else 200)
 @given(drawn=st.data(), pool=st.lists(TUPLES, min_size=1, max_size=5))
 def test_none_that_shares_a_tuple_is_left_out(drawn: st.DataObject, pool: list[Any]) -> None:
-    """One is, if what it has of some field overlaps with that of none that expires, floats aside."""
+    """A manifest is left out if its range of some field overlaps no expiring manifest's, floats aside."""
     manifests = st.lists(st.lists(st.sampled_from(pool), min_size=1, max_size=3), max_size=4)
     expired, retained = drawn.draw(manifests), drawn.draw(manifests)
     unknown = drawn.draw(st.sets(st.integers(0, 7), max_size=1))

@@ -143,7 +143,7 @@ def assert_files_are_deleted(table: sm.Table, planned: Plan) -> None:
 
 
 def deleted_before(row: dict[str, Any], planned: Plan) -> int:
-    """How many DELETED entries stand before a file's in its manifest."""
+    """How many DELETED entries precede a file's entry in its manifest."""
     before = [entry for entry in planned.values() if entry["manifest_path"] == row["manifest_path"]]
     return int(row["manifest_pos"] - sum(entry["manifest_pos"] < row["manifest_pos"] for entry in before))
 

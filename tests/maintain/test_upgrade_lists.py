@@ -109,7 +109,7 @@ def test_tables_are_those_of_java(spark: SparkSession, version: int, steps: tupl
 @pytest.mark.java
 @pytest.mark.parametrize("name", ["unknown_counts_v1", "inline_manifests_v1"])
 def test_manifests_without_counts(name: str, corpus: Corpus, tmp_path: Path) -> None:
-    """Lists of version 2 and later have the counts of files and rows, which those of version 1 may lack."""
+    """Lists of version 2 and later have the counts of files and rows, which lists of version 1 may lack."""
     peer = corpus.table(name)
     for version in (2, 3):
         before = clone(peer, tmp_path / f"v{version}")

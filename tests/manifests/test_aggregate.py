@@ -120,7 +120,7 @@ def test_a_value_in_the_lower_bound_only() -> None:
 
 
 def test_the_partition_value_null() -> None:
-    """Both bounds null is the value null, which leaves bounds as they are (semantics 17.3)."""
+    """Two null bounds mean the value null, which does not change aggregated bounds (semantics 17.3)."""
     assert span("int", bounds(3, None), bounds(None, None, None, None), source=True) == (3, 3)
     assert span("int", bounds(None, None), source=True) == (None, None)
 

@@ -36,7 +36,7 @@ def _local_session(options: frozenset[tuple[str, str]]) -> SparkSession:
         for key, value in options:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
-    # Beside a classic session, PySpark's builder otherwise refuses to return that of Spark Connect.
+    # Beside a classic session, PySpark's builder otherwise refuses to return a Spark Connect session.
     os.environ["SPARK_LOCAL_REMOTE"] = "1"
     return session
 

@@ -13,7 +13,7 @@ A conformance test takes its names by tag and its tables from the corpus:
 Tags: v1 to v4; java or pyiceberg (who wrote it); what it is about: types, metrics, formats, variant, defaults,
 partitions, single (one partition field), evolved, schema, deletes, positions, equality, upgraded, history, refs,
 staged, rewrites, manifests, codecs, expired, empty, sorted, metadata, statistics, imported, duplicates, names,
-locations, splits, encrypted, old (forms that are no longer written), no_counts, no_nan, unknown_transform,
+locations, splits, encrypted, old (forms that current writers don't use), no_counts, no_nan, unknown_transform,
 name_clash, retyped; made_up (its files do not exist); not_spark (of types that Java's Spark integration lacks).
 `table.refused` are the metadata tables on which Java itself fails. Later runs find the tables where they are: a test
 commits to a clone of one (tests/maintain/clones.py), never to the table.
@@ -186,7 +186,7 @@ class Corpus:
 
 
 def names(*tags: str, without: Iterable[str] = ()) -> list[str]:
-    """The names of the tables that have all of these tags and none of those of `without`, in the order of making."""
+    """The names of the tables with all of these tags and none of the tags in `without`, in the order of making."""
     _load()
     return [
         recipe.name for recipe in RECIPES.values() if set(tags) <= recipe.tags and not recipe.tags & frozenset(without)

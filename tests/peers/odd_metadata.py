@@ -95,16 +95,16 @@ def odd_table(catalog: Catalog, seed: int) -> OddTable:
         for place, (source, kind, name) in enumerate(chosen)
     ]
     version = chance.choice([1, 2, 2])
-    made = catalog.create_table(
+    table = catalog.create_table(
         f"db.t{seed}", SCHEMA, partition_spec=PartitionSpec(*fields), properties={"format-version": str(version)}
     )
     for start in range(0, len(ROWS), 3):
-        made.append(pa.Table.from_pylist(ROWS[start : start + 3], made.schema().as_arrow()))
-    odd = OddTable(made.metadata_location, plain)
+        table.append(pa.Table.from_pylist(ROWS[start : start + 3], table.schema().as_arrow()))
+    odd = OddTable(table.metadata_location, plain)
     writer = _Writer(chance, odd)
-    snapshot = made.current_snapshot()
+    snapshot = table.current_snapshot()
     assert snapshot is not None
-    manifests = [manifest.manifest_path for manifest in snapshot.manifests(made.io)]
+    manifests = [manifest.manifest_path for manifest in snapshot.manifests(table.io)]
     lengths = {path: writer.rewrite(path, is_list=False) for path in manifests}
     writer.rewrite(snapshot.manifest_list, is_list=True, lengths=lengths)
     writer.metadata()
@@ -233,7 +233,7 @@ class _Writer:
 
 
 def raw(schema: Any) -> Any:
-    """Return a schema without logical types, so that values are written as they were read."""
+    """Return a schema without logical types, so that values are written unchanged."""
     if isinstance(schema, list):
         return [raw(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Tables in forms that Java reads and no longer writes: their metadata rewritten by hand."""
+"""Tables in forms that Java reads but does not write: their metadata rewritten by hand."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 # How many filters a table in the soak, from all operators in turn; None: all, some hundreds, which take many hours.
 FILTERS = int(os.environ["SPARKMETA_FILTERS"]) if "SPARKMETA_FILTERS" in os.environ else None
 
-# Of tables that exist in three or more format versions one in so many is in the slice, and of the rest.
+# The slice has one in so many tables that exist in three or more format versions, and one in so many others.
 SHARE, RARE_SHARE = 2, 12
 
 

@@ -59,7 +59,7 @@ def equality_global(shop: Workshop, version: int) -> None:
 
 @recipe("deletes", "equality", "partitions", "evolved", versions=(2, 3, 4))
 def equality_across_specs(shop: Workshop, version: int) -> None:
-    """Global deletes (of the unpartitioned spec) reach every partition; those of a partition only its own spec."""
+    """Global deletes (of the unpartitioned spec) reach every partition; deletes of a partition only its own spec."""
     shop.create("id INT, s STRING", version=version, properties=MERGE_ON_READ)
     shop.insert("1, 'a'", "2, 'b'")
     shop.row_delta(shop.equality_delete("global-1.parquet", {"id": [1]}))
@@ -148,12 +148,12 @@ def equality_types(shop: Workshop, version: int) -> None:
         version=version,
     )
     shop.append(
-        shop.data_file("own.parquet", {name: own for name, (own, _) in TYPED.items()}),
+        shop.data_file("own.parquet", {name: value for name, (value, _) in TYPED.items()}),
         shop.data_file("beside.parquet", {name: beside for name, (_, beside) in TYPED.items()}),
         shop.data_file("nulls.parquet", {name: [None] for name in TYPED}),
     )
     shop.row_delta(
-        *(shop.equality_delete(f"{name}-own.parquet", {name: own}) for name, (own, _) in TYPED.items()),
+        *(shop.equality_delete(f"{name}-own.parquet", {name: value}) for name, (value, _) in TYPED.items()),
         *(shop.equality_delete(f"{name}-beside.parquet", {name: beside}) for name, (_, beside) in TYPED.items()),
         *(shop.equality_delete(f"{name}-null.parquet", {name: [None]}) for name in TYPED),
     )

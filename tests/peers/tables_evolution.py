@@ -45,7 +45,7 @@ def spec_evolution(shop: Workshop, version: int) -> None:
 
 @recipe("partitions", "evolved", versions=ALL_VERSIONS)
 def spec_from_unpartitioned(shop: Workshop, version: int) -> None:
-    """Not partitioned at first, then by a truncated text of two widths, of which the names clash."""
+    """Not partitioned at first, then by a truncated text of two widths, whose names clash."""
     shop.create("id INT, s STRING, ts TIMESTAMP", version=version)
     events(shop, 0)
     shop.sql("ALTER TABLE {t} ADD PARTITION FIELD truncate(1, s)")
@@ -85,7 +85,7 @@ def spec_source_renamed(shop: Workshop, version: int) -> None:
 
 @recipe("partitions", "schema", versions=(2, 3))
 def spec_nested_source(shop: Workshop, version: int) -> None:
-    """Partitioned by fields inside structs, of which the struct may be null."""
+    """Partitioned by fields inside structs, which may be null."""
     columns = "id INT, st STRUCT<x: INT, deep: STRUCT<y: STRING, at: TIMESTAMP>>"
     shop.create(columns, "st.x, truncate(1, st.deep.y), hours(st.deep.at)", version=version, properties=MERGE_ON_READ)
     for i in range(3):

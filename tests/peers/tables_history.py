@@ -252,9 +252,11 @@ def replaced(shop: Workshop, version: int) -> None:
     create(shop, version)
     letters(shop, 0)
     letters(shop, 4)
-    kept = ", p STRING" if version == 1 else ""  # the void field that version 1 keeps needs its source
-    shop.sql(f"REPLACE TABLE {{t}} (key BIGINT, other STRING{kept}) USING iceberg PARTITIONED BY (truncate(3, other))")
-    shop.insert(*(f"{row}{', null' if kept else ''}" for row in ("1, 'abcd'", "2, 'abce'", "3, null")))
+    void_source = ", p STRING" if version == 1 else ""  # the void field that version 1 keeps needs its source
+    shop.sql(
+        f"REPLACE TABLE {{t}} (key BIGINT, other STRING{void_source}) USING iceberg PARTITIONED BY (truncate(3, other))"
+    )
+    shop.insert(*(f"{row}{', null' if void_source else ''}" for row in ("1, 'abcd'", "2, 'abce'", "3, null")))
 
 
 @recipe("history", "schema", "retyped")

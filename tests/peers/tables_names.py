@@ -60,7 +60,7 @@ def hostile_values(shop: Workshop, version: int) -> None:
 
 @recipe("names", "deletes", "schema", versions=ALL_VERSIONS)
 def hostile_columns(shop: Workshop, version: int) -> None:
-    """Columns whose names Avro, paths or SQL can't bear as they are, also as partition fields and in structs."""
+    """Columns whose names must be escaped in Avro, paths or SQL, also as partition fields and in structs."""
     columns = (
         "`1st` INT, `a b` STRING, `a.b` INT, `ü%=` STRING, `日本` DOUBLE, `x-y` STRUCT<`z/w`: INT, `#`: STRING>, "
         "`Case` INT, `CASE2` INT"

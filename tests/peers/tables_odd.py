@@ -185,7 +185,7 @@ def bare_metadata(shop: Workshop, version: int) -> str:
     old_table(shop)
 
     def change(metadata: dict[str, Any]) -> None:
-        kept = (
+        columns = (
             "schemas",
             "partition-specs",
             "default-spec-id",
@@ -193,7 +193,7 @@ def bare_metadata(shop: Workshop, version: int) -> str:
             "current-schema-id",
             "sort-orders",
         )
-        for key in (*kept, "default-sort-order-id", "refs", "snapshot-log", "metadata-log", "statistics"):
+        for key in (*columns, "default-sort-order-id", "refs", "snapshot-log", "metadata-log", "statistics"):
             metadata.pop(key, None)
         for snapshot in metadata["snapshots"]:
             snapshot.pop("schema-id", None)

@@ -56,9 +56,9 @@ SPEC = PartitionSpec(
 def catalog(warehouse: str) -> SqlCatalog:
     folder = Path(local_path(warehouse)) / "pyiceberg"
     folder.mkdir(parents=True, exist_ok=True)
-    made = SqlCatalog("peers", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
-    made.create_namespace_if_not_exists("peers")
-    return made
+    catalog = SqlCatalog("peers", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+    catalog.create_namespace_if_not_exists("peers")
+    return catalog
 
 
 def create(shop: Workshop, version: int, spec: PartitionSpec = SPEC, schema: Schema = SCHEMA, **more: str) -> Table:
@@ -112,7 +112,7 @@ def pyiceberg_partitioned(shop: Workshop, version: int) -> str:
 
 @recipe("pyiceberg", "partitions", versions=(1, 2))
 def pyiceberg_transforms(shop: Workshop, version: int) -> str:
-    """Truncated, daily and hourly partitions of files added as they are."""
+    """Truncated, daily and hourly partitions of existing files."""
     spec = PartitionSpec(
         PartitionField(1, 1000, TruncateTransform(10), "ten"),
         PartitionField(2, 1001, TruncateTransform(1), "letter"),
@@ -147,7 +147,7 @@ def pyiceberg_evolved(shop: Workshop, version: int) -> str:
         schema.delete_column("b")
         schema.move_first("ts")
     with table.update_spec() as spec:
-        if version > 1:  # else it would turn void, of which pyiceberg can't tell a file's partition
+        if version > 1:  # else it would turn void, and pyiceberg can't tell a file's partition from a void field
             spec.remove_field("s")
         spec.add_field("ts", DayTransform(), "on")
     for number in (5, 6, 7):

@@ -1,4 +1,4 @@
-"""Two tables with one history, of which Java changes the one and sparkmeta the other: their metadata and their rows."""
+"""Two tables with one history, one changed by Java and the other by sparkmeta: their metadata and their rows."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ READERS: Mapping[type[IcebergType], Callable[[Any], Any]] = {
 
 
 def java_type(text: str) -> IcebergType:
-    """The primitive type of which Java's `toString` is this text."""
+    """The primitive type whose `toString` in Java is this text."""
     names = {"timestamp_ns": TimestampNanoType(), "timestamptz_ns": TimestamptzNanoType(), "unknown": UnknownType()}
     return names.get(text) or TypeAdapter(SerializeAsAny[IcebergType]).validate_python(text.replace(" ", ""))
 

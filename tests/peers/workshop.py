@@ -52,7 +52,7 @@ class Workshop(FileMaker):
     # --- with Spark
 
     def sql(self, text: str) -> DataFrame:
-        """Runs SQL in which {t} stands for the table."""
+        """Runs SQL; {t} is replaced by the table."""
         return self.spark.sql(text.replace("{t}", self.sql_name))
 
     def create(
@@ -75,7 +75,7 @@ class Workshop(FileMaker):
         self.sql(f"INSERT INTO {{t}} SELECT inline(array({', '.join(groups)})[cast(id as int)]) FROM {spread}")
 
     def set(self, **properties: str) -> None:
-        """Sets table properties; __ stands for a dot and _ for a dash in their names."""
+        """Sets table properties; in their names, __ is replaced by a dot and _ by a dash."""
         listed = ", ".join(
             f"'{key.replace('__', '.').replace('_', '-')}'='{value}'" for key, value in properties.items()
         )

@@ -117,7 +117,7 @@ def test_filters_leave_out_files_and_the_vectors_of_others(table: HandmadeTable,
 
 @pytest.mark.parametrize("split", ["1k", "32m"])
 def test_vectors_and_files_from_the_manifest_cache(table: HandmadeTable, spark: SparkSession, split: str) -> None:
-    """Tasks and the driver read what tasks have cached, and no longer open the manifests themselves."""
+    """Tasks and the driver read what tasks have cached, and don't open the manifests themselves."""
     low, high = long_bounds(1, 5), long_bounds(6, 9)
     table.add(0, 1, data(path("a1"), **low, **of("a")), data(path("a2"), **high, **of("a")))
     table.add(0, 1, data(path("b1"), None, **low, **of("b")), data(path("gone"), status=2, **low, **of("b")))

@@ -69,7 +69,7 @@ def run(relation: DataFrame) -> None:
 
 
 def path(number: int) -> str:
-    """Of characters that no compression of results makes few."""
+    """Text that results can't compress well."""
     return f"file:///t/data/{sha512(str(number).encode()).hexdigest()}.parquet"
 
 

@@ -1,4 +1,4 @@
-"""Delete manifests that share no partition with a data manifest are told from those that may, by summaries alone."""
+"""Partition summaries alone show which delete manifests may share a partition with a data manifest."""
 
 from __future__ import annotations
 

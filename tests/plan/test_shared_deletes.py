@@ -100,8 +100,8 @@ class Model:
         ]
 
     def partition(self, number: int, everywhere: Iterable[Delete]) -> None:
-        """Four files with their deletes; in some partitions position deletes stand in the same group, or alone, and
-        some files have a vector, or position deletes of their own."""
+        """Four files with their deletes; in some partitions position deletes are in the same group, or alone, and some
+        files have a vector, or position deletes of their own."""
         tuples = {"partition": {"part": f"p{number}"}}
         most = (((LONG,),), ((LONG,), ()), ((LONG,), (DOUBLE,), (LONG, DOUBLE)))
         of_partition = self.deletes(f"x:eq{number}", self.rng.choice((0, 0, 1, 2, 3)), *self.rng.choice(most))
@@ -186,7 +186,7 @@ def test_a_group_that_applies_as_a_whole_is_not_looked_at(
 def test_a_group_that_is_older_than_a_file_is_not_looked_at(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: tuple[int, dict[str, Any]]
 ) -> None:
-    """An equality delete applies to older files, a position delete to those of its own sequence number too."""
+    """An equality delete applies to older files, a position delete also to files of its own sequence number."""
     spec_id, tuples = place
     limit(monkeypatch, driver_pairs=-1)
     looked_at = sql.raise_error("a delete is looked at").cast("boolean")

@@ -110,7 +110,7 @@ def ordinals_of(blob: bytes, number: int) -> set[int]:
 
 
 def test_mutated_puffin_files(soak: bool) -> None:
-    """Read blobs at the offsets of a root, and at those of the file's own footer."""
+    """Read blobs at the offsets in a root, and at the offsets in the file's own footer."""
     content, rng = puffin(), random.Random("puffin")
     places = [(blob.offset, blob.length) for blob in read_footer(content, PUFFIN).blobs]
 
@@ -155,7 +155,7 @@ def test_plans_of_broken_leaves(spark: SparkSession, tmp_path: Path, soak: bool)
 
 
 def span_of(leaf: bytes, *, locations: bool) -> tuple[int, int]:
-    """The span of a leaf's pages, or of those of the locations only, which every plan reads."""
+    """The span of a leaf's pages, or only of the pages of locations, which every plan reads."""
     if not locations:
         return 0, footer_of(leaf)
     group = pq.ParquetFile(pa.BufferReader(leaf)).metadata.row_group(0)

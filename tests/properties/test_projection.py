@@ -176,7 +176,7 @@ INTEGERS = [t.IntegerType(), t.LongType()]
 
 @st.composite
 def pools(draw: st.DrawFn, primitive: t.PrimitiveType) -> list[Any]:
-    """Values of which some are close to each other, so that they share a partition or are in neighbouring ones."""
+    """Values. Some are close to each other, so that they share a partition or are in neighbouring ones."""
     base = draw(source_values(primitive))
     if primitive in TICKS:
         steps = st.builds(

@@ -27,7 +27,7 @@ class OldServer:
         tables: table metadata by name.
         page_size: how many names an answer lists.
         expired: the status of answers to expired tokens.
-        tokens: the tokens that it has given, the last of which is valid.
+        tokens: the tokens that it has issued; the last one is valid.
     """
 
     uri: str = ""

@@ -62,7 +62,7 @@ class Proxy:
         edit: changes the catalog's answers.
         message: the message of its own errors.
         token: the only bearer token that requests may have; empty accepts all.
-        folder: what paths begin with before those of the catalog; all else is unknown to it.
+        folder: the prefix before the catalog's own paths; other paths are unknown.
         is_down: refuse every request.
     """
 

@@ -137,10 +137,10 @@ def test_what_dangles_and_nothing_else(spark: SparkSession, tmp_path: Path, seed
     plan = before.maintenance.remove_dangling_deletes()
     rows = plan.files().collect()
     assert {row["file_path"] for row in rows} == model.dangling
-    planned, kept = applied_deletes(before), live_deletes(before)
+    planned, live = applied_deletes(before), live_deletes(before)
     after = plan.commit()
     summary, counts = plan.summary(), plan.result()["committed"]
-    check_removed(before, after, model.dangling, kept)
+    check_removed(before, after, model.dangling, live)
     assert applied_deletes(after) == planned
     assert after.maintenance.remove_dangling_deletes().summary().is_empty
     assert counts["manifests_created"] == counts["manifests_replaced"] == summary.manifests
@@ -152,20 +152,20 @@ def test_what_dangles_and_nothing_else(spark: SparkSession, tmp_path: Path, seed
     plan = tree.maintenance.remove_dangling_deletes(snapshot_properties={"why": "tidy"})
     assert {row["file_path"] for row in plan.files().collect()} == model.dangling
     masked = plan.commit()
-    assert set(live_deletes(masked)) == set(kept) - model.dangling
+    assert set(live_deletes(masked)) == set(live) - model.dangling
     assert applied_deletes(masked) == applied_deletes(tree)
     assert masked.maintenance.remove_dangling_deletes().summary().is_empty
     assert masked.check().isEmpty()
     assert masked.current_snapshot().summary.additional_properties["why"] == "tidy"  # type: ignore[union-attr]
 
 
-def check_removed(before: sm.Table, after: sm.Table, dangling: set[str], kept: dict[str, tuple[Any, ...]]) -> None:
+def check_removed(before: sm.Table, after: sm.Table, dangling: set[str], remaining: dict[str, tuple[Any, ...]]) -> None:
     """The rest of the deletes is unchanged; removed ones are DELETED entries, and the list and summary count them."""
     head = after.current_snapshot()
     assert head is not None
     assert head.summary is not None
     assert head.operation == "replace"
-    assert live_deletes(after) == {path: entry for path, entry in kept.items() if path not in dangling}
+    assert live_deletes(after) == {path: entry for path, entry in remaining.items() if path not in dangling}
     deleted = after.inspect.entries().where(f"status = 2 AND snapshot_id = {head.snapshot_id}").collect()
     assert {row["data_file"]["file_path"] for row in deleted} == dangling
     assert all(row["sequence_number"] is not None for row in deleted)
@@ -183,7 +183,7 @@ def check_removed(before: sm.Table, after: sm.Table, dangling: set[str], kept: d
 @pytest.mark.java
 @pytest.mark.parametrize(("version", "seed"), [(2 + n % 2, n) for n in range(20)] if SOAK else [(2, 0), (3, 1)])
 def test_java_finds_none_afterwards(spark: SparkSession, version: int, seed: int) -> None:
-    """Java's rows and row ids stay the same, its own action has nothing left to do, and it commits as before."""
+    """Java's rows and row ids stay the same, its own action has nothing left to do, and its commits work."""
     shop = Workshop(Java(spark), f"dangling_{version}_{seed}")
     shop.create("id INT, name STRING, part STRING", "part", version=version, properties=MERGE_ON_READ)
     history = History(shop, random.Random(seed))

@@ -37,8 +37,8 @@ def rows(first: int) -> pa.Table:
 
 
 def table_with_deletes(folder: Path, version: int) -> RowTable:
-    """Of the first delete file, only what it deletes of `old` applies: its rows 1 and 2. `again` is newer, `other` in
-    another partition, and `gone` is not live. A vector supersedes what the second deletes of `masked`."""
+    """Only the first delete file's positions in `old` apply: its rows 1 and 2. `again` is newer, `other` in another
+    partition, and `gone` is not live. A vector supersedes what the second deletes of `masked`."""
     table = RowTable(folder, version=version, summaries=True, properties=BY_PARTITION)
     old, again = table.data("old.parquet", rows(0), **A), table.data("again.parquet", rows(10), sequence=4, **A)
     masked, other = table.data("masked.parquet", rows(20), **A), table.data("other.parquet", rows(30), **B)

@@ -315,7 +315,7 @@ def test_tables_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_list_that_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
-    """Manifests with other files than their list says are left as they are; so are broken ones."""
+    """Manifests with other files than their list says are left unchanged; so are broken ones."""
     table = table_by_letter(spark, tmp_path, manifests=2)
     (tmp_path / "metadata" / "m0.avro").write_bytes((tmp_path / "metadata" / "m1.avro").read_bytes()[:-40])
     there = avro_files(tmp_path)

@@ -43,7 +43,7 @@ LINEAGE = ("id", "part", "n", "_row_id", "_last_updated_sequence_number")
 class FilesOfSizes(HandmadeTable):
     """Files of random sizes and deletes, in partitions of the current spec, and some of an older spec.
 
-    The latter are of one partition with that of nulls; Java reads manifests in any order, so that all fit a group.
+    The latter share a partition with the file of nulls. Java reads manifests in any order, so all fit a group.
     """
 
     def metadata(self) -> dict[str, Any]:
@@ -113,27 +113,27 @@ def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, versio
     java = Java(spark)
     options = OPTIONS if SOAK else OPTIONS[seed + version - 2 :: 2]
     for chosen in options:
-        given = {"target-file-size-bytes": "1000"} | chosen
+        sizes = {"target-file-size-bytes": "1000"} | chosen
         planner = java.iceberg.actions.BinPackRewriteFilePlanner(java.table(location).table)
-        planner.init(given)
+        planner.init(sizes)
         theirs = [
             (frozenset(str(file.location()) for file in elements(group.rewrittenFiles())), group.expectedOutputFiles())
             for group in iterate(planner.plan().groups())
         ]
-        plan = table.maintenance.rewrite_data_files(**python_options(given))
+        plan = table.maintenance.rewrite_data_files(**python_options(sizes))
         ours: dict[int, set[str]] = {}
         for row in plan.files().collect():
             ours.setdefault(row.file_group, set()).add(row.file_path)
-        assert theirs, given
-        assert {frozenset(group) for group in ours.values()} == {group for group, _ in theirs}, given
-        if "rewrite-job-order" in given:
-            field = given["rewrite-job-order"].partition("-")[0]
+        assert theirs, sizes
+        assert {frozenset(group) for group in ours.values()} == {group for group, _ in theirs}, sizes
+        if "rewrite-job-order" in sizes:
+            field = sizes["rewrite-job-order"].partition("-")[0]
             sizes = {row.file_path: row.file_size_in_bytes for row in plan.files().collect()}
             figures = [
                 sum(sizes[path] for path in ours[number]) if field == "bytes" else len(ours[number])
                 for number in range(len(ours))
             ]
-            assert figures == sorted(figures, reverse=given["rewrite-job-order"].endswith("desc"))
+            assert figures == sorted(figures, reverse=sizes["rewrite-job-order"].endswith("desc"))
 
 
 @pytest.mark.java
@@ -146,11 +146,11 @@ def test_the_most_files_are_as_many_as_those_of_iceberg(spark: SparkSession, tmp
     for row in whole.files().orderBy("file_group", "manifest_pos").collect():
         groups.setdefault(row.file_group, []).append(row.file_path)
     for most in ("1", "7", "10", "1000"):
-        given = {"target-file-size-bytes": "1000", "max-file-group-input-files": "6", "max-files-to-rewrite": most}
+        options = {"target-file-size-bytes": "1000", "max-file-group-input-files": "6", "max-files-to-rewrite": most}
         planner = java.iceberg.actions.BinPackRewriteFilePlanner(java.table(location).table)
-        planner.init(given)
+        planner.init(options)
         theirs = [len(list(elements(group.rewrittenFiles()))) for group in iterate(planner.plan().groups())]
-        plan = table.maintenance.rewrite_data_files(**python_options(given))
+        plan = table.maintenance.rewrite_data_files(**python_options(options))
         ours: dict[int, set[str]] = {}
         for row in plan.files().collect():
             ours.setdefault(row.file_group, set()).add(row.file_path)
@@ -210,7 +210,7 @@ def test_rows_and_lineage_stay(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [None, "A DESC", "bucket(4, A), _sort_value_0 DESC", "zorder(A, _curve_value)"])
 def test_columns_whose_names_spark_confuses(spark: SparkSession, tmp_path: Path, order: str | None) -> None:
-    """Names that differ only in case, and those of columns that are added to the rows."""
+    """Names that differ only in case, and names of columns that are added to the rows."""
     catalog = sm.load_catalog("rows", type="hadoop", warehouse=str(tmp_path))
     catalog.create_namespace("db")
     names = ("a", "A", "_partition_value_0", "_sort_value_0", "_curve_value", "_column_0")
@@ -476,7 +476,7 @@ def test_java_goes_on_with_the_table(spark: SparkSession, version: int) -> None:
 
 @pytest.mark.java
 def test_a_snapshot_beside_that_of_iceberg(spark: SparkSession) -> None:
-    """Summaries and entries of a rewrite are those of Iceberg's procedure, but for sizes that writers decide."""
+    """Summaries and entries of a rewrite equal Iceberg's procedure's, except for sizes that depend on the writer."""
     results = []
     for name in ("ours", "theirs"):
         shop = Workshop(Java(spark), f"rewritten_{name}")

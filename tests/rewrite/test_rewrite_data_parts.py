@@ -147,8 +147,8 @@ def test_the_order_of_the_table_and_a_z_order() -> None:
     assert row_order(metadata(), None).order.order_id == 1
     with pytest.raises(ValidationError, match="the table has no sort order: give sort_order"):
         row_order(metadata(SortOrder(order_id=0)), None)
-    given = row_order(metadata(), SortOrder(SortField(1, BucketTransform(4)), order_id=7))
-    assert (given.order.order_id, given.curve) == (0, ())
+    order = row_order(metadata(), SortOrder(SortField(1, BucketTransform(4)), order_id=7))
+    assert (order.order.order_id, order.curve) == (0, ())
     chosen = row_order(metadata(), "ZORDER(`id`, name, in.x)")
     # Rows of a partition have one name.
     assert [column.field_id for column in chosen.curve] == [1, 5]

@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize("name", names())
 def test_a_table_reads_the_same(name: str, corpus: peers.Corpus, tmp_path: Path) -> None:
-    """Java's plan is the same as before and the same as ours; entries keep the values of all their fields."""
+    """Java's plan stays the same and equals ours; entries keep the values of all their fields."""
     peer = corpus.table(name)
     before = clone(peer, tmp_path / "t")
     plan = before.maintenance.rewrite_manifests(target_manifest_bytes=TARGET)
@@ -88,7 +88,7 @@ def without_places(rows: list[dict[str, Any]]) -> list[str]:
         deletes = [{key: delete[key] for key in delete if key not in PLACES} for delete in row["deletes"]]
         deletes.sort(
             key=lambda delete: json.dumps(delete, default=str, sort_keys=True)
-        )  # Java's order is that of manifests
+        )  # Java's order follows the manifests
         bare.append({key: row[key] for key in row if key not in PLACES} | {"deletes": deletes})
     return sorted(json.dumps(row, default=str, sort_keys=True) for row in bare)
 

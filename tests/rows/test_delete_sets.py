@@ -1,4 +1,4 @@
-"""Sets of deletes are those of the files, whatever files share."""
+"""Each file has its own deletes, whatever sets files share."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def write_nested(path: Path, table: pa.Table) -> Path:
 
 @pytest.mark.parametrize("kind", ["parquet", "orc"])
 def test_nested_columns_in_small_batches(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are slices of what was read: offsets must not be taken for those of whole arrays."""
+    """Batches are slices: their offsets must not be mistaken for offsets of whole arrays."""
     path = write_nested(tmp_path / f"f.{kind}", nested_table())
     inner = (IcebergColumn("Y", 12, "string"), IcebergColumn("z", 16, "int"), IcebergColumn("x", 11, "long"))
     struct = pa.struct([("Y", pa.string()), ("z", pa.int32()), ("x", pa.int64())])
@@ -297,7 +297,7 @@ AVRO_TYPES: list[tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[An
 def test_avro_types(
     case: tuple[Any, str, tuple[IcebergColumn, ...], pa.DataType, list[Any], list[Any]], tmp_path: Path
 ) -> None:
-    """Dates and timestamps are beyond those of Python, so that they are compared as numbers."""
+    """Dates and timestamps are out of Python's range, so that they are compared as numbers."""
     declared, type_name, children, kind, values, expected = case
     fields = [{"name": "v", "type": declared, "field-id": 1}, {"name": "n", "type": "int", "field-id": 2}]
     path = avro_file(tmp_path / "f.avro", fields, [{"v": value, "n": 0} for value in values])

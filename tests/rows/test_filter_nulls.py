@@ -213,8 +213,8 @@ def check_residuals(scan: Scan, text: str, wanted: list[int]) -> None:
     rows: list[int] = []
     for residual in sorted(set(residuals.values())):
         of_residual = replace(scan, row_filter=expression_from_json(json.loads(residual)), two_valued=True)
-        found = of_residual.select("id", "_file").to_df().collect()
-        rows += [row.id for row in found if residuals.get(row._file) == residual]
+        selected = of_residual.select("id", "_file").to_df().collect()
+        rows += [row.id for row in selected if residuals.get(row._file) == residual]
     assert sorted(rows) == wanted, text
 
 
@@ -263,7 +263,7 @@ def files_of(table: sm.Table) -> dict[int, str]:
 
 
 def test_metadata_decides_as_rows_do(small: sm.Table) -> None:
-    """A file of nulls is not planned, one without nulls is deleted unread, and one without matches stays as it is."""
+    """A file of nulls is not planned, one without nulls is deleted unread, and one without matches is not rewritten."""
     files = files_of(small)
     planned = {row.file_path: json.loads(row.residual) for row in small.scan("not s = 'a'").plan_files().collect()}
     assert planned.keys() == {files[1], files[5]}

@@ -45,7 +45,7 @@ def tuples(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 def ids_of(table: sm.Table) -> set[int]:
-    """The ids of all rows, none of which is there twice."""
+    """The ids of all rows, checked to be unique."""
     ids = [row.id for row in table.scan().to_df().collect()]
     assert len(ids) == len(set(ids)) == table.scan().count() == table.scan(selected_fields=("ratio",)).to_df().count()
     return set(ids)
@@ -72,7 +72,7 @@ def test_deletes_of_files_with_unknown_counts(rows: RowTable, spark: SparkSessio
 
 
 def test_position_deletes(rows: RowTable, spark: SparkSession) -> None:
-    """Of a partition, and of a file; what is about older files than itself does not apply to newer ones."""
+    """Deletes of a partition and of a file: they apply to older files, not to newer ones."""
     files = [rows.data(f"{n}.{kind}", numbered(n * 10, n * 10 + 10), **PART_X) for n, kind in enumerate(EXTENSIONS)]
     rows.add(0, 1, *files, rows.data("late.parquet", numbered(30, 40), sequence=9, **PART_X))
     pairs = [(files[0], 3), (files[1], 0), (files[2], 2), ("file:///gone.parquet", 5)]
@@ -224,7 +224,7 @@ def test_what_was_appended(table: sm.Table) -> None:
 
 
 def test_changelogs(tmp_path: Path, spark: SparkSession) -> None:
-    """Of appends, and of a delete that rewrote files."""
+    """Changes of appends, and of a delete that rewrote files."""
     written = write_small_table(tmp_path)
     start = written.metadata.current_snapshot_id
     written.delete("id < 3 and country = 'SE'")
@@ -279,7 +279,7 @@ def test_partition_values_that_files_lack(rows: RowTable, spark: SparkSession) -
 
 
 def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: SparkSession) -> None:
-    """As those of version 1 may, in which each spec counts its fields from 1000 on."""
+    """Specs of version 1 may share ids, since each spec counts its fields from 1000 on."""
     unused = {"source-id": 2, "field-id": 1000, "name": "unused", "transform": "truncate[1]"}
     rows.specs, rows.summaries, rows.version = ((), BY_PART, BY_RATIO, (unused,), BY_ID), True, 2
     rows.properties["schema.name-mapping.default"] = '[{"field-id": 1, "names": ["id"]}]'  # lets files lack a column

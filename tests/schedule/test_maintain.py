@@ -1,4 +1,4 @@
-"""`sparkmeta maintain` and `jobs/maintain.py`: a configuration of several tables, of which one is broken."""
+"""`sparkmeta maintain` and `jobs/maintain.py`: a configuration of several tables; one table is broken."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Requests and answers of a service, checked with models that are generated from the protocol's OpenAPI document.
 
-The models are those of the package apache-polaris (`make protocol`). Without them nothing is checked.
+The models come from the package apache-polaris (`make protocol`). Without them nothing is checked.
 """
 
 from __future__ import annotations

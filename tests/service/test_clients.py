@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 pytestmark = pytest.mark.java
 
-# Of the slice few tables are enough, each of another kind.
+# A few tables of different kinds are enough for the slice.
 ROWS = (
     "identity_others_v3",
     "days_and_bucket_v1",
@@ -212,7 +212,7 @@ SINGLE = {
 }
 FUNCTIONS = {"bucket": "bucket(3, {0})", "truncate": "truncate({1}, {0})"}
 COMPARISONS = ("{} = {}", "{} < {}", "{} <= {}", "{} > {}", "{} >= {}", "{} != {}", "{} <=> {}", "NOT ({} < {})")
-# Spark compares binary values, and names no partition by them, so that they are read as they are.
+# Spark compares binary values, and names no partition by them, so that they are read unchanged.
 SOME = ("identity_id_v2", "days_ts_v2", "truncate_s_v2")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CLIENTS, BATCH = 50, 60
 FILES = 60
-# Of the soak: how long it lasts, and how much more memory the service may have at its end.
+# How long the soak lasts, and how much more memory the service may have at its end.
 SECONDS, GROWTH = 600, 64 << 20
 # Spark keeps its last executions, so that what it has in memory is settled after so many plans.
 SETTLED = 1_500

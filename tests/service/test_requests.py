@@ -854,7 +854,7 @@ def test_a_slow_catalog(tables: Mapping[str, str], spark: SparkSession, monkeypa
 @given(st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), max_size=4)), min_size=1, max_size=12))
 @QUIET
 def test_bytes_of_pages(sizes: list[tuple[int, list[int]]]):
-    """A page of several tasks holds at most so many bytes, those of delete files included; no task is lost."""
+    """A page of several tasks has at most so many bytes, including its delete files; no task is lost."""
     tasks, deletes = ["t" * task for task, _ in sizes], [["d" * size for size in each] for _, each in sizes]
     rows = pa.table({"task": tasks, "delete_files": pa.array(deletes, pa.list_(pa.string()))})
     pages = [page.to_pylist() for page in cut_pages(rows, 5, 12)]

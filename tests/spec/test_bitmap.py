@@ -235,7 +235,7 @@ def test_set_algebra(left: set[int], right: set[int], position: int) -> None:
     assert a.intersects(b) == bool(left & right)
     assert a.contains(position) == (position in left)
     assert a.max() == max(left, default=None)
-    assert (a, b) == (PositionBitmap.of(left), PositionBitmap.of(right))  # as they were
+    assert (a, b) == (PositionBitmap.of(left), PositionBitmap.of(right))  # unchanged
     assert all(a.contains(position) for position in left)
 
 

@@ -1,4 +1,4 @@
-"""Expressions of V4 metadata: their JSON and that of the specs that refer to them, ids of stats, ids of new ones."""
+"""Expressions of V4 metadata: JSON of expressions and of the specs that refer to them, and ids of stats."""
 
 from __future__ import annotations
 

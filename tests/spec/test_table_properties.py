@@ -37,8 +37,8 @@ def test_numbers_below_the_least() -> None:
 @pytest.mark.parametrize(("text", "flag"), [(None, None), ("true", True), ("FALSE", False), ("True", True)])
 def test_flags(text: str | None, flag: bool | None) -> None:
     for default in (True, False):
-        given = {} if text is None else {"on": text}
-        assert flag_property(given, "on", default=default) is (default if flag is None else flag)
+        properties = {} if text is None else {"on": text}
+        assert flag_property(properties, "on", default=default) is (default if flag is None else flag)
 
 
 @pytest.mark.parametrize("text", ["", "yes", "1", " true"])

@@ -39,7 +39,7 @@ def test_numbers(values: list[int]) -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=70), max_size=40))
 def test_texts(values: list[str]) -> None:
-    """Of all lengths, whole blocks and parts of them."""
+    """Texts of all lengths, with whole blocks and parts of blocks."""
     assert of_texts([value.encode() for value in values]).hashes.tolist() == list(by_library(values))
 
 

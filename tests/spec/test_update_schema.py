@@ -44,7 +44,7 @@ def created(schema: Schema) -> TableMetadata:
 
 
 def fields_of(metadata: TableMetadata) -> list[dict[str, Any]]:
-    """The fields of the current schema, as they are written and read again."""
+    """The fields of the current schema, after they were written and read again."""
     text = serialize_table_metadata(metadata)
     assert serialize_table_metadata(parse_table_metadata(text.encode(), LOCATION)) == text
     document = json.loads(text)

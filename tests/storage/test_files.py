@@ -61,7 +61,7 @@ def files(request: pytest.FixtureRequest, spark: SparkSession) -> Files:
 
 @pytest.fixture
 def place(files: Files, folder: Path) -> Path:
-    """A folder with the files that are readable so: a FileIO takes # and ? of a location for a URL's."""
+    """A folder with the files that are readable in this way: a FileIO parses # and ? as parts of a URL."""
     if not isinstance(files, IOFiles):
         return folder
     plain = folder.parent / "plain"

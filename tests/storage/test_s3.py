@@ -204,7 +204,7 @@ def test_no_publishing_without_a_condition(
     s3: S3Server, kind: str, files: IOFiles, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "_proven", set())
-    reason = {"pyarrow": "PyArrowFileIO has no such write", "fsspec": "its store ignores the condition"}[kind]
+    reason = {"pyarrow": "PyArrowFileIO has no conditional writes", "fsspec": "its store ignores the condition"}[kind]
     with s3.faulty(ignores_conditions=True), pytest.raises(UnsupportedError, match=rf"{reason}.* SQL catalog"):
         files.publish(f"{folder}/v1", b"first")
     with pytest.raises(NotFoundError):
@@ -212,7 +212,7 @@ def test_no_publishing_without_a_condition(
 
 
 def test_credentials_are_never_shown(s3: S3Server, files: IOFiles, folder: str) -> None:
-    """Neither those of the FileIO, nor what a store repeats of them."""
+    """Neither the FileIO's credentials, nor what a store repeats of them."""
     shown = [repr(part) for part in (files, executor_reader(files), executor_writer(files))]
     writes: list[Callable[[], Any]] = [
         lambda: files.write_new(f"{folder}/f", b""),

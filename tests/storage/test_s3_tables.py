@@ -261,7 +261,7 @@ def test_credentials_are_in_no_plan_or_text(
     caplog: pytest.LogCaptureFixture,
     server_log: Path,
 ) -> None:
-    """Logs are those of all libraries, and of the separate Connect server."""
+    """The logs of all libraries, and of the separate Connect server."""
     caplog.set_level("DEBUG", "sparkmeta")
     caplog.set_level("INFO")
     catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")

@@ -211,9 +211,11 @@ def test_by_pyarrow(tmp_path: Path) -> None:
         assert (tmp_path / "f").read_bytes() == data
     assert files.delete_many([f"file://{tmp_path}/f", f"file://{tmp_path}/none"]) == []
     assert names(tmp_path) == set()
-    with pytest.raises(UnsupportedError, match=r"s3://b/f: can't be .*PyArrowFileIO has no such write.*SQL catalog"):
+    with pytest.raises(
+        UnsupportedError, match=r"s3://b/f: can't be .*PyArrowFileIO has no conditional writes.*SQL catalog"
+    ):
         files.publish("s3://b/f", b"x")
-    with pytest.raises(UnsupportedError, match=r"no such write is known for hdfs:"):
+    with pytest.raises(UnsupportedError, match=r"conditional writes to hdfs: are not supported"):
         files.publish("hdfs://b/f", b"x")
 
 
@@ -221,7 +223,7 @@ def test_pyarrow_would_open_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"not this one")
     files = IOFiles(PyArrowFileIO())
     for location in (f"file://{tmp_path}/a#b", f"file://{tmp_path}/a?b", f"file://{tmp_path}/\ta"):
-        with pytest.raises(UnsupportedError, match=r"takes # and \? for a URL's"):
+        with pytest.raises(UnsupportedError, match=r"parses # and \? as parts of a URL"):
             files.write_new(location, b"x")
         (failure,) = files.delete_many([location])
         assert failure.location == location
@@ -260,7 +262,7 @@ class Botocore(Store):
 
 class Old(Store):
     def _pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:  # type: ignore[override]
-        """Of a version that passes on what it does not know."""
+        """A version that passes on unknown arguments."""
 
 
 def object_files(monkeypatch: pytest.MonkeyPatch, store: Store) -> IOFiles:
@@ -297,7 +299,7 @@ def test_a_store_that_ignores_the_condition(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_client_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Old()
-    with pytest.raises(UnsupportedError, match="has no such write: upgrade it"):
+    with pytest.raises(UnsupportedError, match="has no conditional writes: upgrade it"):
         object_files(monkeypatch, store).publish("s3://bucket/t/v1", b"x")
     assert store.puts == 0
 

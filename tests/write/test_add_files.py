@@ -1,4 +1,4 @@
-"""Existing files enter a table as they are: metrics, partitions, checks, beside Iceberg's procedure and pyiceberg."""
+"""Add existing files to a table: metrics, partitions and checks, compared with Iceberg's procedure and pyiceberg."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", ["parquet", "orc"] if SOAK else ["parquet"])
 def test_files_that_do_not_fit(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Each error names the file; of several files it is that of the first."""
+    """Each error names the file; for several files, the first one."""
     table = new_table(spark, tmp_path, SPEC)
     good = write(tmp_path / f"good.{kind}", id=pa.array([1], pa.int64()), name=["a"])
     for name, (columns, problem) in WRONG.items():

@@ -246,9 +246,9 @@ def test_files_of_other_tables(interpreted: SparkSession, tmp_path: Path) -> Non
     for each in (path, foreign, f"file://{foreign}"):
         with pytest.raises(sm.ValidationError, match=f"is in the folder of another Iceberg table, .*{folder}, whose"):
             table.add_files([each])
-    own = write(tmp_path / "other" / "w" / "db" / "t" / "below" / "w" / "db" / "t" / "data" / "1.parquet", id=ONE)
+    nested = write(tmp_path / "other" / "w" / "db" / "t" / "below" / "w" / "db" / "t" / "data" / "1.parquet", id=ONE)
     beside = write(tmp_path / "metadata" / "1.parquet", id=ONE)
-    table = table.add_files([own, beside]).add_files([path], check_other_tables=False)
+    table = table.add_files([nested, beside]).add_files([path], check_other_tables=False)
     with table.transaction() as tx:
         tx.add_files([foreign], check_other_tables=False)
     assert table.refresh().scan().count() == 4

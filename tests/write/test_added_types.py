@@ -39,7 +39,7 @@ UUID = uuid.UUID(int=77)
 class Stored(NamedTuple):
     """Values of a column of a file, and the type of the table's column.
 
-    values: an array; for Avro a value beside null, as it is stored.
+    values: an array; for Avro a stored value beside null.
     kind: the Avro type.
     options: of the Parquet writer.
     """

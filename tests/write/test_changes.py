@@ -404,9 +404,9 @@ def test_several_changes_in_a_transaction(spark: SparkSession, tmp_path: Path) -
 def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     table = new_table(spark, tmp_path, write__merge__mode=mode).append(frame(spark, ordinary(0, 20)))
     ids = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}
-    given = [(3, "moved", 3), (4, *ordinary(4, 5)[0][1:]), (50, "b", None)]
-    table = table.upsert(frame(spark, given), ["id"])
-    expected = {row[0]: row for row in ordinary(0, 20)} | {row[0]: row for row in given}
+    rows = [(3, "moved", 3), (4, *ordinary(4, 5)[0][1:]), (50, "b", None)]
+    table = table.upsert(frame(spark, rows), ["id"])
+    expected = {row[0]: row for row in ordinary(0, 20)} | {row[0]: row for row in rows}
     assert rows_of(table) == sorted(expected.values(), key=repr)
     after = {row[0]: row[-1] for row in rows_of(table, selected_fields=("id", "_row_id"))}
     assert {key: after[key] for key in ids} == ids

@@ -68,7 +68,7 @@ def test_a_history_with_equality_deletes(spark: SparkSession, tmp_path: Path, ve
         return [row for row in model if (row[0], row[1]) not in keys]
 
     step(table.append(frame(spark, ordinary(0, 30))), ordinary(0, 30))
-    # Of a partition: 7 and 14 have a null for one, and 1 is in another.
+    # Deletes of a partition: 7 and 14 have a null partition value, and 1 is in another partition.
     keys = spark.sql("SELECT * FROM VALUES (7L, null), (4L, 'b'), (1L, 'a'), (99L, 'c') AS t(id, part)")
     step(table.equality_delete(keys, ["id"], snapshot_properties={"job": "7"}), without({(7, None), (4, "b")}))
     summary = table.current_snapshot().summary
@@ -104,7 +104,7 @@ def test_a_history_with_equality_deletes(spark: SparkSession, tmp_path: Path, ve
 
 @pytest.mark.parametrize("version", VERSIONS if SOAK else VERSIONS[1:])
 def test_deleted_rows_of_files_that_are_written_again(interpreted: SparkSession, tmp_path: Path, version: int) -> None:
-    """A change writes a file again of which a key was deleted that its filter rules out: the row does not come back."""
+    """A change rewrites a file with a deleted key that its filter rules out: the row does not come back."""
     modes = {f"write__{command}__mode": "copy-on-write" for command in ("delete", "update", "merge")}
     table, model = new_table(interpreted, tmp_path, version, PartitionSpec(), **modes), ordinary(0, 30)
     table = table.append(frame(interpreted, model).coalesce(1))
@@ -163,7 +163,7 @@ def test_files_are_those_of_java(spark: SparkSession, version: int) -> None:
     summaries = [each.current_snapshot().summary for each in (table, peer)]
     assert {name: summaries[0][name] for name in _COUNTS} == {name: summaries[1][name] for name in _COUNTS}
     assert summaries[0].operation == summaries[1].operation
-    # Of a field of a struct, other fields of the struct are no part of the key.
+    # If the key is a field of a struct, other fields of the struct are no part of it.
     nested = spark.sql("SELECT 'p0' part, named_struct('z', 7, 'y', 4) st")
     table = table.refresh().equality_delete(nested, ["st.y"])
     expected = [i for i in range(10) if i not in {2, 4, 9}]

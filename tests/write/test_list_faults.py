@@ -63,8 +63,8 @@ class Case:
     since: int = 1
 
 
-def rows(table: sm.Table, given: Rows) -> DataFrame:
-    return frame(table.state.spark, given).coalesce(1)
+def rows(table: sm.Table, values: Rows) -> DataFrame:
+    return frame(table.state.spark, values).coalesce(1)
 
 
 def merge(table: sm.Table) -> Any:
@@ -311,7 +311,7 @@ def test_each_fault_of_a_change(
             case.run(through(stage.table(), FaultyFiles()))
             again = State.of(stage)
             assert again.rows == whole.rows, said
-    print(f"{name} {kind}: {len(candidates)} faults, of which ran {outcomes}")  # noqa: T201  the figures of `make soak`
+    print(f"{name} {kind}: {len(candidates)} faults; these ran: {outcomes}")  # noqa: T201  the figures of `make soak`
 
 
 # -- a full disk ------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def no_room(is_full: bool) -> Iterator[None]:
         yield
 
 
-# What is to be written when the disk is full -> the driver's files that are, or None for those of tasks.
+# What is to be written when the disk is full -> the driver's files that are written, or None for files of tasks.
 FULL = {
     "data files": None,
     "deletes by tasks": None,
@@ -378,7 +378,7 @@ def test_a_full_disk(
         with pytest.MonkeyPatch.context() as limits:
             limits.setattr(deletes, "_DRIVER_BYTES", -1 if what == "deletes by tasks" else deletes._DRIVER_BYTES)
             tasks_use(limits, FullWriter() if pattern is None else ExecutorWriter())
-            # Of several position delete files, the first is written.
+            # The first of several position delete files is written.
             disk = FullDisk(pattern=pattern or "no file", room=int(what == "deletes" and version == 2))
             with pytest.raises(Exception, match="No space left on device") as raised:
                 change(through(stage.table(), disk))

@@ -324,7 +324,7 @@ class Writers:
         """The rows that a committed change may leave.
 
         It is as if it had been made when it was committed. Under snapshot isolation it may also change just the rows
-        that it read. Of these, a delete may find some that others have deleted.
+        that it read. A delete may find some of these that others have deleted.
         """
         taken, added = begun.change.split(self.rows)
         outcomes = [self.rows - taken + added]

@@ -54,8 +54,8 @@ class Operation:
     rows: Rows
 
 
-def frame_for(table: sm.Table, given: Rows) -> DataFrame:
-    return frame(table.state.spark, given).coalesce(1)
+def frame_for(table: sm.Table, values: Rows) -> DataFrame:
+    return frame(table.state.spark, values).coalesce(1)
 
 
 def merge(table: sm.Table, **options: Any) -> sm.Table:
@@ -228,8 +228,8 @@ def test_what_a_session_may_say(interpreted: SparkSession, tmp_path: Path) -> No
         (("x", "y")): "spark.wap.id is 'x' and spark.wap.branch is 'y': expected one of them",
         ((None, "old")): "'old' is a tag, not a branch",
     }.items():
-        given = {name: value for name, value in zip((ID, BRANCH), settings, strict=True) if value is not None}
-        with configured(spark, given), pytest.raises(ValidationError, match=problem):
+        chosen = {name: value for name, value in zip((ID, BRANCH), settings, strict=True) if value is not None}
+        with configured(spark, chosen), pytest.raises(ValidationError, match=problem):
             table.append(added)
     table = table.transaction().set_properties({"write.wap.enabled": "perhaps"}).commit()
     with configured(spark, {ID: "x"}), pytest.raises(ValidationError, match=r"write\.wap\.enabled is 'perhaps'"):
@@ -304,9 +304,9 @@ def test_snapshots_and_refs_are_those_of_java(spark: SparkSession, version: int)
     with configured(spark, {ID: "w4"}):
         append(14)
         theirs.sql("INSERT INTO {t}.branch_audit VALUES (22, 'a')".replace("{t}", theirs.sql_name))
-        one = spark.sql("SELECT cast(22 AS bigint) AS id, 'a' AS part")
+        row = spark.sql("SELECT cast(22 AS bigint) AS id, 'a' AS part")
     with configured(spark, {ID: "w5"}):
-        opened(ours).append(one, branch="audit")
+        opened(ours).append(row, branch="audit")
     with configured(spark, {BRANCH: "audit"}):
         theirs.sql("INSERT INTO {t}.branch_main VALUES (24, 'a')".replace("{t}", theirs.sql_name))
         opened(ours).append(spark.sql("SELECT cast(24 AS bigint) AS id, 'a' AS part"), branch="main")

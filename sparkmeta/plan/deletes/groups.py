@@ -277,7 +277,7 @@ class DeleteGroups:
     scopes: Sequence[str]
 
     def frame(self, deletes: DeleteEntries, state: TableState) -> DataFrame:
-        """Return the groups with their `FACTS`, if there are groups other than those of files.
+        """Return the groups with their `FACTS`, unless all groups are of files.
 
         The frame fails, when it runs, for two DVs of one file: the check is part of the key, which no optimizer drops.
         """
