@@ -3,7 +3,7 @@
 The files of a table, as `inspect.files` shows them, are appended to an empty tree: the data files, then its deletes in
 the order of their sequence numbers, so that each applies to the same files as before. Delete leaves of data leaves are
 planned together with these. What differs, on purpose: row ids and sequence numbers are new, column sizes are gone, and
-files stand in other manifests.
+files are in other manifests.
 """
 
 from __future__ import annotations

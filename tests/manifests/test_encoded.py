@@ -113,7 +113,7 @@ def value_of(name: str, file: dict[str, Any], form: ManifestFormat) -> Any:
 @HYPOTHESIS
 @given(st.randoms(use_true_random=True), st.sampled_from([1, 2, 3]))
 def test_any_schema(chance: Random, version: int) -> None:
-    """Of what no writer combines; where a value has no place in the new manifest, that is said."""
+    """Combinations that no writer makes; an error says which value does not fit the new manifest."""
     writer = Writer(chance)
     schema = writer.schema()
     form = form_of(version, writer.partition)

@@ -220,7 +220,7 @@ def test_bytes_that_were_changed_are_one_clear_error() -> None:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, cut out, doubled or swapped for those of other places; often in the footer."""
+    """Some bytes changed, cut out, doubled or swapped for bytes of other places; often in the footer."""
     changed = bytearray(data)
     footer = int.from_bytes(data[-8:-4], "little") + 8
     for _ in range(rng.choice((1, 1, 2, 8))):

@@ -1,4 +1,4 @@
-"""A driver that may take 1 MB of results from tasks plans, and shows the metadata of, tables of which that is a part.
+"""A driver that may take 1 MB of results from tasks plans larger tables, and shows their metadata.
 
 The session is of a process of its own, as the limit can't be set in one that runs: `python -m tests.plan.test_driver`.
 """
