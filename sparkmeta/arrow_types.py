@@ -30,7 +30,7 @@ _ARROW_TYPES: Final = {kind: arrow for arrow, kind in _PRIMITIVES.items()}
 # A session may be configured to return the large types.
 _SPARK_TYPES: Final = _PRIMITIVES | {pa.large_string(): spark.StringType(), pa.large_binary(): spark.BinaryType()}
 
-# Spark takes a struct for a variant if the field `metadata` has this metadata.
+# Spark reads a struct as a variant if the field `metadata` has this metadata.
 _VARIANT: Final = pa.struct(
     [
         pa.field("value", pa.binary(), nullable=False),

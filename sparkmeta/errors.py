@@ -193,7 +193,7 @@ def is_conflict(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that says what is wrong, or else the name of its class."""
     lines = str(error).strip().splitlines()
-    # py4j begins with the name of an object of its own, and goes on with the exception of the JVM.
+    # py4j's message begins with the name of a py4j object; the exception of the JVM follows.
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         return lines[1].removeprefix(": ")
     return lines[0] if lines else type(error).__name__

@@ -124,7 +124,7 @@ def local_session(
 
 
 def prepare_environment() -> None:
-    """Set the variables by which a local Spark finds this interpreter, a Java runtime and this machine.
+    """Set the environment variables that tell a local Spark about this interpreter, a Java runtime and this machine.
 
     PYSPARK_PYTHON and SPARK_LOCAL_IP keep their values if they are set, JAVA_HOME if it has Java 17 or newer.
 
@@ -203,7 +203,7 @@ def in_use(spark: SparkSession) -> SparkSession:
     """Return a session that is about to be used.
 
     Raises:
-        SessionError: it was stopped, after which each of its methods fails in another way.
+        SessionError: it was stopped. Without this check, each of its methods fails in another way.
     """
     if _is_stopped(spark):
         raise SessionError("the Spark session was stopped: load tables and make DataFrames again, with one that runs")
@@ -323,8 +323,8 @@ class _Task:
 def _with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rebuild a batch if lists in it lack offsets.
 
-    Spark sends no offsets for nested lists without any element. Arrow reads the first one nevertheless, past the end of
-    the buffer, such as in `nbytes`, which crashes the worker.
+    Spark sends no offsets for nested lists without any element. Arrow still reads the first offset, for example in
+    `nbytes`. This is past the end of the buffer, and crashes the worker.
     """
     return batch.take(pa.array(range(len(batch)), pa.int64())) if any(map(_lacks_offsets, batch.columns)) else batch
 

@@ -26,7 +26,7 @@ _UNITS = {"b": 1, "k": _KIB, "kb": _KIB, "m": _MIB, "mb": _MIB, "g": _GIB, "gb":
 
 # PySpark 4.1 duplicates rows if it splits the batches of mapInArrow by this setting.
 _REPEATS_ROWS = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
-# If it is not true, results of `groupBy` lack the columns by which rows are grouped.
+# If it is not true, results of `groupBy` lack the grouping columns.
 _KEEPS_KEYS = "spark.sql.retainGroupColumns"
 
 

@@ -179,7 +179,7 @@ def _bytes_for_fixed(kind: Any, names: set[str]) -> Any:
     """Return a type with fixed types as bytes.
 
     Args:
-        names: names of fixed types so far, by which later fields may refer to them. New ones are added.
+        names: names of fixed types so far, since later fields may refer to them. New names are added.
     """
     if isinstance(kind, list):
         return [_bytes_for_fixed(branch, names) for branch in kind]
@@ -437,7 +437,7 @@ def canonical_schema(schema: dict[str, Any], location: str, names: FieldNames) -
 
 
 def expanded_schema(schema: dict[str, Any], location: str) -> dict[str, Any]:
-    """Return a schema with every named type written out where it is used, under a name of its own.
+    """Return a schema with every named type written out where it is used, under a unique name.
 
     Raises:
         CorruptFileError: see `canonical_schema`.

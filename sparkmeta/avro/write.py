@@ -256,7 +256,7 @@ class ManifestFormat:
 
     @cached_property
     def encoded(self) -> dict[str, Any]:
-        """The schema with which entries are encoded, by field ids. Fixed values are bytes, as in Java's library."""
+        """The schema of encoded entries, by field ids. Fixed values are bytes, as in Java's library."""
         schema = dict(self.schema)
         return by_field_ids(bytes_for_fixed(schema) or schema, "manifest_entry")
 

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from sparkmeta.table import Table
 
-# Most levels of namespaces below a warehouse.
+# Maximum levels of namespaces below a warehouse.
 _DEEPEST = 3
 # The properties of a namespace. With this file, a folder without tables is a namespace too.
 _NAMESPACE_FILE = "namespace.json"
-# What the folder of a table or view has.
+# The pattern of files that the folder of every table or view has.
 _OF_TABLE = f"{METADATA}/{METADATA_FILES}"
 
 
@@ -114,8 +114,8 @@ class FileSystemCatalog(Catalog):
     def drop_table(self, identifier: Identifier, spark: SparkSession | None = None) -> None:
         """Drop the table in a folder. Raises NoSuchTableError.
 
-        The current metadata file gets the name `metadata/dropped-<uuid>.json`, by which it can still be opened; earlier
-        ones are deleted. Other files stay.
+        The current metadata file is renamed to `metadata/dropped-<uuid>.json`, and can still be opened by this name.
+        Earlier metadata files are deleted. Other files stay.
         """
         self._drop_to_purge(self.load_table(identifier, spark))
 

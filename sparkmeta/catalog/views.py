@@ -78,7 +78,7 @@ class HoldsViews(ABC):
                 or a version, sparkmeta's or pyiceberg's, with its own default catalog and namespace.
             location: the folder of its metadata. Defaults to the catalog's for the view.
             properties: such as `comment`.
-            spark: the session for the view's rows. Defaults to the active one when they are asked for.
+            spark: the session for the view's rows. Defaults to the session that is active when they are read.
 
         Raises:
             ViewAlreadyExistsError, TableAlreadyExistsError: the catalog has a view or a table of the name.

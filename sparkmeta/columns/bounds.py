@@ -142,7 +142,7 @@ def decode_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
 def known_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
     """Decode bounds like `decode_bounds`, but return null for bytes that are not a value of the type.
 
-    Some writers cut texts inside a character. A bound that nobody can read is unknown.
+    Some writers truncate texts inside a character. A bound that can't be decoded is unknown.
     """
     while True:
         try:

@@ -306,7 +306,7 @@ class _Part:
     content: BooleanExpression | tuple[Junction, list[_Part]] | Truth
 
     def truth(self, leaf: Callable[[BooleanExpression], Truth], literals: Iterator[Sql] | None = None) -> Truth:
-        """Return the condition, with its literals replaced by `literals` if given."""
+        """Return the condition, with its literals replaced by `literals` unless these are None."""
         match self.content:
             case (junction, parts):
                 return _junction_truth(junction, [part.truth(leaf, literals) for part in parts])

@@ -142,7 +142,7 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
 # -- Read expression JSON (REST catalog spec, Predicate) --------------------------------------------------------------
 
 
-# What a comparison is if its sides are exchanged.
+# Comparison -> the equivalent comparison with its sides exchanged.
 _EXCHANGED: Final = {"lt": "gt", "lt-eq": "gt-eq", "gt": "lt", "gt-eq": "lt-eq", "eq": "eq", "not-eq": "not-eq"}
 _JUNCTIONS: Final[dict[str, Any]] = {"and": And, "or": Or}
 

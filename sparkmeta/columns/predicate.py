@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 MAX_DEPTH: Final = 100
-"""Most alternating levels of AND and OR, since Spark's analysis is recursive."""
+"""Maximum alternating levels of AND and OR, since Spark's analysis is recursive."""
 
 COMPARISONS: Final[dict[type[BoundLiteralPredicate], Comparison]] = {
     BoundLessThan: operator.lt,

@@ -276,7 +276,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Literal[Any], PrimitiveType], Placed | N
 
 
 def bound_value(value: Any) -> Any:
-    """Return a value of pyiceberg or Arrow as bounds have it: dates and times as numbers, UUIDs as bytes."""
+    """Convert a value of pyiceberg or Arrow to bound form: dates and times to numbers, UUIDs to bytes."""
     match value:
         case datetime():
             since = value.replace(tzinfo=value.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
@@ -383,7 +383,7 @@ def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
 
 
 def default_literal(value: Any, primitive: PrimitiveType) -> Sql:
-    """Return a default value of a column, as pyiceberg has it, as a literal; see `typed_literal`."""
+    """Convert a default value of a column, in pyiceberg's form, to a literal; see `typed_literal`."""
     return typed_literal(bound_value(value), primitive)
 
 

@@ -126,7 +126,8 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def default_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Return a default value of a column, as pyiceberg has it, as a scalar of an Arrow type; UUIDs as text or bytes."""
+    """Convert a default value of a column, in pyiceberg's form, to a scalar of an Arrow type; UUIDs to text or
+    bytes."""
     if pa.types.is_string(kind):
         return pa.scalar(str(value), kind)
     number = bound_value(value)

@@ -81,7 +81,7 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
 
 
 def spec_transforms(state: TableState) -> SpecTransforms:
-    """Return transforms and types by which summaries are formatted; as text for values of unknown type."""
+    """Return the transforms and types that format summaries. Values of unknown type are text."""
     return {
         spec_id: tuple(
             (str(field.transform), "string" if type_name == ANY else type_name)

@@ -1,8 +1,8 @@
 """Apply deletion vectors of manifests, which are bitmaps of removed entries of a leaf, in a root or in Puffin files.
 
 If leaves are decoded from their bytes, a bitmap becomes an array of flags (`mask_flags`). If Spark reads the leaves
-(`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the ones that their entries need or,
-if tasks can't open files, masked ordinals are removed by an anti-join.
+(`without_masked`), small bitmaps are broadcast as bits. Otherwise, tasks open the bitmaps that their entries need. If
+tasks can't open files, an anti-join removes masked ordinals.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> C
 def _look_up(dvs: pa.Table, reader: RangeReader, batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
     """Yield whether entries are masked, for batches of `manifest` and `ordinal` with adjacent entries of a leaf."""
     rows = {row[MANIFEST]: row for row in dvs.to_pylist()}
-    # The flags of the last leaf, with which the next batches may continue.
+    # The flags of the last leaf, since the next batches may continue with it.
     last: dict[int, np.ndarray[Any, Any]] = {}
     while ahead := list(islice(batches, _BATCHES_AHEAD)):
         leaves, ordinals = (

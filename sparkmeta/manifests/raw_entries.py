@@ -277,7 +277,7 @@ def _fixed_size(kind: Any, sizes: Mapping[str, int]) -> int | None:
 
 
 def _widened(value: Any, size: int | None) -> Any:
-    """Return a value of a fixed type with the given size, to which decimals of lower precision are extended."""
+    """Return a value of a fixed type with `size` bytes. Decimals of lower precision are extended."""
     if size is None or not isinstance(value, bytes) or len(value) >= size:
         return value
     return (b"\xff" if value[:1] >= b"\x80" else b"\0") * (size - len(value)) + value

@@ -145,7 +145,7 @@ class TableTypes:
         decimals = {field_id for field_id, types in names.items() if any(map(_is_decimal, types))}
         widened = {field_id for field_id in decimals if len(names[field_id]) > 1 or not self.has_all_schemas}
         if widened and isinstance(self.metadata, TableMetadataV4):
-            # Expressions of decimals have stats of their own.
+            # Expressions of decimals have separate stats.
             widened |= {
                 source for source, name in self.stats_types.items() if source not in names and _is_decimal(name)
             }

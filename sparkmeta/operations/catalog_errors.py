@@ -46,7 +46,7 @@ _KINDS: dict[type[Exception], type[SparkmetaError]] = {
     NotImplementedError: UnsupportedError,
     OSError: CatalogError,
 }
-# Libraries with which pyiceberg's catalogs reach their services.
+# Libraries that pyiceberg's catalogs use to reach their services.
 _CLIENTS = {"botocore", "google", "pydantic_core", "pyiceberg", "requests", "sqlalchemy", "thrift", "urllib3"}
 # Classes of errors of pyiceberg and these libraries if there was no response, or the server failed.
 _UNANSWERED = {

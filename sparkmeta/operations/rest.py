@@ -79,7 +79,7 @@ class TimedRestCatalog(RestCatalog):
         super()._config_headers(session)
         send, limits = session.send, tuple(_seconds(self.properties, name) for name in _LIMITS)
 
-        # An adapter would not do: pyiceberg mounts one of its own for SigV4.
+        # An adapter would not suffice: pyiceberg mounts its own adapter for SigV4.
         def send_in_time(request: PreparedRequest, **named: Any) -> Response:
             named["timeout"] = named.get("timeout") or limits
             return send(request, **named)
@@ -185,7 +185,7 @@ class RestOperations:
         return self._version(rest_request(self.catalog, "POST", url, _COMMITTING, attempt.request, self.token))
 
     def _settled(self, attempt: _Attempt, error: Exception) -> TableVersion:
-        """Return the version of a failed attempt if it was committed nevertheless.
+        """Return the version of a failed attempt if it was committed after all.
 
         Even a conflict may be with the attempt itself, if a proxy has repeated the request.
         """

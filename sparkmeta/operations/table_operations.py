@@ -148,8 +148,8 @@ class NextVersion(NamedTuple):
 def next_version(base: TableVersion | None, new: TableMetadata) -> NextVersion:
     """Append the base's file to the metadata log of `new`, and truncate the log.
 
-    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree whose table property says so has
-    absolute locations from then on.
+    The last `write.metadata.previous-versions-max` entries stay, at least one. A tree gets absolute locations from now
+    on if its table property requires them.
 
     Raises:
         ValidationError: a property has an invalid value, or base and new are different tables.

@@ -62,7 +62,7 @@ _MASKED_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class CoplanTask:
-    """The inputs of a task besides its manifests. Picklable.
+    """The inputs of a task, except for its manifests. Picklable.
 
     Attributes:
         data: the projection of data entries.

@@ -55,7 +55,7 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
     once if the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged.
 
     A DV does not apply if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning). Such
-    a DV is not checked, nor are DVs paired with a data manifest that has no file for the filter.
+    a DV is not checked. DVs paired with a data manifest that has no file for the filter are not checked either.
 
     Args:
         scan_filter: the scan's filter.

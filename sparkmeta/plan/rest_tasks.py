@@ -65,8 +65,8 @@ def rest_tasks(
     Args:
         matched: data entries with `deletes` and the columns of `metrics_columns`.
         scan_filter: the scan's filter.
-        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`, and
-            so is one with bytes, which clients without null support take for text.
+        null_partitions: whether a partition tuple may contain null. If not, a tuple with null is written as `[]`. A
+            tuple with bytes is too, since clients without null support mistake bytes for text.
         stats_ids: the columns whose sizes, counts and bounds to include.
 
     Returns:

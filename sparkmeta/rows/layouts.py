@@ -197,7 +197,7 @@ def _refuse_ambiguous(column: IcebergColumn, siblings: Sequence[IcebergColumn]) 
 
 
 def _stored_type(source: FromFile, kind: spark.DataType) -> spark.DataType:
-    """Return the type with which Spark reads a file column: the wanted type with the file's field names."""
+    """Return the type that Spark reads for a file column: the wanted type with the file's field names."""
     column, physical = source.column, source.physical
     match kind:
         case spark.StructType():

@@ -220,12 +220,13 @@ class ServeOptions:
     Attributes:
         host: the address to listen on.
         port: the port to listen on; 0 takes a free one.
-        principals: who may read what; None: anybody may read everything, which only a loopback address allows.
+        principals: who may read what. If None, everyone may read everything, which is allowed only on a loopback
+            address.
         secret: signs the tokens of plans. Replicas that share a spool share it, so that each serves the others' pages.
         spool: the folder of large plans' pages, which the driver and the executors see; None: a temporary folder.
         spool_properties: properties of the FileIO that opens the spool, if it is on a store.
         page_tasks: how many scan tasks a page has at most.
-        page_bytes: the maximum size of a page; a single larger task gets a page of its own.
+        page_bytes: the maximum size of a page; a larger task gets a separate page.
         driver_files: plans whose manifests list at most this many files are collected on the driver.
         wait_seconds: how long a client waits for a plan before it has to ask again.
         plan_seconds: how long a plan may take.

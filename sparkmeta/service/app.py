@@ -232,7 +232,8 @@ class App:
         return self._below_namespaces(request, principal, [unquote(part, errors="replace") for part in path[2:]])
 
     def _refuse_foreign_host(self, request: Request) -> None:
-        """Raise ApiError if a service without users is asked by another name: a web page may have made up that name."""
+        """Raise ApiError if a request to a service without users has another host name: a web page may have forged
+        it."""
         if (header := request.headers.get("host")) is None:
             return
         parts = _HOST.fullmatch(header)

@@ -531,7 +531,7 @@ class Planning:
 
         Args:
             pages: the pages of the plan.
-            plan_id: the plan's id, for the client that asked for the plan; None for one that asks for its result.
+            plan_id: the plan's id, for the client that requested the plan; None for a client that fetches its result.
             table: the table.
             principal: who may fetch the pages.
             credentials: the credentials of the answer. Neither the plan nor its pages have them.

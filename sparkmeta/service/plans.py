@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
 
 _BY_TYPE = (FloatType, DoubleType, DateType, TimestampType, TimestampNanoType)
-# The most scan tasks that a Spark task returns instead of writing a page.
+# The maximum number of scan tasks that a Spark task returns instead of writing a page.
 _MOST_RETURNED = 500
 _NO_ROWS = pa.table({"task": pa.array([], pa.string()), "delete_files": pa.array([], pa.list_(pa.string()))})
-# The most files that are looked at for the rows of a LIMIT, before all are planned.
+# The maximum number of files that are examined for the rows of a LIMIT, before all are planned.
 _MOST_LIMITED = 1_000
 
 
@@ -410,7 +410,7 @@ def version_key(table: Table) -> tuple[str, str, int]:
 
 
 def _renews(table: Table) -> bool:
-    """Return whether the credentials by which a table's files are read renew themselves."""
+    """Return whether the credentials for reading a table's files renew themselves."""
     return isinstance(getattr(table.state.files, "source", None), VendedIO)
 
 

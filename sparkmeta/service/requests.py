@@ -123,7 +123,7 @@ class PlanRequest:
         from_exclusive: the snapshot after which appends begin; None if this is no incremental append scan.
         to_inclusive: the last snapshot of appends.
         min_rows: how many rows are enough; None for all.
-        stats_fields: the columns whose metrics are asked for.
+        stats_fields: the columns whose metrics are requested.
     """
 
     row_filter: BooleanExpression

@@ -116,9 +116,9 @@ def refuse_unreadable(
     specs: Iterable[PartitionSpec] = (),
     sort_orders: Iterable[SortOrder] = (),
 ) -> None:
-    """Raise ValidationError if readers would refuse a part of new metadata, or take a transform for an unknown one.
+    """Raise ValidationError if readers would refuse a part of new metadata, or would not know a transform.
 
-    This includes partition fields without a name of their own.
+    This includes partition fields without a unique name.
 
     Args:
         location: The table's location, for error messages.

@@ -365,7 +365,7 @@ class Expression(KeepsJson):
     """A transform of source columns.
 
     Attributes:
-        expr_id: The id of the expression, under which content_stats has its values unless the transform is identity.
+        expr_id: The id of the expression. Unless the transform is identity, content_stats has its values under this id.
         source_ids: The source columns. May be empty if the expression is virtual.
         transform: The transform. May be None if the expression is virtual.
         name: The name of the partition field. May be None if the expression is virtual.

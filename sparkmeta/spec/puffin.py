@@ -37,7 +37,7 @@ MOST_HASHES = 4096
 """The nominal number of entries that Iceberg's writers use."""
 
 _SEED = 9001
-# The low bits of the seed's own hash, by which libraries recognize sketches that can be merged.
+# The low bits of the seed's own hash. Libraries merge only sketches with equal seed hashes.
 _SEED_HASH = 0x93CC
 _ALL = (1 << 63) - 1
 _COMPACT_FAMILY, _SERIAL_VERSION = 3, 3

@@ -129,7 +129,7 @@ def type_from_json(node: JsonNode) -> t.IcebergType:
 def list_of(element_id: int, element: t.IcebergType, element_required: bool) -> t.ListType:
     """Return a list type, whose elements may be structs without fields.
 
-    pyiceberg takes such a struct, which is falsy, for a missing argument and reads element_type instead.
+    Such a struct is falsy, so pyiceberg mistakes it for a missing argument and reads element_type instead.
     """
     return t.ListType(element_id, element, element_required=element_required, element_type=element)
 

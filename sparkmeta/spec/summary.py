@@ -289,7 +289,7 @@ def recorded(snapshot: Snapshot) -> list[IdempotencyKey]:
 
 
 def recording_properties(snapshot: Snapshot) -> dict[str, str]:
-    """Return the properties by which a snapshot records keys."""
+    """Return the properties in which a snapshot records keys."""
     summary = summary_of(snapshot)
     return {name: summary[name] for pair in _NAMES for name in pair if name in summary}
 

@@ -392,7 +392,7 @@ _DERIVED = {
 # Snapshots, what snapshots use, and the branches and tags that lead to them.
 _USED_BY_REFS = {"snapshots", "schemas", "partition-specs"}
 _CURRENT = {"schemas": "current-schema-id", "partition-specs": "default-spec-id"}
-# What a catalog sets to the element that the same request has added last.
+# The id of the element that the same request has added last.
 _LAST_ADDED = -1
 
 

@@ -155,7 +155,7 @@ class ViewMetadata:
 def parse_view_metadata(data: bytes, location: str) -> ViewMetadata:
     """Return the view metadata in a metadata file.
 
-    A missing current version or schema is an error only when it is asked for, as in Iceberg's Java library.
+    A missing current version or schema is an error only when it is used, as in Iceberg's Java library.
 
     Args:
         data: The bytes of the file, plain or compressed with gzip.

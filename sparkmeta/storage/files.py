@@ -156,7 +156,7 @@ class Files(Protocol):
             folder: the folder.
             pattern: the pattern.
             leaf: folders below which a file matches this pattern (``metadata/*``) are leaves: a wildcard matches no
-                folder in them. Spark's sources list these nevertheless.
+                folder in them. Spark's sources ignore this, and list such folders.
         """
 
     def write_new(self, location: str, data: bytes) -> None:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 REQUESTS = 16
 """Requests at a time to delete files or list folders: stores take about 20 ms for each, and accept many at a time."""
 
-# The most objects that S3 deletes by one request.
+# The maximum number of objects that S3 deletes in one request.
 _BATCH = 1_000
 
 # The unique name of a file that a crash may leave. It is not hidden, as by _ or ., and does not look like metadata.

@@ -55,7 +55,7 @@ class Query:
 
         Args:
             frames: The keyword argument that has each table.
-            full_names: The catalog, namespace and name of each table, by which its columns may be qualified.
+            full_names: The catalog, namespace and name of each table. They may qualify its columns.
         """
         if not frames:
             return self.text

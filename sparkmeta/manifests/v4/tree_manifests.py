@@ -88,7 +88,8 @@ class Tree:
         return self._is_parquet(leaves, self.upgraded_sequence_number, self.foreign_sequence_number)
 
     def has_old_layout(self, leaves: pa.Table) -> pa.Array:
-        """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests as versions 1 to 3 have them."""
+        """Return which leaves, rows of `leaf_manifests`, are Avro or Parquet manifests in the layout of versions 1 to
+        3."""
         is_v4 = pc.or_(self.has_tree_layout(leaves), self.is_foreign(leaves))
         return pc.invert(pc.or_(is_v4, pc.equal(leaves.column("file_format"), IN_ROOT)))
 

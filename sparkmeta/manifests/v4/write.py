@@ -201,7 +201,8 @@ def write_owned_leaves(entries: DataFrame, form: LeafFormat, entry_bytes: float)
 
     Args:
         entries: rows of `form.schema` and `owner`. Rows of one owner, spec and kind are adjacent in one partition.
-        entry_bytes: the expected size of an entry, by which an owner's entries are divided into leaves of equal length.
+        entry_bytes: the expected size of an entry. It determines how many leaves of equal length an owner's entries
+            fill.
     """
     return _run(entries, partial(_write_owned, form, entry_bytes), form)
 
