@@ -185,17 +185,25 @@ class Table(RowTable):
     def check(self, snapshot_id: int | None = None) -> DataFrame:
         """Check the metadata of a snapshot for contradictions that would break plans or other engines, lazily.
 
-        The rules for a manifest list are manifest-list (if the list violates it, no other is checked), manifest-content
-        (a manifest that can't be read), manifest-length, manifest-header (its key-value metadata contradict the list),
-        field-ids, manifest-counts, leaf-content, sequence-numbers, entry-fields, partition-spec (a live file has values
-        of partition fields that its manifest's spec lacks), one-entry-per-file, one-vector-per-file, vector-target,
-        bounds-value (bounds that are no values of their type), and bounds-order (a lower bound above the upper one).
+        Rules for a manifest list:
 
-        The rules for a metadata tree are entry-fields (required fields of a content type; if the root violates it, no
-        other is checked), leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound,
-        one-entry-per-file, one-vector-per-file, one-vector-per-manifest, vector-target, vector-content, ordinal-range,
-        ordinal-deleted, carried-entries (not checked if the parent snapshot has expired), affinity-target,
-        affinity-vector, affinity-equality-deletes, bounds-order.
+        - manifest-list; if the list violates it, no other rule is checked
+        - manifest-content: a manifest that can't be read
+        - manifest-header: the key-value metadata of a manifest contradict the list
+        - manifest-length, manifest-counts, field-ids, leaf-content, sequence-numbers, entry-fields
+        - partition-spec: a live file has values of partition fields that its manifest's spec lacks
+        - one-entry-per-file, one-vector-per-file, vector-target
+        - bounds-value: bounds that are not values of their type
+        - bounds-order: a lower bound above the upper one
+
+        Rules for a metadata tree:
+
+        - entry-fields: required fields of a content type; if the root violates it, no other rule is checked
+        - leaf-content, manifest-counts, added-manifest, sequence-numbers, partition-bound
+        - one-entry-per-file, one-vector-per-file, one-vector-per-manifest
+        - vector-target, vector-content, ordinal-range, ordinal-deleted
+        - carried-entries; not checked if the parent snapshot has expired
+        - affinity-target, affinity-vector, affinity-equality-deletes, bounds-order
 
         Returns:
             Columns: rule string, location string (of the list, manifest, file or root), value string, problem string.

@@ -327,8 +327,8 @@ def partitions(state: TableState) -> DataFrame:
     """Return a row for each partition, with counts of its live files and rows, and its last update.
 
     Tuples of two specs are the same partition if their values are equal and the specs have the same number of fields.
-    spec_id is the spec of the files that were added last. last_updated_* are of the newest unexpired snapshot that
-    added one of the live files.
+    `spec_id` is the spec of the files that were added last. `last_updated_*` describe the newest unexpired snapshot
+    that added one of the live files.
 
         SELECT first(partition), max(update).spec_id, sum(record_count) FILTER (WHERE content_type = 0), ...
         FROM entries LEFT JOIN snapshots USING (snapshot_id) WHERE status <> 2

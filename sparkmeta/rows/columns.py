@@ -293,9 +293,13 @@ def names_tell(state: TableState, fields: Iterable[NestedField]) -> bool:
     """Return whether every file of the table either stores the columns under their current names or lacks them.
 
     This holds if no column was renamed, no name was reused (ignoring case), and names are stored unescaped. The files'
-    footers have to be inspected if a column has an initial default and may be missing, if the table has a name mapping
-    and files may lack ids, if Spark can't read a type or promotion, if files may have times in another unit, or if
-    schemas that files may have been written with were removed from the metadata.
+    footers have to be inspected if
+
+    - a column has an initial default and may be missing,
+    - the table has a name mapping and files may lack ids,
+    - Spark can't read a type or promotion,
+    - files may have times in another unit, or
+    - schemas that files may have been written with were removed from the metadata.
     """
     if name_mapping(state.metadata) is not None or not state.types.has_all_schemas:
         return False

@@ -1,9 +1,13 @@
 """Matching by joins: every data entry gets the array of the deletes that apply to it.
 
-Deletes are grouped and joined by their scope: DVs and file-scoped position deletes by the path of their data file,
-partition-scoped position deletes and partitioned equality deletes by (spec, partition), and global equality deletes
-without a key. A data file gets the deletes of a group that its sequence number and, for equality deletes, its stats
-don't rule out. It gets the whole group if the group's facts show that every member applies.
+Deletes are grouped and joined by their scope:
+
+- DVs and file-scoped position deletes by the path of their data file
+- partition-scoped position deletes and partitioned equality deletes by (spec, partition)
+- global equality deletes without a key
+
+A data file gets the deletes of a group that its sequence number and, for equality deletes, its stats don't rule out. It
+gets the whole group if the group's facts show that every member applies.
 """
 
 from __future__ import annotations
