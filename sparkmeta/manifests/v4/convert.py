@@ -260,7 +260,7 @@ class Adoption(TableMatch):
         return pa.Table.from_arrays([columns[field.name] for field in self.schema], schema=self.schema)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `map_arrow`."""
+        """Convert batches, for `map_arrow`."""
         for batch in batches:
             yield from self(pa.Table.from_batches([batch])).to_batches()
 

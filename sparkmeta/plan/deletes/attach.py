@@ -93,7 +93,7 @@ def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -
 
 
 def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
-    """SQL: data LEFT JOIN DVs ON path.
+    """Join data entries with DVs: data LEFT JOIN DVs ON path.
 
     A second, narrow pass over the DVs looks for files that have two: grouping whole DVs takes longer than the join.
     """
@@ -127,8 +127,12 @@ def _files_with_two_dvs(dvs: DataFrame) -> DataFrame:
 
 
 def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, state: TableState) -> DataFrame:
-    """SQL: data LEFT JOIN groups ON path LEFT JOIN facts ON (spec, partition) [LEFT JOIN facts of the table's group],
-    then LEFT JOIN the groups whose members must be examined, and last those that apply as a whole.
+    """Join data entries with groups of deletes, each by a LEFT JOIN:
+
+    1. the groups of their paths
+    2. the facts about the groups of their (spec, partition), and about the table's group if there is one
+    3. the groups whose members must be examined
+    4. the groups that apply as a whole
 
     A group of a partition or of the table can be thousands of times as long as the row of a data file. So rows are
     first joined with facts about all members, and get the group itself only where needed, from a join that writes it
@@ -208,7 +212,7 @@ def _joined_on_driver(data: DataFrame, groups: DeleteGroups, state: TableState) 
 def _join(
     data: DataFrame, deletes: DeleteEntries, groups: DataFrame, key: Sql, scope: str, name: str = ""
 ) -> DataFrame:
-    """SQL: data LEFT JOIN groups ON key, which adds the columns `name` (`scope` by default) and `key_of_<name>`.
+    """Add the columns `name` (`scope` by default) and `key_of_<name>`: data LEFT JOIN groups ON key.
 
     Args:
         data: rows to join.
@@ -363,7 +367,13 @@ def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
 
 
 def _consistent_group(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """True, or an error if a data file and one of its own deletes contradict each other. group: by path, or null."""
+    """Return SQL that fails if a data file and one of its own deletes contradict each other, and is true otherwise.
+
+    Args:
+        group: the deletes of the data file's path, or null.
+        deletes: all deletes.
+        state: the table.
+    """
     view = data_view(state)
     location = sql.col("location")
     checks: list[Check] = [(DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, {}), (location,))]
