@@ -181,7 +181,7 @@ class Catalog(HoldsViews):
         """Drop an empty namespace.
 
         Raises:
-            NoSuchNamespaceError: there is no such namespace.
+            NoSuchNamespaceError: the namespace does not exist.
             NamespaceNotEmptyError: it has tables or namespaces.
         """
 

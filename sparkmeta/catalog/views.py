@@ -157,7 +157,7 @@ class HoldsViews(ABC):
         """Drop a view.
 
         Raises:
-            NoSuchViewError: there is no such view.
+            NoSuchViewError: the view does not exist.
             CommitFailedError: a concurrent commit changed the view, which stays.
         """
         self._views(spark).drop(as_names(identifier, 1))

@@ -216,7 +216,7 @@ class SqlOperations(PointerOperations):
         if isinstance(error, CommitFailedError | NoSuchTableError):
             return error
         if isinstance(error, IntegrityError) and attempt.base is None and outcome is Outcome.LOST:
-            return TableAlreadyExistsError(f"{'.'.join(self.identifier)}: there is such a table already")
+            return TableAlreadyExistsError(f"{'.'.join(self.identifier)}: the table exists already")
         return failure(outcome, attempt.version.metadata_location, error)
 
     def _current_location(self) -> str | None:

@@ -237,7 +237,7 @@ def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> Loaded
     """Load a table.
 
     Raises:
-        NoSuchTableError: there is no such table.
+        NoSuchTableError: the table does not exist.
         CatalogError: the catalog refuses or does not respond.
     """
     with catalog_errors(catalog, identifier):
@@ -266,7 +266,7 @@ def create_rest_table(
         location: the folder of its files. Defaults to the catalog's choice.
 
     Raises:
-        NoSuchNamespaceError: there is no such namespace.
+        NoSuchNamespaceError: the namespace does not exist.
         TableAlreadyExistsError: the table exists.
         CommitStateUnknownError: the catalog did not respond; the table may exist.
         CatalogError: the catalog refuses.

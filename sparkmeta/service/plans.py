@@ -427,7 +427,7 @@ class Tables:
 
         Raises:
             ApiError: the user may not read it.
-            NoSuchTableError: there is no such table.
+            NoSuchTableError: the table does not exist.
         """
         principal.check(names)
         try:
