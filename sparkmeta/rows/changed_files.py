@@ -85,7 +85,7 @@ def appended_entries(
     Other arguments and errors are the same as for `read_appended`.
 
     Args:
-        columns: columns of entries that planning does not need.
+        columns: further columns of the entries to return.
     """
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
     appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]

@@ -194,7 +194,7 @@ def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tupl
 
 
 def _compared(fields: tuple[NestedField, ...], field_ids: Iterable[int]) -> tuple[NestedField, ...]:
-    """Return the columns among `field_ids` that equality deletes compare."""
+    """Return the columns among `fields` that equality deletes compare."""
     ids = set(field_ids)
     return tuple(part for field in fields for part in needed_fields(Schema(), Schema(field), ids))
 
