@@ -45,7 +45,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: the operation of that number, of those since the process began; ``lasting``: all since then."""
+    """The operation that fails, by its number since the process began; ``lasting``: later operations fail too."""
 
     number: int
     kind: Kind

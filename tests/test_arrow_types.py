@@ -82,7 +82,7 @@ def test_types_are_each_other() -> None:
     assert arrow_schema(spark_schema(SCHEMA)).equals(SCHEMA, check_metadata=True)
     row_type = StructType([StructField("v", VariantType(), False), StructField("d", DecimalType(38, 0))])
     assert spark_schema(arrow_schema(row_type)) == row_type
-    # What sessions of other settings give.
+    # Types that sessions with other settings return.
     assert spark_type_of(pa.large_string()) == StringType()
     assert spark_type_of(pa.timestamp("us", "Asia/Tokyo")).typeName() == "timestamp"
 

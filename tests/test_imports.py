@@ -45,7 +45,7 @@ FLOORS = [
     {"checks"},
     {"errors"},
 ]
-# What classic Spark has and Spark Connect has not, or serverless Spark refuses.
+# Features that Spark Connect lacks or serverless Spark refuses.
 BANNED_ATTRIBUTES = {
     "_jvm", "_jsc", "_jdf", "_jsparkSession", "_sc", "sparkContext", "rdd", "parallelize",
     "cache", "persist", "checkpoint", "foreachPartition", "toPandas", "mapInPandas", "applyInPandas",
@@ -149,7 +149,7 @@ def test_pandas_is_not_ours_to_import() -> None:
     assert not {module for module, names in tops.items() if names & {"pandas", "pytest"}}
 
 
-# What workers take 0.2 s to import: the first task in each waits for it.
+# Workers take 0.2 s to import these, and the first task in each waits for it.
 HEAVY = ("pyiceberg.table", "pyiceberg.manifest", "strictyaml", "sparkmeta.spec.metadata")
 
 

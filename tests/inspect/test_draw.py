@@ -185,7 +185,7 @@ def test_of_ten_thousand_leaves_an_excerpt_is_drawn(committed: Table, monkeypatc
     masks.append(mask("/m/9001.parquet", range(3), Status.ADDED))
     files = [entry(ContentType.DATA, f"/d/{number}.parquet", Status(number % 3)) for number in range(1000)]
     drawing, opened = drawn(committed, [*leaves, *masks, *files], monkeypatch)
-    # What the snapshot changed, though it stands far behind, then the first ones.
+    # The entries that the snapshot changed, though they are far behind, then the first entries.
     assert opened == [f"/m/{number}.parquet" for number in (*range(6), 7000, 9001)]
     assert drawing.left_out == (
         "9,992 more data manifests: 9,992 existing",

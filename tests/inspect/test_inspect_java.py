@@ -38,7 +38,7 @@ pytestmark = pytest.mark.java
 OF_SNAPSHOT = ("entries", "files", "data_files", "delete_files", "manifests", "partitions", "position_deletes")
 OF_METADATA = ("history", "metadata_log_entries", "snapshots", "refs", "manifests", "all_manifests")
 
-# What every table is compared in; of the others, which are made by the same code, each table has one in turn.
+# Every table is compared in these. The same code makes the others, so each table is compared in one of them in turn.
 ALWAYS = ("entries", "manifests", "partitions", "position_deletes", "history", "snapshots", "refs", "all_manifests")
 IN_TURN = (
     "files",

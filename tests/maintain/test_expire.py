@@ -470,7 +470,7 @@ def test_a_missing_file_of_an_expired_snapshot(tree: sm.Table) -> None:
 
 @pytest.mark.java
 def test_a_missing_manifest_of_an_expired_snapshot(spark: SparkSession) -> None:
-    """What it lists stays; other files go."""
+    """The files that it lists stay; other files go."""
     shop = Workshop(Java(spark), "a_missing_manifest")
     shop.create("id INT")
     shop.insert("1")

@@ -21,7 +21,7 @@ from tests.write.test_changes import frame, new_table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What a metadata file says of itself, and ids that expressions took.
+# Fields about the metadata file itself, and ids that expressions took.
 CHANGING = {"last-updated-ms", "metadata-log", "last-column-id", "next-row-id"}
 MISSING_IS_EMPTY: dict[str, Any] = {
     "encryption-keys": [],

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkmeta.session import is_connect
 
-# What makes PySpark take each new session for one of Connect.
+# With these variables, PySpark makes each new session a Spark Connect session.
 _CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
 _SHARED = ("spark.driver.extraClassPath", "spark.jars", "spark.sql.catalog.", "spark.sql.extensions")
 

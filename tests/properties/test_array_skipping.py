@@ -1,4 +1,4 @@
-"""What tasks leave out of manifests is nothing that `might_match` or a projection keeps, for random filters."""
+"""Tasks leave out no entries of manifests that `might_match` or a projection keeps, for random filters."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def check_summary(result: dict[str, Any], table: sm.Table, replaced: list[Any]) 
 
 
 def test_other_commits_come_first(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What contradicts the rewrite is a conflict, after which no file of it is left; all else stays valid."""
+    """Commits that contradict the rewrite are a conflict, and leave none of its files; other commits are not."""
     shop = Workshop(Java(spark), "deletes_beside_others")
     properties = MERGE_ON_READ | {"write.delete.granularity": "partition"}
     shop.create("id INT, name STRING, part STRING", "part", version=2, properties=properties)

@@ -365,7 +365,7 @@ def test_no_changes(upserts: Workshop, spark: SparkSession) -> None:
 
 
 def test_places_of_net_changes(spark: SparkSession) -> None:
-    """What is left has the place of the first change that none has undone: equal rows of one kind share it."""
+    """Remaining changes have the place of the first change that no later one undid; equal rows share it."""
     shop = Workshop(Java(spark), "net_places")
     shop.create("id INT", version=3, properties=MERGE_ON_READ)
     for values in (["1", "2"], ["1", "3"]):

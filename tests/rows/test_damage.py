@@ -147,7 +147,7 @@ def test_a_column_of_another_type(column: pa.Array, rows: RowTable, spark: Spark
 
 
 def test_a_column_with_the_field_id_of_another(rows: RowTable, spark: SparkSession) -> None:
-    """What has the name and another id is another column."""
+    """A column with the name and another id is another column."""
     rows.schemas = (REQUIRED,)
     table = rows.add(0, 0, rows.data("a.parquet", ROWS, [7, 2])).load(spark)
     assert_named(errors(table, *WITH_FOOTERS), "a.parquet", "the file lacks this required column (field id 1)")

@@ -305,7 +305,7 @@ def test_specs_that_give_one_id_to_different_fields(rows: RowTable, spark: Spark
             read = table.scan(row_filter, selected_fields=("id", "part", "_file")).to_df().collect()
             assert sorted((file_name(row["_file"]), row["id"], row["part"]) for row in read) == sorted(expected)
         planned = table.scan("id = 2 and part = 'x'").plan_files().collect()
-        # What is not known of a file is tested row by row.
+        # The residual has the conditions that a file's partition does not decide.
         assert {file_name(row["file_path"]): json.loads(row["residual"]) for row in planned} == {
             "b": {"type": "eq", "term": "part", "value": "x"},
             "c": {"type": "eq", "term": "id", "value": 2},

@@ -87,7 +87,7 @@ def inexpressible(table: sm.Table) -> bool:
 
 
 def outcome(ask: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What a call returns, or else raises."""
+    """The result of a call, or its error."""
     try:
         return ask(), None
     except Exception as error:  # noqa: BLE001  clients raise anything

@@ -177,7 +177,7 @@ def test_spark_counts_limits_and_reads_metadata_columns(evolved: sm.Table, spark
 
 
 def test_metadata_tables_of_spark(evolved: sm.Table, spark: SparkSession, catalog: str):
-    """What the metadata file tells is there; what manifests tell fails, and is never empty."""
+    """Metadata tables of the metadata file work; metadata tables of manifests fail, and are never empty."""
     snapshots = spark.sql(f"SELECT snapshot_id FROM {catalog}.db.evolved.snapshots").collect()
     assert len(snapshots) == len(evolved.snapshots())
     assert spark.sql(f"SELECT name FROM {catalog}.db.evolved.refs").count() == len(evolved.refs())

@@ -55,7 +55,7 @@ def parse(version: int) -> TableMetadata:
 def executed(  # noqa: C901  a case for each action
     before: TableMetadata, updates: list[dict[str, Any]], after: TableMetadata
 ) -> TableMetadata:
-    """What a catalog makes of updates; `after` has what it derives from them."""
+    """The metadata that a catalog makes of updates; `after` has the values that it derives from them."""
     derived = {"current-snapshot-id", "last-column-id", "last-partition-id", "last-sequence-number", "next-row-id"}
     document = json.loads(serialize_table_metadata(before.model_copy(update={"location": before.location})))
     document |= {key: value for key, value in json.loads(serialize_table_metadata(after)).items() if key in derived}

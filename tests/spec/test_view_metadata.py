@@ -67,7 +67,7 @@ def test_the_example_of_the_first_draft(versions: int) -> None:
     assert version.summary["operation"] == ("create", "replace")[versions - 1]
     assert version.unknown["parent-version-id"] == (-1, 1)[versions - 1]
     assert [field.name for field in metadata.schema().fields] == (["c1", "c2"], ["my_cnt"])[versions - 1]
-    # What a commit writes has the form of the spec, and all that the draft had.
+    # A commit writes the form of the spec, with everything that the draft had.
     new = written(set_view_properties(metadata, {"a": "b"}))
     assert new.pop("view-uuid")
     assert "current-schema-id" not in new

@@ -152,7 +152,7 @@ def test_tasks_get_no_credentials_of_the_catalog(spark: SparkSession, vendor: Ve
 
 
 def test_a_catalog_that_does_not_answer(clock: Clock) -> None:
-    """What is at hand serves until it expires."""
+    """The old credentials are used until they expire."""
 
     def fails() -> Any:
         raise sm.CatalogError("catalog lake: away")

@@ -177,7 +177,7 @@ def test_folders_that_fit_nothing(interpreted: SparkSession, tmp_path: Path) -> 
     with pytest.raises(sm.ValidationError, match="folder area=x: no partition field has this name"):
         table.add_files([str(tmp_path / "in" / "area=x" / "1.parquet")])
     assert table.refresh().current_snapshot() is None
-    # What the file has, no folder has to give.
+    # Columns in the file need no folder.
     paths = [
         write(tmp_path / "in" / folder / "2.parquet", id=ONE, region=["x"], city=["y"])
         for folder in ("area=x", "region=x/city=y", "area=y/reg=x")

@@ -259,7 +259,7 @@ def check(stage: Stage, case: Case, before: State, outcome: str, said: str, log:
 
 
 def kind_of(path: str) -> str:
-    """What a file is, by its name."""
+    """The kind of a file, by its name."""
     return re.sub(r"[0-9a-f-]{8,}|\d+", "#", Path(path).name)
 
 

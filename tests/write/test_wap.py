@@ -168,7 +168,7 @@ def test_each_operation_is_staged_or_goes_to_the_branch_once(
         table.append(frame(spark, NEW))
     if version == 2 and not SOAK:
         return
-    # What is staged is part of the table until it expires.
+    # A staged snapshot is part of the table until it expires.
     orphans = table.maintenance.remove_orphan_files(older_than=soon(), force=True)
     assert planned_paths(orphans.files()) == set()
     assert table.inspect.snapshots().count() == len(table.snapshots()) == description(table)["snapshots"]
