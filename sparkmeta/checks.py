@@ -187,7 +187,7 @@ class Options:
     def check(self) -> None:
         """Check values as far as possible without a table.
 
-        None fits where the annotation allows it. Values without a rule have that of their annotated type.
+        None fits where the annotation allows it. A value without a rule has the rule of its annotated type.
 
         Raises:
             ValidationError: a value is out of range or of the wrong type.
@@ -200,7 +200,7 @@ class Options:
 
 
 def rule_of_option(each: Field[Any]) -> Rule | None:
-    """Return the rule of an option; None for that of its annotated type."""
+    """Return the rule of an option; None for the rule of its annotated type."""
     rule: Rule | None = each.metadata[_RULE]
     return rule
 
@@ -254,7 +254,7 @@ def takes_options(
 
 
 def _documented(docstring: str, kind: type[Options]) -> str:
-    """Return a docstring with a section of arguments before that of errors."""
+    """Return a docstring with a section of arguments before the section of errors."""
     texts = (f"{each.name}: {about_option(each)}" for each in option_fields(kind))
     # Names with hyphens stay whole.
     wrapper = textwrap.TextWrapper(112, "    ", "        ", break_on_hyphens=False)
