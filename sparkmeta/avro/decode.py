@@ -46,8 +46,11 @@ from sparkmeta.spec.entry import METRICS_MAP_IDS, Status
 # become Arrow arrays. A large block fills the slots more than once, so arrays copy their values.
 
 
-_BLOCK_GROUP_BYTES = 4 * 1024 * 1024
-"""Inflated bytes of a batch, without its last record. In addition to its blocks, a batch holds at most as much."""
+BATCH_BYTES = 4 << 20
+"""Inflated bytes of a batch, without its last record. In addition to its blocks, a compiled batch holds at most as much.
+
+The Python objects of fastavro take up to forty times as much memory.
+"""
 
 SLOT_BYTES = 32 * 1024 * 1024
 _SLOT = 16
@@ -88,7 +91,7 @@ def _groups(
         if block.count * program.smallest_record > len(inflated):
             problem = f"the block has {len(inflated)} bytes"
             raise CorruptFileError(location, "block record count", block.count, problem)
-        if group and (records + block.count > most or size + len(inflated) > _BLOCK_GROUP_BYTES):
+        if group and (records + block.count > most or size + len(inflated) > BATCH_BYTES):
             yield group, ends, _readable(buffer, size)
             group, ends, records, size = [], [], 0, 0
         buffer = _with_room(buffer, size, size + len(inflated) + machine.PADDING)
@@ -126,7 +129,7 @@ def _run(
     slots = np.empty((program.columns, 2, min(most, int(counts.sum()))), np.int64)
     while state[machine.BLOCK] < len(blocks):
         slots[:, 0], slots[:, 1] = 0, -1
-        until = int(state[machine.POSITION]) + _BLOCK_GROUP_BYTES
+        until = int(state[machine.POSITION]) + BATCH_BYTES
         records = machine.run(code, data, ends, counts, state, until, slots)
         if reason := int(state[machine.REASON]):
             problem = machine.PROBLEMS.get(reason, "a record can't be decoded")
@@ -287,8 +290,6 @@ def _floats(words: _Array, avro: str, kind: pa.DataType) -> _Array:
 
 
 BATCH_RECORDS = 8192
-# Inflated bytes that fastavro decodes at once. Its Python objects take up to forty times as much memory.
-BATCH_BYTES = 4 << 20
 
 # Compressed bytes that fastavro decodes in the time that loading or compiling the machine takes.
 LOADING_BYTES = 1 << 20

@@ -77,8 +77,8 @@ def where(rows: Relation, condition: Condition) -> Relation:
 
 def first(rows: Relation, condition: Condition | None = None) -> dict[str, Any] | None:
     """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
-    found = rows if condition is None else where(rows, condition)
-    head = found.slice(0, 1) if isinstance(found, pa.Table) else found.limit(1).toArrow()
+    matching = rows if condition is None else where(rows, condition)
+    head = matching.slice(0, 1) if isinstance(matching, pa.Table) else matching.limit(1).toArrow()
     return next(iter(head.to_pylist()), None)
 
 

@@ -254,7 +254,6 @@ def test_large_records_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) ->
     part, projection = ManifestPart(0, "m", 0, CONTEXT), EntryProjection.of(["location"])
     (whole,) = decode_manifest(data, part, projection)
     monkeypatch.setattr(decode, "BATCH_BYTES", 2000)
-    monkeypatch.setattr(decode, "_BLOCK_GROUP_BYTES", 2000)
     batches = list(decode_manifest(data, part, projection))
     assert pa.Table.from_batches(batches).combine_chunks().equals(pa.Table.from_batches([whole]))
     assert max(map(len, batches)) < 100
