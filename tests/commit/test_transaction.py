@@ -257,7 +257,7 @@ def test_partitions_of_floats_are_equal_by_their_bits(
         return spark.createDataFrame(rows, kinds)
 
     nan = float("nan")
-    first = in_partitions(plus=0.0, minus=-0.0, nan=nan, other_nan=nan, one=1.0)
+    first = in_partitions(plus=0.0, minus=-0.0, nan=nan, other_nan=nan, third_nan=nan, one=1.0)
     table = commit(table, lambda tx: tx.update_snapshot().append(first))
     assert table.current_snapshot().summary["changed-partition-count"] == "4"  # type: ignore[union-attr,index]
     new = in_partitions(new_minus=-0.0, new_nan=nan)
