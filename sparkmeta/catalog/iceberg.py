@@ -246,7 +246,7 @@ class IcebergCatalog(Catalog):
         with catalog_errors(self.pyiceberg, names):
             files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
             if (glue := self._glue) is not None:
-                from sparkmeta.operations.pointer import register_glue_table
+                from sparkmeta.operations.glue import register_glue_table
 
                 register_glue_table(glue, names, load_version(files, metadata_location))
                 return self.load_table(names, session)
@@ -284,7 +284,7 @@ class IcebergCatalog(Catalog):
         self._refuse_nested(new_names[:-1])
         with catalog_errors(self.pyiceberg, names):
             if (glue := self._glue) is not None:
-                from sparkmeta.operations.pointer import rename_glue_table
+                from sparkmeta.operations.glue import rename_glue_table
 
                 rename_glue_table(glue, names, new_names)
                 return self.load_table(new_names, spark)
@@ -428,11 +428,11 @@ class IcebergCatalog(Catalog):
     ) -> PointerOperations | None:
         """Return the operations of a table whose catalog stores the location of any metadata file."""
         if self._is_sql:
-            from sparkmeta.operations.pointer import SqlOperations
+            from sparkmeta.operations.sql import SqlOperations
 
             return SqlOperations(cast("SqlCatalog", self.pyiceberg), names, files, table_uuid)
         if (glue := self._glue) is not None:
-            from sparkmeta.operations.pointer import GlueOperations
+            from sparkmeta.operations.glue import GlueOperations
 
             return GlueOperations(glue, names, files, table_uuid)
         return None

@@ -98,7 +98,7 @@ def encoded_entries(
     builder = EntryBuilder(part, projection)
     copying = _copying(schema, form) if compiler.pays_for(len(data) // part.parts) else None
     if copying is not None and (program := program_of(schema, projection, copying.marks)) is not None:
-        from sparkmeta.avro.decode import compiled_records
+        from sparkmeta.avro.program import compiled_records
 
         for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
             batch, places = _kept(builder, first, records, removed, changed_by)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkmeta import avro
-from sparkmeta.avro import decode
+from sparkmeta.avro import decode, program
 from sparkmeta.avro.program import NotCompilable, compile_program
 from sparkmeta.avro.schema import manifest_schema
 from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
@@ -84,8 +84,8 @@ def test_batches_of_any_size_hold_all_records(
     codec: str, batch_records: int, batch_bytes: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "BATCH_RECORDS", batch_records)
-    monkeypatch.setattr(decode, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(decode, "_LEAST_RECORDS", 1)
+    monkeypatch.setattr(program, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(program, "_LEAST_RECORDS", 1)
     file = data_file(field("split_offsets", 132, ["null", {"type": "array", "items": "long"}]))
     records = [entry(number, split_offsets=[number, 2**40] if number % 3 else None) for number in range(1000)]
     data = avro_file(entry_schema(file), records, codec, block_bytes)
@@ -218,7 +218,7 @@ class TestCompiler:
             state["prepared"] += 1
 
         fake = SimpleNamespace(is_cached=lambda: state["kept"], prepare=prepare)
-        monkeypatch.setattr(avro, "execute", fake, raising=False)
+        monkeypatch.setattr(avro, "machine", fake, raising=False)
         monkeypatch.setitem(sys.modules, "sparkmeta.avro.machine", fake)
         return state
 
@@ -247,7 +247,7 @@ class TestCompiler:
         assert prepared["prepared"] == 1
 
     def test_without_numba_fastavro_decodes_everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delattr(avro, "execute", raising=False)
+        monkeypatch.delattr(avro, "machine", raising=False)
         monkeypatch.setitem(sys.modules, "sparkmeta.avro.machine", None)
         monkeypatch.setattr(decode, "compiler", compiler := decode.Compiler())
         assert not compiler.pays_for(1 << 40)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.avro import decode
+from sparkmeta.avro import decode, program
 from sparkmeta.avro.container import Data, Windows
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.columns.bounds import ANY, AllOf, BoundTest
@@ -254,6 +254,7 @@ def test_large_records_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) ->
     part, projection = ManifestPart(0, "m", 0, CONTEXT), EntryProjection.of(["location"])
     (whole,) = decode_manifest(data, part, projection)
     monkeypatch.setattr(decode, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(program, "BATCH_BYTES", 2000)
     batches = list(decode_manifest(data, part, projection))
     assert pa.Table.from_batches(batches).combine_chunks().equals(pa.Table.from_batches([whole]))
     assert max(map(len, batches)) < 100

@@ -10,8 +10,8 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.operations.pointer import SqlOperations
 from sparkmeta.operations.rest import RestOperations
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.storage.files import IOFiles, LocalFiles
 from tests.s3 import BUCKET, FILE_IOS, S3Server
 

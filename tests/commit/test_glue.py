@@ -16,7 +16,7 @@ from sparkmeta.errors import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from sparkmeta.operations.pointer import GlueOperations
+from sparkmeta.operations.glue import GlueOperations
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.tables import appended, new_table
 

@@ -23,7 +23,7 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.operations.filesystem import FileSystemOperations
-from sparkmeta.operations.pointer import SqlOperations
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.operations.table_operations import Outcome, TableVersion, outcome_of
 from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.storage.files import SparkFiles

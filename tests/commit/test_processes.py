@@ -22,8 +22,8 @@ from pyiceberg.table import StaticTable
 
 from sparkmeta.manifests.v4.layout import read_manifest
 from sparkmeta.manifests.v4.root import read_root
-from sparkmeta.operations.pointer import SqlOperations
 from sparkmeta.operations.rest import RestOperations, create_rest_table
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.operations.table_operations import load_version
 from sparkmeta.storage.files import LocalFiles
 from sparkmeta.storage.location import file_name

@@ -20,7 +20,7 @@ from sparkmeta.errors import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from sparkmeta.operations.pointer import SqlOperations
+from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.storage.files import LocalFiles
 from tests.commit.places import open_operations, place
 from tests.commit.tables import appended, new_table, with_properties
