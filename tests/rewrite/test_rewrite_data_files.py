@@ -113,27 +113,27 @@ def test_groups_are_those_of_iceberg(spark: SparkSession, tmp_path: Path, versio
     java = Java(spark)
     options = OPTIONS if SOAK else OPTIONS[seed + version - 2 :: 2]
     for chosen in options:
-        sizes = {"target-file-size-bytes": "1000"} | chosen
+        settings = {"target-file-size-bytes": "1000"} | chosen
         planner = java.iceberg.actions.BinPackRewriteFilePlanner(java.table(location).table)
-        planner.init(sizes)
+        planner.init(settings)
         theirs = [
             (frozenset(str(file.location()) for file in elements(group.rewrittenFiles())), group.expectedOutputFiles())
             for group in iterate(planner.plan().groups())
         ]
-        plan = table.maintenance.rewrite_data_files(**python_options(sizes))
+        plan = table.maintenance.rewrite_data_files(**python_options(settings))
         ours: dict[int, set[str]] = {}
         for row in plan.files().collect():
             ours.setdefault(row.file_group, set()).add(row.file_path)
-        assert theirs, sizes
-        assert {frozenset(group) for group in ours.values()} == {group for group, _ in theirs}, sizes
-        if "rewrite-job-order" in sizes:
-            field = sizes["rewrite-job-order"].partition("-")[0]
+        assert theirs, settings
+        assert {frozenset(group) for group in ours.values()} == {group for group, _ in theirs}, settings
+        if "rewrite-job-order" in settings:
+            field = settings["rewrite-job-order"].partition("-")[0]
             sizes = {row.file_path: row.file_size_in_bytes for row in plan.files().collect()}
             figures = [
                 sum(sizes[path] for path in ours[number]) if field == "bytes" else len(ours[number])
                 for number in range(len(ours))
             ]
-            assert figures == sorted(figures, reverse=sizes["rewrite-job-order"].endswith("desc"))
+            assert figures == sorted(figures, reverse=settings["rewrite-job-order"].endswith("desc"))
 
 
 @pytest.mark.java
