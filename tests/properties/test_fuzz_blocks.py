@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkmeta.avro import decode, machine
+from sparkmeta.avro import machine
+from sparkmeta.avro import program as programs
 from sparkmeta.avro.container import Block, Header, read_header
-from sparkmeta.avro.program import Program, compile_program
+from sparkmeta.avro.program import Program, compile_program, compiled_records
 from sparkmeta.avro.schema import manifest_schema
 from sparkmeta.entries.records import EntryBuilder
 from sparkmeta.errors import CorruptFileError
@@ -56,7 +57,7 @@ def memory() -> LastBytesOfAPage:
 
 
 def test_mutated_blocks(memory: LastBytesOfAPage, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
-    monkeypatch.setattr(decode, "_readable", memory.readable)
+    monkeypatch.setattr(programs, "_readable", memory.readable)
     chance = Random("blocks")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes: Counter[str] = Counter()
@@ -84,7 +85,7 @@ def read_broken(manifest: RandomManifest, header: Header, program: Program, chan
     block = Block(0, len(data), count + (chance.random() < 0.2), 0)
     builder = EntryBuilder(PART, manifest.projection)
     try:
-        for first, records in decode.compiled_records(data, [block], header, program, LOCATION, 8192):
+        for first, records in compiled_records(data, [block], header, program, LOCATION, 8192):
             ordinals = pa.array(range(first, first + len(records)), pa.int64())
             builder.batch(ordinals, records).validate(full=True)
     except CorruptFileError as error:
