@@ -591,7 +591,7 @@ def test_the_command(spark: SparkSession, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "8 data files became 4 in 1 commit" in done.output
     wrong = run(["rewrite-data-files", table.location(), "--rewrite-job-order", "size"])
-    assert (wrong.exit_code, "rewrite_job_order is 'size'" in wrong.output) == (1, True)
+    assert (wrong.exit_code, "'--rewrite-job-order': 'size' is not one of" in wrong.output) == (2, True)
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
