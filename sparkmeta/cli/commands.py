@@ -262,7 +262,7 @@ def _facts(view: View) -> dict[str, object]:
     }
 
 
-# -- Define the commands that list catalogs: `namespaces`, `tables` and `views` ---------------------------------------
+# -- The commands `namespaces`, `tables` and `views` ------------------------------------------------------------------
 
 
 @click.command()
@@ -322,7 +322,7 @@ def _print(identifiers: Sequence[tuple[str, ...]], as_json: bool) -> None:
         click.echo(printable(".".join(identifier)))
 
 
-# -- Define the command line and its commands `describe`, `plan` and `tree` -------------------------------------------
+# -- The commands `describe`, `plan` and `tree` -----------------------------------------------------------------------
 # `cli.maintain` and `cli.tables` have the other commands.
 
 

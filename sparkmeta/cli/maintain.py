@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- Print a maintenance plan, commit it, and print the outcome, for all commands that change a table -----------------
+# -- Print a plan, commit it, and print the outcome -------------------------------------------------------------------
 
 
 UNCHANGED = "nothing is changed without --commit"
@@ -113,7 +113,7 @@ def printed_on_failure(plan: Plan[Any, Any], print_result: Callable[[], None]) -
         raise
 
 
-# -- Options of operations on a command line, for commands and jobs ---------------------------------------------------
+# -- Options of operations, for commands and jobs ---------------------------------------------------------------------
 
 
 # Annotated type -> the parser of a value, its placeholder in help, and whether the option is repeatable.
@@ -233,7 +233,7 @@ def call_operation(table: Table, operation: str, given: Mapping[str, Any]) -> An
     return getattr(table.maintenance, operation)(**required_options(options_of(operation)) | values)
 
 
-# -- Define the commands that maintain a table, and change it with `--commit` -----------------------------------------
+# -- The commands that maintain a table -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -500,7 +500,7 @@ def _arguments(source: Source) -> str:
     return f"{catalog}{shlex.quote(source.table)}"
 
 
-# -- Define the command `maintain`, and print its results for it and for `jobs/maintain.py` ---------------------------
+# -- The command `maintain`, and its printed results ------------------------------------------------------------------
 
 
 @click.command("maintain")
@@ -559,7 +559,7 @@ def _log(line: str) -> None:
         sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {printable_lines(line)}\n")
 
 
-# -- Implement `sparkmeta cache`, which lists and prunes manifest caches ----------------------------------------------
+# -- Implement `sparkmeta cache` --------------------------------------------------------------------------------------
 
 
 _COLUMNS = (

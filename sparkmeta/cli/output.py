@@ -69,7 +69,7 @@ def _known_line(error: Exception, hint: str = "") -> str | None:
     return None
 
 
-# -- Print rows as a text table or JSON lines, and facts as text or a JSON document -----------------------------------
+# -- Print rows and facts, as text or JSON ----------------------------------------------------------------------------
 
 
 PIPED_WIDTH = 160
@@ -164,7 +164,7 @@ def drop_unread_output(output: TextIO) -> bool:
     return True
 
 
-# -- rows -----------------------------------------------------------------------------------------------------------
+# -- Rows -----------------------------------------------------------------------------------------------------------
 
 
 def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base: str = "", *, more: str = "") -> None:
@@ -325,7 +325,7 @@ def print_lines(rows: DataFrame, limit: int | None) -> None:
         sys.stdout.write(f"{line[0]}\n")
 
 
-# -- facts ----------------------------------------------------------------------------------------------------------
+# -- Facts ----------------------------------------------------------------------------------------------------------
 
 
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
@@ -357,7 +357,7 @@ def text_ids(value: Any, name: str = "") -> Any:
     return str(value) if is_id else value
 
 
-# -- cells ----------------------------------------------------------------------------------------------------------
+# -- Cells ----------------------------------------------------------------------------------------------------------
 
 
 def cell(value: object, kind: str = "plain", base: str = "", longest_path: int = _PATH) -> str:
@@ -417,7 +417,7 @@ def _middle_out(path: str, longest: int) -> str:
     return path if len(path) <= longest else f"{path[:head]}…{path[1 + head - longest :]}"
 
 
-# -- progress -------------------------------------------------------------------------------------------------------
+# -- Progress -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

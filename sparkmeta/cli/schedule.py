@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- The maintenance jobs that a configuration may name, in the order in which they run -------------------------------
+# -- Maintenance jobs, in the order in which they run -----------------------------------------------------------------
 # A new operation of `table.maintenance` becomes a job by one line in `JOBS`.
 
 
@@ -197,7 +197,8 @@ def _value(value: Any, annotation: str) -> Any:
     return value if match is None else datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-# -- Read the configuration of maintenance, TOML or YAML, and check all of it before anything runs --------------------
+# -- Read and check the configuration ---------------------------------------------------------------------------------
+# It is a TOML or YAML file. All of it is checked before anything runs.
 
 
 _THRESHOLDS = {field.name: str(field.type) for field in fields(HealthOptions)}
@@ -390,7 +391,7 @@ def _thresholds(values: Mapping[str, Any], file: str, place: str) -> HealthOptio
     return options
 
 
-# -- values -----------------------------------------------------------------------------------------------------------
+# -- Values -----------------------------------------------------------------------------------------------------------
 
 
 def _known(values: Mapping[str, Any], keys: Sequence[str], file: str, place: str) -> None:
@@ -423,7 +424,7 @@ def _properties(values: Any, file: str, place: str) -> dict[str, str]:
     return dict(values)
 
 
-# -- Choose the tables of a configuration, and for each the one group that maintains it -------------------------------
+# -- Choose the tables of a configuration and their groups ------------------------------------------------------------
 
 
 _Identifier = tuple[str, ...]
@@ -488,7 +489,7 @@ def _refusal(error: Exception) -> Callable[[SparkSession], Table]:
     return load
 
 
-# -- catalogs ---------------------------------------------------------------------------------------------------------
+# -- Catalogs ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -587,7 +588,8 @@ def _fits(text: str, pattern: str) -> bool:
     return fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
-# -- Run the jobs of a configuration, table after table. If a table fails, the others still run -----------------------
+# -- Run the jobs of a configuration ----------------------------------------------------------------------------------
+# Tables are maintained one after another. If a table fails, the others still run.
 
 
 COMMITTED, PLANNED, NOTHING, UNSUITABLE = "committed", "planned", "nothing to do", "not applicable"

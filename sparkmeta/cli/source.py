@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# -- Start the Spark session of a command, with Spark's log hidden from the terminal ----------------------------------
+# -- Start a Spark session, with its log hidden -----------------------------------------------------------------------
 
 
 _STDERR = 2
@@ -90,7 +90,7 @@ def _reason(error: Exception, log: IO[bytes]) -> str:
     return "; ".join([str(error).strip().splitlines()[0], *lines[-_LOG_LINES:]])
 
 
-# -- Define the options that choose a table, a snapshot and a filter --------------------------------------------------
+# -- Options that choose a table, a snapshot and a filter -------------------------------------------------------------
 
 
 VERBOSE = "sparkmeta.verbose"

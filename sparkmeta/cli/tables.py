@@ -313,7 +313,7 @@ def _rows(table: Table, name: str, arguments: dict[str, Any]) -> DataFrame:
     return rows
 
 
-# -- Define the command `serve`, and the parts that it shares with the job of the same name ---------------------------
+# -- The command `serve`, and the parts it shares with its job --------------------------------------------------------
 
 
 SECRET = "SPARKMETA_SERVE_SECRET"

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Apply steps to the newest version of a table until an attempt is committed (table spec, Optimistic Concurrency)
-# The files of failed attempts are deleted.
+# -- Attempts on the newest version of a table ------------------------------------------------------------------------
+# Steps are applied until an attempt is committed (table spec, Optimistic Concurrency). The files of failed attempts are
+# deleted.
 
 
 _log = logging.getLogger(__name__)
@@ -301,7 +302,7 @@ class SnapshotPlan(TablePlan[TableT]):
         return None if self._state.snapshot is None else self._state.snapshot.snapshot_id
 
 
-# -- Plans that replace a branch's head by a snapshot with the same rows ----------------------------------------------
+# -- Plans that rewrite a branch without changing its rows ------------------------------------------------------------
 
 
 _COUNTS = ("manifests_created", "manifests_replaced", "manifests_kept", "entries_processed")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Count the files and rows of manifests whose counts are missing from the manifest list, as version 1 allows
+# -- Count the files and rows of manifests ----------------------------------------------------------------------------
+# Version 1 allows manifest lists without these counts.
 
 
 _STATUSES = (Status.ADDED, Status.EXISTING, Status.DELETED)
@@ -86,7 +87,7 @@ def _count_entries(head: TableState, manifests: pa.Table) -> dict[int, dict[str,
     return {row.pop("manifest"): row for row in counted}
 
 
-# -- Load the root that a commit edits, or convert the manifest list of an upgraded table to one ----------------------
+# -- The root that a commit edits -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

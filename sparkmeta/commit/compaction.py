@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The options of a compaction, and the part of a root that they select ---------------------------------------------
+# -- The options of a compaction --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,10 @@ def _usable(
 _JUDGED = ("content_type", "location", "version_info", "partition_spec_id", "record_count")
 
 
-# -- Which leaves of an upgraded table, in the layout of versions 1 to 3, can become leaves of the tree's own layout
-# Position delete files of version 2 have no place in a tree but in the manifests that they are in (semantics 19.3),
-# and partition values of unknown transforms none at all.
+# -- Which leaves of versions 1 to 3 can be converted -----------------------------------------------------------------
+# After an upgrade, a tree has leaves in the layout of versions 1 to 3. A compaction leaves position delete files of
+# version 2 in the manifests that list them, since new leaves can't hold them (semantics 19.3). It also leaves manifests
+# whose partition values come from unknown transforms.
 
 
 @dataclass(frozen=True)

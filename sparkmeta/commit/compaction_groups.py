@@ -17,7 +17,7 @@ from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.write import leaf_count
 from sparkmeta.spec.entry import ContentType
 
-# -- The ranges of leaves in the order of their clustering columns, by the bounds in the root. No Spark, no I/O
+# -- Ranges of leaves in the order of the clustering columns ----------------------------------------------------------
 
 
 _Longs = np.ndarray[Any, np.dtype[np.int64]]
@@ -142,7 +142,7 @@ def _tuple_ranks(rows: np.ndarray[Any, np.dtype[np.int64]]) -> _Longs:
     return ranks
 
 
-# -- Group the leaves that a compaction rewrites, within its limits ---------------------------------------------------
+# -- Groups of leaves, within the limits of a compaction --------------------------------------------------------------
 
 
 class Reason(StrEnum):
@@ -231,7 +231,7 @@ class CompactionGroups:
         return next((group for group in self.groups if group.content == ContentType.DELETE_MANIFEST), None)
 
 
-# -- Choose the leaves and files of a root that a compaction rewrites, in groups, with reasons. No Spark, no I/O
+# -- Choose the leaves and files that a compaction rewrites -----------------------------------------------------------
 # Leaves are chosen by their root entry alone: size, bounds, and the number of masked entries.
 
 
@@ -560,7 +560,7 @@ def _within(units: Iterable[Group], scope: Scope) -> list[Group]:
     return taken
 
 
-# -- deletes --------------------------------------------------------------------------------------------------------
+# -- Deletes --------------------------------------------------------------------------------------------------------
 
 
 def _deletes(scope: Scope, data: Sequence[Group], reasons: dict[int, list[Reason]]) -> Group | None:

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- The Spark jobs of a compaction, which turn groups of leaves and files into leaves of EXISTING entries ------------
+# -- Rewrite groups of leaves and files as EXISTING entries -----------------------------------------------------------
 
 
 # Most ranges into which a task cuts its entries.
@@ -158,7 +158,7 @@ class RewriteJob:
         size = int(self.scope.tree_bytes(np.asarray(places, np.int64), sizes).sum())
         return size / entries if entries else 40.0 + 8 * len(self.state.types.stats_types)
 
-    # -- bins -------------------------------------------------------------------------------------------------------
+    # -- Bins -------------------------------------------------------------------------------------------------------
 
     def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
         """Return leaves as structs of `BIN_SCHEMA`."""
@@ -214,7 +214,7 @@ class RewriteJob:
         written = map_arrow(self._frame(rows), self.rewriting([]).write_bins, GROUP_LEAF_SCHEMA)
         return written_leaves(written)
 
-    # -- entries that are sorted among tasks ------------------------------------------------------------------------
+    # -- Sort entries among tasks -------------------------------------------------------------------------------------
 
     def _exchange(self, group: Group) -> list[pa.Table]:
         """Sort a group by its clustering columns. Spark shuffles a blob of entries for each bin and range."""
@@ -286,7 +286,8 @@ def written_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:
     return by_group
 
 
-# -- Rebase a compaction on a newer root. Changes of other commits take precedence, entry by entry --------------------
+# -- Rebase a compaction on a newer root ------------------------------------------------------------------------------
+# Changes of other commits take precedence, entry by entry.
 
 
 @dataclass(frozen=True)
@@ -399,7 +400,7 @@ def _affinity(fit: Sequence[Rewritten], leaves: Mapping[str, Mapping[str, Any]])
     }
 
 
-# -- by path --------------------------------------------------------------------------------------------------------
+# -- Entries by path --------------------------------------------------------------------------------------------------
 
 _KEY = ("content_type", "location", "deletion_vector")
 _BITMAPS = pa.schema([pa.field(MANIFEST, pa.int32()), pa.field("ordinals", pa.binary())])
@@ -459,8 +460,9 @@ def _bitmap(rows: pa.Table) -> pa.Table:
     return pa.table({MANIFEST: rows.column(MANIFEST).slice(0, 1), "ordinals": pa.array([blob], pa.binary())})
 
 
-# -- Write the leaves of a compaction: data leaves, then delete leaves affiliated with the data leaves of their files
-# If the files of a data leaf have few deletion vectors, these go to unaffiliated leaves, like equality deletes.
+# -- Write the leaves of a compaction ---------------------------------------------------------------------------------
+# Data leaves are written first, then delete leaves affiliated with the data leaves of their files. If the files of a
+# data leaf have few deletion vectors, these go to unaffiliated leaves, like equality deletes.
 
 
 def rewrite(state: TableState, scope: Scope, choice: CompactionGroups, name: str) -> list[Rewritten]:

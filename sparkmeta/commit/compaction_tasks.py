@@ -104,7 +104,7 @@ class Rewriting:
         """The row type of the entries that are read."""
         return tree_schema(self.types.stats)
 
-    # -- whole bins -------------------------------------------------------------------------------------------------
+    # -- Whole bins -------------------------------------------------------------------------------------------------
 
     def write_bins(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write each bin, a row of `BIN_SCHEMA`, to leaves, and yield rows of `GROUP_LEAF_SCHEMA`."""
@@ -123,7 +123,7 @@ class Rewriting:
             for table in self._entries(row):
                 yield from table.to_batches(max_chunksize=_BATCH_ROWS)
 
-    # -- entries that change tasks ----------------------------------------------------------------------------------
+    # -- Entries that change tasks ----------------------------------------------------------------------------------
 
     def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut the entries of bins into ranges, rows of `RANGE_SCHEMA`, given the last key of each range."""
@@ -163,7 +163,7 @@ class Rewriting:
             for piece in pieces(by_keys, leaf_count(len(by_keys), size, self.form.target_bytes)):
                 yield 0, piece
 
-    # -- entries ----------------------------------------------------------------------------------------------------
+    # -- Entries ----------------------------------------------------------------------------------------------------
 
     def _entries(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
         """Yield the live entries of a bin as EXISTING ones, with their sequence numbers."""
@@ -252,7 +252,7 @@ def _dv_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- order ----------------------------------------------------------------------------------------------------------
+# -- Order ----------------------------------------------------------------------------------------------------------
 
 
 def key_table(table: pa.Table, keys: Sequence[int]) -> pa.Table:

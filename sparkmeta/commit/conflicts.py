@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- What other commits changed, of the files that an operation read or replaces --------------------------------------
+# -- Relevant changes of other commits --------------------------------------------------------------------------------
+# Changes are relevant if they are in files that an operation read or replaces.
 
 
 COLUMNS = (*SEARCH_COLUMNS, "equality_ids")
@@ -126,7 +127,7 @@ def conflict(head: TableState, who: str, problem: str, location: str) -> CommitC
     return CommitConflictError(f"{head.metadata.location}: {who} {problem}: {location}")
 
 
-# -- Refuse files that a commit adds twice, or that are already live in the table -------------------------------------
+# -- Refuse files that are already live or added twice ----------------------------------------------------------------
 # Only leaves that may hold the file's partition are searched. The root's stats select leaves, and Parquet statistics
 # select row groups. A path that is live in another partition, or is spelled differently, is detected only by
 # `refuse_added_paths` and `Table.check`.
@@ -207,7 +208,7 @@ def _already_there(state: TableState, path: str) -> CommitConflictError:
     return CommitConflictError(f"{state.metadata.location}: {path} is in the table already")
 
 
-# -- Detect conflicts of an operation with commits made since it began (semantics 12.3 to 12.6) -----------------------
+# -- Conflicts with other commits (semantics 12.3 to 12.6) ------------------------------------------------------------
 # Each added or removed file is compared by its own partition and stats. Only leaves that other commits wrote and that
 # may hold relevant files are read.
 
@@ -539,7 +540,7 @@ def _named_entries(state: TableState, files: DataFrame, removal: Removal, stats:
     return live.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
 
 
-# -- what others changed ------------------------------------------------------------------------------------------
+# -- Scopes of changes ------------------------------------------------------------------------------------------------
 
 
 def _scopes(

@@ -33,7 +33,7 @@ from sparkmeta.manifests.v4.root import EntryProblem, entry_problems
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import COUNTS, METRICS_MAP_IDS, ContentType
 
-# -- Convert rows with the columns of `inspect.files` to entries of a V4 tree. Spark tasks import this module
+# -- Convert rows of files to entries of a V4 tree --------------------------------------------------------------------
 
 
 # Columns of `inspect.files` -> fields of the content entry.
@@ -188,7 +188,7 @@ class FileRows:
         except (pa.ArrowException, ValueError) as error:
             raise ValidationError(f"{self.table}: column {column} of the files is {values.type}, not {kind}") from error
 
-    # -- checks -----------------------------------------------------------------------------------------------------
+    # -- Checks -----------------------------------------------------------------------------------------------------
 
     def _check(self, values: Mapping[str, pa.Array]) -> None:
         """Raise ValidationError for the first file that a reader or `Table.check` would refuse."""
@@ -217,7 +217,7 @@ class FileRows:
         children = [*places, pa.nulls(len(files), pa.binary())]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(position))
 
-    # -- stats ------------------------------------------------------------------------------------------------------
+    # -- Stats ------------------------------------------------------------------------------------------------------
 
     def _stats(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.Array:
         maps = self._maps(files)
@@ -333,7 +333,7 @@ def _in(values: pa.Array, allowed: Iterable[Any]) -> pa.Array:
     return pc.is_in(values, pa.array(sorted(allowed), values.type))
 
 
-# -- Convert rows with the columns of `inspect.files` to entries of v1 to v3 manifests. Spark tasks import this module
+# -- Convert rows of files to entries of v1 to v3 manifests -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -409,7 +409,7 @@ class ListedRows(FileRows):
         return pa.StructArray.from_arrays([*columns.values()], fields=list(kind))
 
 
-# -- The tasks that encode many new files for Avro manifests. Without Spark -------------------------------------------
+# -- Encode many new files for Avro manifests -------------------------------------------------------------------------
 
 
 PLACE = "place"

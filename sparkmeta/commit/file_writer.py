@@ -70,7 +70,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Convert new files to entries: few go into the root, others into leaves that Spark tasks write --------------------
+# -- Entries of new files for a tree ----------------------------------------------------------------------------------
+# Few files go into the root, others into leaves that Spark tasks write.
 
 
 _MANIFEST_PATH = "manifest_path"
@@ -176,7 +177,7 @@ class FileWriter:
             NewFiles(leaves=leaves, tally=Tally(_counts_of_leaves(self.state, leaves), None)) if leaves else NewFiles()
         )
 
-    # -- deletes ----------------------------------------------------------------------------------------------------
+    # -- Deletes ----------------------------------------------------------------------------------------------------
 
     def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes grouped by the data leaf of their data file. Equality deletes are treated like data files."""
@@ -267,9 +268,10 @@ def _refuse_leaf_kinds(state: TableState, leaves: pa.Table, allowed: Iterable[in
         raise ValidationError(f"{state.metadata.location}: this operation adds only files of content {sorted(kinds)}")
 
 
-# -- Convert new files to entries of Avro manifests: few stay on the driver, others are written by Spark tasks
-# Tasks read many files once. They encode them, and Spark keeps the encoded entries until they are sorted and written.
-# Where Spark can't keep them, on serverless sessions, each of these steps reads and encodes the files again.
+# -- Entries of new files for Avro manifests --------------------------------------------------------------------------
+# Few files stay on the driver, others are written by Spark tasks. Tasks read many files once. They encode them, and
+# Spark keeps the encoded entries until they are sorted and written. Where Spark can't keep them, on serverless
+# sessions, each of these steps reads and encodes the files again.
 
 
 # Maximum number of new files that a commit encodes on the driver.
@@ -315,7 +317,7 @@ class ListedFileWriter:
             return ListedFiles(named=named)
         return ListedFiles(entries, None, Tally(tally_of(entries), partitions_of(entries, self.state)), named)
 
-    # -- many -------------------------------------------------------------------------------------------------------
+    # -- Many -------------------------------------------------------------------------------------------------------
 
     def _in_manifests(self, files: DataFrame, allowed: Collection[int]) -> ListedFiles:
         tasks = FileTasks(self._rows, self._forms, frozenset(allowed), self.names.snapshot_id)

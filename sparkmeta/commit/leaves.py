@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The format of the leaves that a commit writes, and reading of leaves that no root references yet -----------------
+# -- Format and read the leaves that a commit writes ------------------------------------------------------------------
+# No root references these leaves yet.
 
 
 def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection) -> pa.Table:
@@ -87,7 +88,7 @@ def partition_columns(state: TableState) -> list[Column]:
     return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
 
 
-# -- Write delete leaves that are affiliated with one data leaf (semantics 16.12) -------------------------------------
+# -- Write affiliated delete leaves (semantics 16.12) -----------------------------------------------------------------
 # Many deletion vectors for one data leaf get a separate delete leaf, which only plans that open the data leaf read.
 # For few deletion vectors, another file would cost more than it saves.
 
@@ -154,7 +155,8 @@ def named_owners(state: TableState, entries: DataFrame, locations: Mapping[int, 
     return entries.join(names, MANIFEST).select(F.col("location").alias(_DATA_PATH), OWNER)
 
 
-# -- Keep a root small: move its files into leaves, and large manifest deletion vectors into a Puffin file ------------
+# -- Keep a root small ------------------------------------------------------------------------------------------------
+# Files move into leaves, and large manifest deletion vectors into a Puffin file.
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def manifest_format(
     )
 
 
-# -- Choose the manifests that a commit merges, as merging commits of Iceberg's Java library do (semantics 9.9)
+# -- Choose the manifests to merge (semantics 9.9) --------------------------------------------------------------------
+# Merging commits of Iceberg's Java library choose the same manifests.
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _packed_from_end(places: Iterable[int], sizes: list[int], target: int) -> It
     return (tuple(reversed(packed)) for packed in reversed(bins))
 
 
-# -- Write the new files of a commit to Avro manifests: few on the driver, many in tasks ------------------------------
+# -- Write the new files of a commit to Avro manifests ----------------------------------------------------------------
 
 
 def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: str, target_bytes: int) -> pa.Table:
@@ -155,7 +156,7 @@ def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: st
     return pa.concat_tables(written)
 
 
-# -- Rewrite manifests of a v1 to v3 table: without entries that a snapshot removes, or merged with others ------------
+# -- Rewrite and merge manifests --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
         raise UnsupportedError(f"{other.column('location')[0]} is not an Avro manifest: it can't be rewritten")
 
 
-# -- Write the manifest list and metadata of a new snapshot, for tables of format versions 1 to 3 ---------------------
+# -- Write the manifest list and metadata of a new snapshot -----------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -347,7 +347,7 @@ class _Copy:
             raise CommitConflictError(f"{error} any more") from error
 
 
-# -- snapshots ------------------------------------------------------------------------------------------------------
+# -- Snapshots ------------------------------------------------------------------------------------------------------
 
 
 def _refuse_published(head: TableState, history: list[Snapshot], picked: Snapshot) -> None:

@@ -27,7 +27,7 @@ from sparkmeta.manifests.v4.write import put_behind
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.executors import ExecutorReader
 
-# -- The tasks that rewrite Avro manifests without some of their entries, or merge them. Without Spark ----------------
+# -- Rewrite and merge Avro manifests ---------------------------------------------------------------------------------
 
 
 GROUP, REMOVED = "group", "removed"
@@ -81,7 +81,7 @@ class RewriteTasks:
         return encoded_entries(data, part_of(source), projection, form, removed, self.snapshot_id)
 
 
-# -- The tasks that write the live files of another table to Avro manifests. Without Spark ----------------------------
+# -- Write another table's live files to Avro manifests ---------------------------------------------------------------
 
 
 SIZE = "files_size"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Build the converters of a table's new files to entries of its manifests ------------------------------------------
+# -- Converters of a table's new files to entries ---------------------------------------------------------------------
 
 
 def file_rows(state: TableState) -> FileRows:
@@ -151,7 +151,8 @@ def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
     return partitions.select(partition_key(state).alias(PARTITION_KEY).column())
 
 
-# -- The files that a commit adds to a tree: few as rows on the driver, the others in new leaves ----------------------
+# -- The files that a commit adds to a tree ---------------------------------------------------------------------------
+# Few files are rows on the driver, the others are in new leaves.
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class NewFiles:
         chosen = pa.concat_arrays(ids) if ids else pa.array([], pa.int32())
         return manifests.filter(pc.is_in(manifests.column(MANIFEST), chosen))
 
-    # -- how a tree holds them --------------------------------------------------------------------------------------
+    # -- How a tree holds the files -----------------------------------------------------------------------------------
 
     def _count_in_leaves(self) -> int:
         assert self.leaves is not None
@@ -258,7 +259,8 @@ class NewFiles:
         return leaves_sharing_partitions(state, manifests, self.leaves)
 
 
-# -- The files that a commit adds to a manifest list: few as rows on the driver, the others in new manifests ----------
+# -- The files that a commit adds to a manifest list ------------------------------------------------------------------
+# Few files are rows on the driver, the others are in new manifests.
 
 
 @dataclass(frozen=True)

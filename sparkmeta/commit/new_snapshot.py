@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Build the summary of a commit's snapshot from the files that it adds and removes ---------------------------------
+# -- The summary of a snapshot ----------------------------------------------------------------------------------------
 
 
 _REPLACE_PARTITIONS = {"replace-partitions": "true"}
@@ -93,7 +93,7 @@ def snapshot_summary(
     return builder.build(operation, parent)
 
 
-# -- Write the root and metadata of a new snapshot from a branch's root and a change ----------------------------------
+# -- Write the root and metadata of a new snapshot --------------------------------------------------------------------
 
 
 _RETENTION = ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep")

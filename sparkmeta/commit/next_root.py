@@ -18,7 +18,7 @@ from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, is_live, one_of, ve
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, FileKind, Status
 
-# -- Compute the next root of a V4 tree from a root and a change, without Spark or I/O --------------------------------
+# -- Compute the next root from a root and a change -------------------------------------------------------------------
 # A commit edits the previous root (proposal, "Single file commits"). Its changes of table data are ADDED or DELETED
 # entries; all other entries are carried over as EXISTING. DELETED entries are kept for one snapshot.
 
@@ -152,7 +152,7 @@ def _conform_stats(values: pa.Array, kind: pa.StructType) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
 
 
-# -- edits of the base root -----------------------------------------------------------------------------------------
+# -- Edits of the base root -----------------------------------------------------------------------------------------
 
 
 def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, load: LoadBlob) -> list[pa.Table]:
@@ -331,7 +331,7 @@ def spent_leaves(base: Root) -> frozenset[str]:
     return frozenset(location for location, count in rows if count is not None and count <= masked.get(location, 0))
 
 
-# -- versions -------------------------------------------------------------------------------------------------------
+# -- Versions -------------------------------------------------------------------------------------------------------
 
 
 def _new_version(stamp: Stamp) -> dict[str, int]:
@@ -414,7 +414,7 @@ def _check_locations(table: pa.Table) -> None:
         raise CommitConflictError(f"{twice[0]} is in the table already")
 
 
-# -- Count files, rows, bytes and partitions of a commit. Spark tasks import this module ------------------------------
+# -- Count files, rows, bytes and partitions of a commit --------------------------------------------------------------
 
 
 # A partition: its spec's id, and the values of the spec's fields as (partition field id, value).

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparkmeta.spec.metadata import TableMetadata
 
 
-# -- Table properties for manifest lists: the target size of manifests, and when a commit merges small ones -----------
+# -- Table properties for manifest lists ------------------------------------------------------------------------------
 
 
 TARGET = "commit.manifest.target-size-bytes"
@@ -50,7 +50,7 @@ class ListOptions:
         )
 
 
-# -- Table properties for V4 trees: how many files the root holds and how large leaves are ----------------------------
+# -- Table properties for V4 trees ------------------------------------------------------------------------------------
 # `check_snapshot_options` also checks those of manifest lists.
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.v4.write import LeafFormat
 
 
-# -- Check that a table can adopt another table's files unchanged, and map between their ids --------------------------
+# -- Match the columns, specs and sort orders of two tables -----------------------------------------------------------
 # Data files identify columns by field id, so each id must mean the same in both tables. Partition specs, sort orders
 # and expressions are the same if they have the same fields, regardless of their ids.
 
@@ -106,7 +106,7 @@ def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) 
     return Adoption(match.table, match.columns, match.specs, match.sort_orders, target.types.stats_types, stats)
 
 
-# -- columns --------------------------------------------------------------------------------------------------------
+# -- Columns --------------------------------------------------------------------------------------------------------
 
 
 def _check_schemas(source: TableState, target: TableState) -> None:
@@ -186,7 +186,7 @@ def _parsed(text: str | None) -> Any:
     return text
 
 
-# -- partition specs and sort orders --------------------------------------------------------------------------------
+# -- Partition specs and sort orders --------------------------------------------------------------------------------
 
 
 def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) -> dict[int, int]:
@@ -499,7 +499,7 @@ def _places(rows: pa.Table) -> list[int]:
     return places
 
 
-# -- The live files of another table, for a commit that adds them to a manifest list ----------------------------------
+# -- Write another table's files for a manifest list ------------------------------------------------------------------
 # Tasks decode the table's manifests and encode their entries as those of new files. Entries do not pass through Spark
 # rows and are not sorted: a new manifest has the entries of manifests that are neighbours in the other table.
 

@@ -72,7 +72,8 @@ _PATH, _OFFSET = "named_path", "named_offset"
 _FILE = {_PATH: "location", _OFFSET: "deletion_vector.offset"}
 
 
-# -- The entries that a commit removes: in manifests by ordinal, in the root of a tree by key -------------------------
+# -- The entries that a commit removes --------------------------------------------------------------------------------
+# Entries are identified by ordinals in manifests, and by keys in the root of a tree.
 
 
 # One row per manifest and `FileKind` that entries are removed from.
@@ -221,7 +222,7 @@ def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
     )
 
 
-# -- Find the files that a commit names, and the deletion vectors of the data files among them ------------------------
+# -- Find the files that a commit names -------------------------------------------------------------------------------
 # A search tries the root, then the manifest named in the file's row, then the manifests of its partition, then those
 # of the partition in the folder names of its path, and finally all manifests.
 
@@ -422,7 +423,7 @@ def _manifests_with(state: TableState, ids: pa.ChunkedArray) -> pa.Table:
     return state.manifests.filter(pc.is_in(state.manifests.column(MANIFEST), whole(ids).unique()))
 
 
-# -- Find the files that a commit removes by a row filter or by the partitions of new files ---------------------------
+# -- Find files by a row filter or by partitions ----------------------------------------------------------------------
 
 
 _ALL_MATCH = "all_match"

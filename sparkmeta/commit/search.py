@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Find the tree leaves or listed manifests that may hold an entry, by the manifest it names or by its partition
+# -- Manifests that may hold an entry ---------------------------------------------------------------------------------
 
 
 # Maximum number of (partition, leaf) pairs to compare; beyond it, all leaves of the spec are candidates.
@@ -157,7 +157,7 @@ def _file_stats(values: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays([values, values, *map(counts.get, COUNTS)], names=[*BOUNDS, *COUNTS])
 
 
-# -- Find live entries of a tree by path, on the driver, in as few leaves as possible ---------------------------------
+# -- Find live entries of a tree by path ------------------------------------------------------------------------------
 # The result for a leaf stays valid until the leaf or its deletion vector changes, so a retried commit searches only
 # what other commits wrote.
 

@@ -183,7 +183,7 @@ class ChangeSet:
         return "append" if adds_data else "delete"
 
 
-# -- Attempts to create a snapshot from file changes, each on the newest state of the table ---------------------------
+# -- Attempts to create a snapshot from file changes ------------------------------------------------------------------
 
 
 # File kinds that a rewrite may add only if it removes some of them.
@@ -376,7 +376,7 @@ class Attempt:
         )
 
 
-# -- `SnapshotUpdate`: the files that a new snapshot adds and removes, and its checks against concurrent commits
+# -- `SnapshotUpdate` -------------------------------------------------------------------------------------------------
 
 
 class SnapshotUpdate:
@@ -409,7 +409,7 @@ class SnapshotUpdate:
         self._progress = Progress()
         self._closed = False
 
-    # -- operations -------------------------------------------------------------------------------------------------
+    # -- Operations -------------------------------------------------------------------------------------------------
 
     def append(self, files: DataFrame | BaseTable | TableState) -> Self:
         """Add data files.
@@ -667,7 +667,7 @@ class SnapshotUpdate:
             raise ValidationError(f"{metadata.location}: {problem}")
         return frozenset(given)
 
-    # -- the commit -------------------------------------------------------------------------------------------------
+    # -- The commit -------------------------------------------------------------------------------------------------
 
     def apply(self, state: TableState) -> TableMetadata:
         """Write the snapshot's manifests and return the table's metadata with the snapshot. For `Transaction`."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- `SnapshotWriter`: the protocol for writing a change set as a metadata tree or a manifest list --------------------
+# -- `SnapshotWriter`, the protocol of both writers -------------------------------------------------------------------
 
 
 class SnapshotWriter(Protocol):
@@ -94,7 +94,7 @@ class SnapshotWriter(Protocol):
         """Write the snapshot and return the table's metadata with it."""
 
 
-# -- Write the snapshot of a commit as a manifest list of Avro manifests, for tables of format versions 1 to 3
+# -- Write a manifest list --------------------------------------------------------------------------------------------
 
 
 _DATA, _DELETES = 0, 1

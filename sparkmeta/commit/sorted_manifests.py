@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-# -- Sort entries with Spark: tasks cut them into key ranges, then other tasks write whole ranges ---------------------
-# Entries stay in Arrow: Spark shuffles them as blobs of many rows.
+# -- Sort entries with Spark ------------------------------------------------------------------------------------------
+# Tasks cut entries into key ranges, then other tasks write whole ranges. Entries stay in Arrow: Spark shuffles them as
+# blobs of many rows.
 
 
 RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
@@ -170,7 +171,7 @@ def _sort_keys(keys: pa.Table) -> list[tuple[str, str]]:
     return [(name, "ascending") for name in keys.column_names]
 
 
-# -- Sort the entries of a partition spec with Spark and write them to Avro manifests ---------------------------------
+# -- Sort and write encoded entries of a partition spec ---------------------------------------------------------------
 # Entries stay in Arrow, with their Avro encoding as a column: Spark shuffles them as blobs of many rows.
 
 
@@ -267,7 +268,7 @@ def file_count(written: pa.Table) -> int:
     return live_count(written) or 0
 
 
-# -- Encode entries for Avro manifests. Spark tasks import this module ------------------------------------------------
+# -- Encode entries for Avro manifests --------------------------------------------------------------------------------
 
 
 _SORTED = ("version_info", "record_count", PARTITION, MANIFEST, ORDINAL, ENTRY)
@@ -320,7 +321,7 @@ def _with_entry(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch
     return entries.select(names).append_column(ENTRY, encode_entries(entries, form))
 
 
-# -- Write entries with typed stats to Avro manifests, sorted by partition, with Spark jobs ---------------------------
+# -- Write entries with typed stats, sorted by partition --------------------------------------------------------------
 
 
 @dataclass(frozen=True)

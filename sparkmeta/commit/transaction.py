@@ -83,7 +83,7 @@ class Transaction(Generic[TableT]):
     _metadata: TableMetadata | None = None
     _done: TableT | None = None
 
-    # -- what can be changed ----------------------------------------------------------------------------------------
+    # -- Changes ------------------------------------------------------------------------------------------------------
 
     def update_snapshot(
         self,
@@ -171,7 +171,7 @@ class Transaction(Generic[TableT]):
         self._apply((RemovePropertiesUpdate(removals=list(names)),))
         return self
 
-    # -- the transaction that pyiceberg's builders expect ------------------------------------------------------------
+    # -- The transaction that pyiceberg's builders expect ------------------------------------------------------------
 
     @property
     def table_metadata(self) -> TableMetadata:
@@ -211,7 +211,7 @@ class Transaction(Generic[TableT]):
         requirement = {"ref": ref_name, "snapshot-id": known.snapshot_id if known else None}
         return (update,), (AssertRefSnapshotId.model_validate(requirement),)
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- The end ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> TableT:
         """Make all changes in one commit and return the resulting table. Repeated calls return the same table.

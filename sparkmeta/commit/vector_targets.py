@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
 
 
-# -- Compare new deletion vectors with the position delete files that apply to their data files -----------------------
+# -- Compare deletion vectors with position delete files --------------------------------------------------------------
 # If a data file has a deletion vector, readers ignore its position delete files, including those of its partition
 # (semantics 6.5). The vector must therefore include their positions, as with Java's writers (semantics 13.5).
 
@@ -160,7 +160,7 @@ def _positions(
     return {path: PositionBitmap.of(np.concatenate(parts)) for path, parts in by_path.items()}
 
 
-# -- Check new deletion vectors against their data files, and find the deletes that they replace ----------------------
+# -- Check deletion vectors and find the deletes they replace ---------------------------------------------------------
 # A lost deletion vector or position would make deleted rows reappear. Each new deletion vector must be the only one of
 # a live data file, have the file's partition, have no more positions than the file has rows, and include all positions
 # of the deletion vector that it replaces and of its data file's position delete files (semantics 13.5).

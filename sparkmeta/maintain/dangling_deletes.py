@@ -107,7 +107,7 @@ def public_rows(entries: DataFrame, state: TableState) -> DataFrame:
     return entries.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
 
 
-# -- The plan to remove dangling deletes, and the step that commits it ------------------------------------------------
+# -- The plan to remove dangling deletes ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Choose the manifests of a downgrade: Avro leaves of branches and tags stay, and other leaves are written again
-# Heads share most of their leaves. Leaves that the same heads have, masked by the same deletion vectors, form a group,
-# whose entries are written once.
+# -- Choose the manifests of a downgrade ------------------------------------------------------------------------------
+# Avro leaves of branches and tags stay, and other leaves are written again. Heads share most of their leaves. Leaves
+# that the same heads have, masked by the same deletion vectors, form a group, whose entries are written once.
 
 
 # What entries of a leaf depend on: its location, what they inherit, and the deletion vector that masks it.
@@ -193,7 +193,7 @@ def _is_known(summary: Sequence[dict[str, Any]], has_values: Sequence[bool]) -> 
     )
 
 
-# -- The Spark jobs that write the entries of leaves to Avro manifests ------------------------------------------------
+# -- Write the entries of leaves to Avro manifests --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_
     return manifests.cast(MANIFEST_FILE_SCHEMA)
 
 
-# -- The plan to downgrade a table with metadata trees to format version 3, and the step that commits it --------------
+# -- The plan to downgrade a table to format version 3 ----------------------------------------------------------------
 
 
 PLANNED = pa.schema(

@@ -88,7 +88,7 @@ class ExpiryOptions(Options):
             to_millis(self.older_than)
 
 
-# -- `ExpiryPlan`: expire snapshots and delete the files that only they need ------------------------------------------
+# -- `ExpiryPlan` -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class ExpiryPlan(TablePlan[TableT]):
     cleanup: str
     _deleted: list[Deletion] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    # -- pyiceberg's spelling ----------------------------------------------------------------------------------------
+    # -- In pyiceberg's spelling --------------------------------------------------------------------------------------
 
     def older_than(self, timestamp: datetime | int) -> Self:
         """Return a plan that expires snapshots from before a time."""
@@ -167,7 +167,7 @@ class ExpiryPlan(TablePlan[TableT]):
         choose_expired(self.table.metadata, plan.rules)
         return plan
 
-    # -- the plan ----------------------------------------------------------------------------------------------------
+    # -- The plan ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _expired(self) -> Expired:

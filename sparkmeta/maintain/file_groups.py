@@ -1,4 +1,4 @@
-"""The sizes by which rewrites choose files, as Iceberg's actions do."""
+"""Choose the data files that a rewrite improves, by their sizes and deletes, in the groups of Iceberg's actions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class FileSizes:
         return whole + 1
 
 
-# -- The options of a rewrite of data files, which are those of Iceberg's procedure of that name ----------------------
+# -- The options of a rewrite of data files ---------------------------------------------------------------------------
+# Iceberg's procedure `rewrite_data_files` has the same options.
 
 
 BINPACK: Final = "binpack"
@@ -201,7 +202,8 @@ class DataRewriteOptions(BranchOptions):
         return FileSizes.of(target, self.min_file_size_bytes, self.max_file_size_bytes)
 
 
-# -- Choose the data files to rewrite: those that a rewrite improves, in groups of one partition. Spark jobs ----------
+# -- Choose the data files to rewrite ---------------------------------------------------------------------------------
+# A group has files of one partition that a rewrite improves.
 
 
 NUMBER: Final = "number"

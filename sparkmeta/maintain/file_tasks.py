@@ -134,9 +134,9 @@ def _task_number() -> int:
     return 0 if context is None else int(context.partitionId())
 
 
-# -- The z-order of rows: ranks of the columns' values, with their bits interleaved. Spark tasks import this module
-# A rank says between which values of a sample a value lies. So each column has equal weight, whatever its type and the
-# distribution of its values.
+# -- The z-order of rows ----------------------------------------------------------------------------------------------
+# It interleaves the bits of the ranks of the columns' values. A rank is the place of a value among the values of a
+# sample. So each column has equal weight, whatever its type and the distribution of its values.
 
 
 MOST_COLUMNS: Final = 31
@@ -225,7 +225,7 @@ def _interleaved(ranks: Sequence[np.ndarray[Any, Any]], bits: int) -> np.ndarray
     return result
 
 
-# -- The tasks that read the data files of a group and write their rows to new ones. Spark tasks import this module
+# -- Rewrite the data files of a group --------------------------------------------------------------------------------
 
 
 PARTS = "parts"
@@ -279,7 +279,8 @@ class PackTasks:
         return values.slice(0, 1)
 
 
-# -- The tasks that read live entries of Avro manifests as bytes, to sort them and write other manifests --------------
+# -- Read live entries of Avro manifests as bytes ---------------------------------------------------------------------
+# The entries are sorted and written to other manifests.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The result of examining a table."""
+"""The report of a table's health: its figures, pictures and page."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class Examined:
         }
 
 
-# -- The pictures of a health report as SVG, which takes its colours from the classes of the page ---------------------
+# -- The pictures of a health report as SVG ---------------------------------------------------------------------------
+# Their colours come from the classes of the page.
 
 
 WIDTH = 560
@@ -243,7 +244,7 @@ def snapshot_line(points: Sequence[SnapshotPoint]) -> str:
     return _figure(parts, _TOP + _PLOT + 34, "Live data files over time")
 
 
-# -- parts of pictures ------------------------------------------------------------------------------------------------
+# -- Parts of pictures ------------------------------------------------------------------------------------------------
 
 
 def _figure(parts: Sequence[str], height: float, name: str) -> str:
@@ -294,7 +295,8 @@ def _cut(label: str) -> str:
     return label if len(label) <= 31 else f"{label[:15]}…{label[-15:]}"
 
 
-# -- The page of a health report: one HTML document without scripts, links or other files, of bounded size ------------
+# -- The page of a health report --------------------------------------------------------------------------------------
+# It is one HTML document of bounded size, without scripts, links or other files.
 
 
 _MOST_PAGE_DEPTHS = 12
@@ -409,7 +411,7 @@ def _finding(number: int, finding: Finding) -> str:
     )
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
+# -- Pictures ---------------------------------------------------------------------------------------------------------
 
 
 def _figures(report: Examined) -> Iterator[str]:
@@ -493,7 +495,7 @@ def _text(text: str) -> str:
     return escape(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
-# -- The report of a table's health: as a DataFrame, text, JSON, and a page -------------------------------------------
+# -- The report of a table's health -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -572,7 +574,7 @@ class HealthReport(Examined):
             "deleted_ratio": round(row.deleted_ratio, 4),
         }
 
-    # -- text --------------------------------------------------------------------------------------------------------
+    # -- Text --------------------------------------------------------------------------------------------------------
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -611,7 +613,7 @@ class HealthReport(Examined):
     def __repr__(self) -> str:
         return f"HealthReport({self.headline})"
 
-    # -- pictures ----------------------------------------------------------------------------------------------------
+    # -- Pictures ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def html(self) -> str:

@@ -1,4 +1,4 @@
-"""The options of `Maintenance.health`: the thresholds of findings."""
+"""Decide which maintenance a table needs, by the options of `Maintenance.health` and by plans."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HealthOptions(Options):
     max_metadata_json_bytes: int = option(5 << 20, "report a metadata file that is larger than this.", at_least(1))
 
 
-# -- Metrics of columns that the table's properties would not keep ----------------------------------------------------
+# -- Metrics of columns that the table's properties drop --------------------------------------------------------------
 
 
 # The most bytes of a character in a truncated bound.
@@ -123,7 +123,8 @@ def _excess_bytes(column: SampledMetrics, mode: int, type_name: str) -> int:
     return max(0, column.bytes - counts - column.bounds * longest) if column.longest > longest else 0
 
 
-# -- Decide which maintenance a table needs: by the plans of maintenance jobs, or else by thresholds ------------------
+# -- Decide which maintenance a table needs ---------------------------------------------------------------------------
+# The plans of maintenance jobs decide; where there are none, thresholds do.
 
 
 _FIRST_WITH_VECTORS = 3
@@ -207,7 +208,7 @@ class Examination:
             "options": options,
         }
 
-    # -- manifests ---------------------------------------------------------------------------------------------------
+    # -- Manifests ---------------------------------------------------------------------------------------------------
 
     def _of_tree(self) -> Iterator[Finding]:
         options = CompactionOptions(max_overlap=self.options.max_overlap)
@@ -260,7 +261,7 @@ class Examination:
         keyed = ClusteredManifests.of(self.table.state, group.manifests, {})
         return keyed.ranges(group.spec_id, group.keys)
 
-    # -- deletes -----------------------------------------------------------------------------------------------------
+    # -- Deletes -----------------------------------------------------------------------------------------------------
 
     def _of_deletes(self) -> Iterator[Finding]:
         entries, dangling = self.entries, self.entries.dangling
@@ -312,7 +313,7 @@ class Examination:
                 **self._rewritten(delete_ratio_threshold=self.options.max_deleted_ratio),
             )
 
-    # -- data files --------------------------------------------------------------------------------------------------
+    # -- Data files --------------------------------------------------------------------------------------------------
 
     def _of_files(self) -> Iterator[Finding]:
         entries, limits = self.entries, self.limits
@@ -374,7 +375,7 @@ class Examination:
             **{key: value for key, value in rewritten.items() if key != "job"},
         )
 
-    # -- metadata ----------------------------------------------------------------------------------------------------
+    # -- Metadata ----------------------------------------------------------------------------------------------------
 
     def _of_metadata(self) -> Iterator[Finding]:
         history = self.history

@@ -1,4 +1,4 @@
-"""The size of metrics by column, in the entries of some manifests."""
+"""Measure a table for its health report: sampled metrics, manifests, live entries and table metadata."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def sampled_stats(sample: DataFrame | None, manifests: int, of_manifests: int) -
     return SampledStats(manifests, of_manifests, columns, inverted["files"], inverted["first"])
 
 
-# -- Arrange overlapping manifests as stacked bars in the order of the clustering columns -----------------------------
+# -- Arrange overlapping manifests as stacked bars --------------------------------------------------------------------
 
 
 class PlacedBar(NamedTuple):
@@ -196,7 +196,8 @@ def placed_bars(ranges: LeafRanges, most: int) -> Iterator[PlacedBar]:
         yield PlacedBar(place, start / longest, end / longest, row)
 
 
-# -- Measure the manifests of a snapshot by its manifest list or root alone: sizes, and overlaps by field -------------
+# -- Measure the sizes and overlaps of manifests ----------------------------------------------------------------------
+# The manifest list or root is enough.
 
 
 _MOST_BARS = 240
@@ -368,9 +369,10 @@ def _total(manifests: pa.Table, name: str) -> int:
     return pc.sum(manifests.column(name)).as_py() or 0
 
 
-# -- Measure the live entries of a snapshot by Spark jobs, which read each manifest once ------------------------------
-# Deletes are read first. Then data files are read, and aggregated by manifest, partition and size. Spark keeps the
-# result, and all figures are queries over it. If deletes name their data files, it also keeps hashes of all paths.
+# -- Measure the live entries of a snapshot ---------------------------------------------------------------------------
+# Spark jobs read each manifest once. Deletes are read first. Then data files are read, and aggregated by manifest,
+# partition and size. Spark keeps the result, and all figures are queries over it. If deletes name their data files, it
+# also keeps hashes of all paths.
 
 
 _KEY, _PATH, _SEQUENCE, _BIN, _FILE = "partition_key", "path", "sequence", "size_bin", "file"
@@ -527,7 +529,7 @@ class _Measurement:
             stats=sampled_stats(self._sample, len(self._sampled_manifests), len(self._data_manifests)),
         )
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- What is read -------------------------------------------------------------------------------------------------
 
     @cached_property
     def _deletes(self) -> DataFrame | None:
@@ -615,7 +617,7 @@ class _Measurement:
             *extra,
         )
 
-    # -- what is aggregated ------------------------------------------------------------------------------------------
+    # -- What is aggregated -------------------------------------------------------------------------------------------
 
     @cached_property
     def _groups(self) -> DataFrame:
@@ -703,7 +705,7 @@ class _Measurement:
             for field_id in self.columns
         }
 
-    # -- deletes -----------------------------------------------------------------------------------------------------
+    # -- Deletes -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _named(self) -> DataFrame:
@@ -794,7 +796,7 @@ def _value_text(field: PartitionField, value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-# -- Measure the table metadata: snapshots, branches and tags, files of metadata and statistics -----------------------
+# -- Measure the table metadata ---------------------------------------------------------------------------------------
 
 
 _DAY_MS = 86_400_000

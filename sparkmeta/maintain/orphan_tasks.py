@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from sparkmeta.operations.table_operations import BaseTable
 
 
-# -- Compare locations of files in Spark: by their path, then by their scheme and authority (semantics 14.3) ----------
+# -- Compare locations of files in Spark (semantics 14.3) -------------------------------------------------------------
+# Locations are compared by path, then by scheme and authority.
 
 
 _LOCAL = "file"
@@ -153,7 +154,8 @@ def _resolved(name: str, equal: Mapping[str, str]) -> str:
     return equal.get(name.lower(), name.lower())
 
 
-# -- List the files below a location by Spark tasks, or take them from an inventory -----------------------------------
+# -- List the files below a location ----------------------------------------------------------------------------------
+# Spark tasks list them, or an inventory has them.
 
 
 # The types of an inventory's columns.
@@ -246,7 +248,7 @@ class _Walker:
                 yield from self.reader.walk(folder, recursive=self.recursive)
 
 
-# -- Find other tables that share a location, by their metadata files -------------------------------------------------
+# -- Other tables that share a location, by metadata files ------------------------------------------------------------
 
 
 # Bytes at the beginning of a metadata file that have the table's uuid, if one of the usual libraries wrote it.

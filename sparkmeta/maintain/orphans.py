@@ -124,7 +124,7 @@ class OrphanOptions(Options):
         return now - _DEFAULT_AGE_MS if self.older_than is None else to_millis(self.older_than)
 
 
-# -- The plan to delete the files in a table's folder that the table does not need ------------------------------------
+# -- The plan to delete files that the table does not need ------------------------------------------------------------
 
 
 # Most folders, and pairs of prefixes, to name.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- The rows of a partition statistics file, as an aggregation of entries --------------------------------------------
+# -- The rows of a partition statistics file --------------------------------------------------------------------------
 # - full: SELECT spec, partition, sum(live files) FROM all entries of the snapshot
 # - incremental: the same FROM the rows of an ancestor's file UNION ALL what snapshots added UNION ALL (-) what they
 #   removed
@@ -139,7 +139,7 @@ def _changed(sums: PartitionSums, entries: DataFrame, sign: Column) -> DataFrame
     return map_arrow(entries.select(*columns), sums.of_changes, SUMS)
 
 
-# -- The plan to compute the partition statistics of a snapshot, and its commit ---------------------------------------
+# -- The plan to compute partition statistics -------------------------------------------------------------------------
 
 
 FULL, INCREMENTAL, NONE = "full", "incremental", "none"

@@ -22,7 +22,7 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.location import join
 
-# -- Sum entries by partition in the tasks that decode them, and merge the sums. Without Spark ------------------------
+# -- Sum entries by partition, and merge the sums ---------------------------------------------------------------------
 # Spark moves sums as blobs of many rows, `SUMS`.
 
 
@@ -81,7 +81,7 @@ class PartitionSums:
         numbers = [pa.field(name, pa.int64()) for name in (*_COUNTED, AT, BY)]
         return pa.schema([*keys, pa.field(SPEC, pa.int32()), *numbers])
 
-    # -- entries -----------------------------------------------------------------------------------------------------
+    # -- Entries -----------------------------------------------------------------------------------------------------
 
     def of_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sum entries with `version_info`, and yield `SUMS`. Those of status DELETED are updates only."""
@@ -151,7 +151,7 @@ class PartitionSums:
             columns[name] = pc.if_else(pc.is_in(kind, pa.array(kinds, kind.type)), measured[measure], 0)
         return self._conformed(columns | _updates(self.snapshots, groups.column(f"{_RANK}_max")), len(groups))
 
-    # -- a statistics file -------------------------------------------------------------------------------------------
+    # -- A statistics file -------------------------------------------------------------------------------------------
 
     def of_statistics(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a statistics file as `SUMS`. Counts that it lacks are 0."""
@@ -163,7 +163,7 @@ class PartitionSums:
                 columns[name] = pc.fill_null(values, 0) if name in _COUNTED else values
             yield _blob(self._conformed(columns, len(batch)))
 
-    # -- all sums ----------------------------------------------------------------------------------------------------
+    # -- All sums ----------------------------------------------------------------------------------------------------
 
     def merged(self, blobs: Iterable[pa.RecordBatch]) -> pa.Table:
         """Merge `SUMS`, and return one row of `schema` for each partition and spec, sorted by these, nulls first."""
@@ -233,7 +233,7 @@ def _updates(snapshots: Sequence[tuple[int, int]], ranks: Any) -> dict[str, Any]
     return {BY: pa.array(ids, pa.int64()).take(ranks), AT: pa.array(times, pa.int64()).take(ranks)}
 
 
-# -- partition values -------------------------------------------------------------------------------------------------
+# -- Partition values -------------------------------------------------------------------------------------------------
 
 
 def _key(field_id: int) -> str:
@@ -262,7 +262,7 @@ def _ordered(keys: pa.ChunkedArray, type_name: str | None) -> pa.Array:
     return pc.if_else(is_negative, pc.bit_wise_xor(values, pa.scalar(largest, values.type)), values)
 
 
-# -- The task that writes a partition statistics file. Without Spark --------------------------------------------------
+# -- The task that writes a partition statistics file -----------------------------------------------------------------
 
 
 WRITTEN = pa.schema(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
 
 
-# -- Find the files that snapshots need, and those that only expired snapshots need -----------------------------------
+# -- Find the files that snapshots need -------------------------------------------------------------------------------
 #     SELECT content, path, max(length) FROM
 #       statistics UNION lists UNION manifests UNION manifest DVs UNION live files of manifests
 #     GROUP BY path HAVING NOT any(retained)
@@ -245,7 +245,8 @@ def _statistics(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
     return pa.Table.from_pylist(rows, REACHED)
 
 
-# -- Drop a table and delete its files, which are those that its metadata and manifests reference ---------------------
+# -- Drop a table and delete its files --------------------------------------------------------------------------------
+# Its files are the ones that its metadata and manifests reference.
 
 
 _METADATA = "metadata"

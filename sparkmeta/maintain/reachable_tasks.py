@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorWriter
 
 
-# -- Choose the retained manifests that are likely to list a file of an expired manifest, by their partition summaries
-# After a rewrite of manifests, they list all of the files of the expired ones, and no other manifest has to be read:
+# -- Retained manifests that may list an expired file -----------------------------------------------------------------
+# Partition summaries tell which ones are likely to list a file of an expired manifest. After a rewrite of manifests,
+# the new ones list all files of the expired ones, and no other manifest has to be read:
 #
 # - A data file is in no delete manifest, and no delete file is in a data manifest. Without an expired manifest of a
 #   content that has live entries, no manifest of that content is read.
@@ -129,8 +130,8 @@ def _codes(summaries: pa.StructArray, name: str) -> np.ndarray[Any, Any]:
     return np.asarray(codes[:half] if name == "lower_bound" else codes[half:], np.int64)
 
 
-# -- Read which files snapshots reach, in Spark tasks: manifests by their lists, content files by their manifests
-# Light: tasks import this.
+# -- Read which files snapshots reach ---------------------------------------------------------------------------------
+# Manifest lists list manifests, and manifests list content files. Tasks import this module, so it imports little.
 
 
 LIST, ROOT, MANIFEST = "manifest list", "root", "manifest"

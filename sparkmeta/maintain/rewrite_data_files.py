@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Write the rows of groups of data files to new files. Spark jobs --------------------------------------------------
+# -- Write the rows of groups of data files to new files --------------------------------------------------------------
 # Rows that stay in their partition and need no order go from file to file in Arrow (`pack_tasks`). Others are rows of
 # a DataFrame, which Spark distributes and sorts (`write/files.py`).
 
@@ -150,7 +150,7 @@ class Rewrite:
                 order = self.order.order
                 written.append(self._arrange(files.where(condition), order, count, by_range=by_range))
 
-    # -- from file to file ------------------------------------------------------------------------------------------
+    # -- From file to file --------------------------------------------------------------------------------------------
 
     def _pack(self, files: DataFrame, outputs: int) -> DataFrame:
         """Write the rows of files to new files of the same partition and spec."""
@@ -177,7 +177,7 @@ class Rewrite:
         listed = assigned.groupBy(NUMBER, "output").agg(F.sort_array(F.collect_list(part)).alias(PARTS))
         return listed.select(PARTS)
 
-    # -- by Spark ---------------------------------------------------------------------------------------------------
+    # -- With Spark ---------------------------------------------------------------------------------------------------
 
     def _arrange(self, files: DataFrame, order: SortOrder, outputs: int, *, by_range: bool = False) -> DataFrame:
         """Write the rows of files to new files, distributed by partition, and sorted."""
@@ -205,8 +205,9 @@ class Rewrite:
         return replace(Curve.of(CURVE_COLUMN, paths, sample), paths=tuple(of_rows))
 
 
-# -- Sort orders that a rewrite is given: as objects, or as text that Iceberg's procedure takes -----------------------
-# The text is `id DESC NULLS LAST, bucket(16, name)`, or `zorder(x, y)`.
+# -- Sort orders of a rewrite -----------------------------------------------------------------------------------------
+# They are objects, or text in the form of Iceberg's procedure. The text is `id DESC NULLS LAST, bucket(16, name)`, or
+# `zorder(x, y)`.
 
 
 _TERM: Final = re.compile(
@@ -497,7 +498,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
         for start in range(0, count, size):
             yield start, min(start + size, count)
 
-    # -- the commits ------------------------------------------------------------------------------------------------
+    # -- The commits ------------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
         """See `RewritePlan.step`. Writes the new data files of all groups."""

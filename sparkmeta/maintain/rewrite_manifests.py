@@ -1,4 +1,4 @@
-"""Group the manifests of a v1 to v3 table that are rewritten together."""
+"""Rewrite the Avro manifests of a v1 to v3 table: the groups, the Spark jobs, and the plan."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class ManifestJob:
         return sampled_bounds(keys, no_keys, entries, ranges)
 
 
-# -- The plan to rewrite Avro manifests, and the step that commits it -------------------------------------------------
+# -- The plan to rewrite Avro manifests -------------------------------------------------------------------------------
 
 
 def public_manifests(manifests: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -1,4 +1,4 @@
-"""The options of a rewrite of position deletes, and the table properties that they default to."""
+"""Rewrite position deletes: the options, the choice of files, the Spark jobs, and the plan."""
 
 from __future__ import annotations
 
@@ -208,7 +208,8 @@ def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: i
     return files.withColumn("helps", helps).where("helps").select(*matching.columns)
 
 
-# -- New delete files as rows for the commit to a tree, and as entries of Avro manifests. Spark jobs ------------------
+# -- New delete files as rows and as entries --------------------------------------------------------------------------
+# A commit to a tree takes rows, and Avro manifests take entries.
 
 
 _SPEC, _DATA_PATH = "partition_spec_id", "location"
@@ -309,7 +310,7 @@ def _stats(field_id: int, bound: pa.DataType, lower: str, upper: str) -> Column:
     return F.struct(*fields).cast(kind).alias(str(field_id))
 
 
-# -- Rewrite the position deletes of chosen entries as deletion vectors or position delete files. Spark jobs ----------
+# -- Rewrite the position deletes of chosen entries -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -407,7 +408,7 @@ def _applied(state: TableState) -> DataFrame:
     )
 
 
-# -- Commit rewritten position deletes to a table of format version 2 or 3, as a manifest list ------------------------
+# -- Commit rewritten position deletes as a manifest list -------------------------------------------------------------
 
 
 _APPEND = "append"

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Register a snapshot's statistics file in the table's metadata, replacing its previous one ------------------------
+# -- Register a snapshot's statistics file ----------------------------------------------------------------------------
+# It replaces the snapshot's previous one in the table's metadata.
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def state_of(table: TableT, snapshot_id: int | None) -> TableState:
     return table.state.at(snapshot_of(table.metadata, snapshot_id))
 
 
-# -- The plan to count the distinct values of a snapshot's columns, and its commit ------------------------------------
+# -- The plan to count distinct values --------------------------------------------------------------------------------
 
 
 # Primitive types whose values Spark can't give as such.

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Upgrade a table to a later format version (table spec, Appendix E), or to the metadata tree of version 4
-# Only table metadata is replaced. Snapshots keep their manifest lists, and manifests keep their layout. The first
-# snapshot of version 3 assigns row ids to the manifests that it lists.
+# -- Upgrade the format version (table spec, Appendix E) --------------------------------------------------------------
+# A table gets a later format version, or the metadata tree of version 4. Only table metadata is replaced. Snapshots
+# keep their manifest lists, and manifests keep their layout. The first snapshot of version 3 assigns row ids to the
+# manifests that it lists.
 #
 # For a tree, every partition field gets an expression (semantics 17.7, 19.2). The first commit to a branch converts
 # the list of its head to a root. Manifests keep their layout until a compaction, which can be part of the same commit.
@@ -256,7 +257,8 @@ def _expression_text(expression: Expression) -> str:
     return f"{expression.transform} of column {columns}, partition field {expression.name}"
 
 
-# -- Revert an upgrade to the metadata tree, as long as no commit has written a root ----------------------------------
+# -- Revert an upgrade to the metadata tree ---------------------------------------------------------------------------
+# This is possible as long as no commit has written a root.
 
 
 @dataclass(frozen=True)

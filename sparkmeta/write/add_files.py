@@ -229,7 +229,7 @@ def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool
     return (*names, field.name) if field.name not in names else tuple(names)
 
 
-# -- paths ----------------------------------------------------------------------------------------------------------
+# -- Paths ----------------------------------------------------------------------------------------------------------
 
 
 def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:

@@ -29,7 +29,7 @@ from sparkmeta.storage.location import join
 from sparkmeta.storage.writing import discard
 from sparkmeta.write.partition_file import PositionFile
 
-# -- Tasks that read deletes as masks of data files and write masks as deletion vectors. No Spark ---------------------
+# -- Read deletes as masks, and write masks as deletion vectors -------------------------------------------------------
 
 
 MASK_SCHEMA = pa.schema(
@@ -237,7 +237,7 @@ def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
     return write_deletion_vector(bitmap), bitmap.cardinality
 
 
-# -- Tasks that write masks of data files to delete files. No Spark ---------------------------------------------------
+# -- Write masks of data files to delete files ------------------------------------------------------------------------
 
 
 ENDS: Final = ("first_path", "last_path", "first_position", "last_position")
@@ -380,7 +380,7 @@ def _written(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=WRITTEN_SCHEMA)
 
 
-# -- Tasks that find the rows of data files to delete. Spark tasks import this module ---------------------------------
+# -- Find the rows of data files to delete ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,8 @@ def delete_target_bytes(properties: Mapping[str, str]) -> int:
     return number_property(properties, _TARGET, _TARGET_BYTES, least=1)
 
 
-# -- Write deletes of rows: deletion vectors, or position delete files in tables of format version 2. Spark jobs
+# -- Write deletes by position ----------------------------------------------------------------------------------------
+# These are deletion vectors, or position delete files in tables of format version 2.
 
 
 GROUP: Final = "group"
@@ -374,7 +375,8 @@ def _units(deletes: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-# -- Write equality delete files: the keys of rows to delete (table spec, Equality Delete Files). Spark jobs ----------
+# -- Write equality deletes (table spec, Equality Delete Files) -------------------------------------------------------
+# Equality delete files hold the keys of rows to delete.
 
 
 DELETES_SINCE: Final = 2

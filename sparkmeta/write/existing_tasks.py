@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
 
-# -- Find the partition of an existing data file from its folders and column bounds. Spark tasks import this module
+# -- The partition of an existing data file ---------------------------------------------------------------------------
+# It follows from the file's folders and column bounds.
 
 
 _FLOATS: Final = ("float", "double")
@@ -367,9 +368,10 @@ def _array(values: Sequence[Any], type_name: str) -> pa.Array:
     return pa.array(values, kind)
 
 
-# -- Tasks that describe existing data files: they take paths and return one row of `inspect.files` for each ----------
-# Of Parquet files, they read the footer and the floating-point columns of identity partitions, since footers do not
-# count NaNs. They read ORC and Avro files completely, because Arrow exposes no statistics of them.
+# -- Describe existing data files -------------------------------------------------------------------------------------
+# Tasks take paths and return one row of `inspect.files` for each. They read the footers of Parquet files and, since
+# footers do not count NaNs, the floating-point columns of identity partitions. They read ORC and Avro files completely,
+# because Arrow exposes no statistics of these.
 #
 # Spark tasks import this module.
 
@@ -573,7 +575,7 @@ class ExistingFiles:
             columns["partition"] = pa.nulls(1, self.partition)
         return pa.RecordBatch.from_pydict(columns)
 
-    # -- results ----------------------------------------------------------------------------------------------------
+    # -- Results ----------------------------------------------------------------------------------------------------
 
     def _result(self, files: Sequence[_Described]) -> pa.RecordBatch:
         columns: dict[str, list[Any]] = {

@@ -196,7 +196,7 @@ class _Write:
         tasks = replace(data_file_tasks(self.state, self.schema), sort_order_id=self.order.order_id)
         return written_files(self.state, map_arrow(self.arranged(), tasks.write, tasks.result_schema), tasks.name)
 
-    # -- arrangement ------------------------------------------------------------------------------------------------
+    # -- Arrangement ------------------------------------------------------------------------------------------------
 
     def arranged(self) -> DataFrame:
         """Return the rows with their partition values, distributed among tasks, and sorted there where needed."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sparkmeta.write.options import WriteOptions
 
 
-# -- The Avro schema of data files (table spec, Avro). Spark tasks import this module, so it imports little -----------
+# -- The Avro schema of data files (table spec, Avro) -----------------------------------------------------------------
 
 
 _PRIMITIVES: Final[dict[str, Any]] = {
@@ -123,7 +123,7 @@ def _decimal_bytes(precision: int) -> int:
     return digits.bit_length() // 8 + 1
 
 
-# -- Write times before 1970 to ORC files. Spark tasks import this module ---------------------------------------------
+# -- Write times before 1970 to ORC files -----------------------------------------------------------------------------
 # ORC stores a time as seconds, rounded up if the nanoseconds of the next lower second are more than 999999, and these
 # nanoseconds. Arrow's writer rounds seconds towards zero, so that it stores negative nanoseconds for times before 1970
 # that have a fraction of a second. Arrow's reader understands them; Java reads most of these times one second early.
@@ -145,7 +145,7 @@ def has_times(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or any(has_times(kind.field(place).type) for place in range(kind.num_fields))
 
 
-# -- before writing ---------------------------------------------------------------------------------------------------
+# -- Before writing ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -212,7 +212,7 @@ class TimesBefore1970:
         return pa.array(changed, mask=np.asarray(array.is_null())).view(array.type)
 
 
-# -- after writing ----------------------------------------------------------------------------------------------------
+# -- After writing ----------------------------------------------------------------------------------------------------
 
 
 def copy_negated(source: pa.NativeFile, sink: IO[bytes], table: str) -> None:
@@ -292,7 +292,7 @@ def _plain_statistics(part: Field) -> Field:
     return part._replace(value=encoded(each for each in parsed(part.value) if each.number != _TIMESTAMP_STATISTICS))
 
 
-# -- Write Parquet files with Arrow. Spark tasks import this module ---------------------------------------------------
+# -- Write Parquet files with Arrow -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -555,7 +555,7 @@ class OrcOutput:
         self._sink.close()
 
 
-# -- Find columns of existing files that Iceberg's Java readers misread or can't read. Spark tasks import this module
+# -- Columns that Iceberg's Java readers misread or can't read --------------------------------------------------------
 # The rules are what the readers of Iceberg 1.12 do: its generic reader, and Spark's readers of rows and of vectors.
 
 

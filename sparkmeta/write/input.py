@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
 
 
-# -- Check rows to write against the table's schema by name, and compute the values that distribute and sort them
+# -- Check rows against the table's schema by name --------------------------------------------------------------------
+# The values that distribute and sort the rows are computed too.
 
 
 # Types that PySpark or Arrow's writers can't carry.
@@ -353,7 +354,7 @@ def _default_value(field: NestedField, wanted: PrimitiveType) -> Sql:
     return public_value(default_literal(field.write_default, wanted), wanted)
 
 
-# -- Convert the values that users assign to columns to the table's types ---------------------------------------------
+# -- Convert assigned values to the table's types ---------------------------------------------------------------------
 
 
 def assigned_values(

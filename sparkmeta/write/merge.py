@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# -- Derive a filter that every row with one of the given keys satisfies. It prunes files and limits conflicts
+# -- A filter that every row with one of some keys satisfies ----------------------------------------------------------
+# It prunes files and limits conflicts.
 
 
 # Key types whose minimum and maximum prune files.
@@ -92,7 +93,7 @@ def _comparable(name: str, kind: IcebergType) -> Column:
     return F.col(name).cast("string") if isinstance(kind, StringType) else F.col(name)
 
 
-# -- `Merge`: a builder of merges, whose clauses update, delete and insert rows by how they match a source ------------
+# -- `Merge`, the builder of merges -----------------------------------------------------------------------------------
 
 
 ResultT = TypeVar("ResultT")
@@ -232,7 +233,8 @@ class WhenNotMatched(Generic[ResultT]):
         return self._merge._with(Clause(When.NOT_MATCHED, self._condition, Action.INSERT))
 
 
-# -- Check the source of a merge, compute it once, and derive a filter that every row matched by key satisfies
+# -- The source of a merge --------------------------------------------------------------------------------------------
+# It is checked and computed once. A filter is derived that every row matched by key satisfies.
 
 
 SOURCE_ROW: Final = "_merge_source_row"
@@ -350,7 +352,7 @@ def _as_in_table(source: DataFrame, schema: Schema) -> DataFrame:
     return source.select(*(values.get(name, F.col(quoted(name))).alias(name) for name in source.columns))
 
 
-# -- Match the rows of a table with those of a source and apply the clauses of a merge --------------------------------
+# -- Match rows with a source and apply the clauses of a merge --------------------------------------------------------
 
 
 _TARGET, _SOURCE = "target", "source"
@@ -397,7 +399,7 @@ class MergedRows:
     source: MergeSource
     lineage: tuple[str, ...]
 
-    # -- what the commit needs --------------------------------------------------------------------------------------
+    # -- For the commit -----------------------------------------------------------------------------------------------
 
     @property
     def positions(self) -> DataFrame:
@@ -433,7 +435,7 @@ class MergedRows:
         stay = rows.join(self.positions, [FILE, POSITION], "left_anti")
         return stay.select(*map(quoted, [*self._names, *self.lineage])).union(self.new_rows)
 
-    # -- checks -----------------------------------------------------------------------------------------------------
+    # -- Checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Evaluate all conditions and values on no rows. Raises ValidationError for the first that fails."""
@@ -490,7 +492,7 @@ class MergedRows:
     def _table(self) -> str:
         return self.matching.state.metadata.location
 
-    # -- rows of the table ------------------------------------------------------------------------------------------
+    # -- Rows of the table ------------------------------------------------------------------------------------------
 
     @property
     def _names(self) -> list[str]:
@@ -591,7 +593,7 @@ class MergedRows:
             ]
         return [*lineage, *(_of(_TARGET, name).alias(name) for name in (FILE, POSITION))]
 
-    # -- rows of the source -----------------------------------------------------------------------------------------
+    # -- Rows of the source -----------------------------------------------------------------------------------------
 
     @cached_property
     def _inserted(self) -> DataFrame | None:
@@ -655,7 +657,8 @@ def _of(side: str, name: str) -> Column:
     return F.col(f"{side}.{quoted(name)}")
 
 
-# -- Express an upsert as a merge: update rows by key where a value differs, and insert the others --------------------
+# -- Express an upsert as a merge -------------------------------------------------------------------------------------
+# Rows are updated by key if a value differs; other rows of the source are inserted.
 
 
 def upsert_of(

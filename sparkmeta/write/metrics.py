@@ -25,8 +25,8 @@ from sparkmeta.spec.metrics_modes import COUNTS_ONLY, FULL, NO_METRICS
 from sparkmeta.write.file_schema import written
 from sparkmeta.write.formats import leaf_names, parquet_kind, refuse
 
-# -- Compute metrics of a data file as Java's writers do: counts and possibly truncated bounds (table spec, Metrics)
-# Spark tasks import this module, so it imports little.
+# -- Compute metrics of a data file (table spec, Metrics) -------------------------------------------------------------
+# Counts and truncated bounds are the same as from Java's writers. Spark tasks import this module, so it imports little.
 
 
 _LEAST_SURROGATE: Final = 0xD800
@@ -264,7 +264,7 @@ def _next_bytes(data: bytes) -> bytes | None:
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
-# -- Read counts, sizes and bounds of columns from the footers of Parquet files. Spark tasks import this module
+# -- Read metrics from the footers of Parquet files -------------------------------------------------------------------
 
 
 _INT96: Final = "INT96"
@@ -483,7 +483,7 @@ def metrics_of(leaves: Sequence[MeasuredColumn], facts: Mapping[int, Facts]) -> 
     return maps
 
 
-# -- statistics -----------------------------------------------------------------------------------------------------
+# -- Statistics -----------------------------------------------------------------------------------------------------
 
 
 def _facts(groups: Sequence[pq.RowGroupMetaData], leaf: _FileLeaf) -> Facts:
@@ -594,7 +594,7 @@ def _encoded_bound(value: Any, type_name: str) -> bytes:
     return bytes(value)
 
 
-# -- schemas --------------------------------------------------------------------------------------------------------
+# -- Schemas --------------------------------------------------------------------------------------------------------
 
 
 def _fits(file_type: str, type_name: str, *, is_int96: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Write position delete files in Parquet (table spec, Position Delete Files). Does not use Spark."""
+"""Files that tasks write: position delete files (table spec, Position Delete Files), and data files. Without Spark."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class PositionFile:
         self._paths, self._positions, self._pending = [], [], 0
 
 
-# -- A data file that a task writes, and the rows that wait for it. Spark tasks import this module --------------------
+# -- A data file that a task writes, and its waiting rows -------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from sparkmeta.write.options import WriteOptions
 
 
-# -- Choose the locations of data files as Iceberg's location providers do. Spark tasks import this module ------------
+# -- The locations of data files --------------------------------------------------------------------------------------
+# Iceberg's location providers choose the same locations.
 
 
 _DATA, _OBJECTS, _OLD_DATA = "write.data.path", "write.object-storage.path", "write.folder-storage.path"
@@ -159,7 +160,7 @@ def _flag(metadata: TableMetadata, name: str, *, default: bool) -> bool:
     return flag_property(metadata.properties, name, default=default, location=metadata.location)
 
 
-# -- Compute transforms that have no exact form in Spark SQL. Spark tasks import this module --------------------------
+# -- Transforms that have no exact form in Spark SQL ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,8 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     return value if fits else None
 
 
-# -- Tasks that write data files and equality delete files: they take rows and return one row per file ----------------
-# Spark tasks import this module.
+# -- Write data files and equality delete files -----------------------------------------------------------------------
+# Tasks take rows and return one row per file. Spark tasks import this module.
 
 
 PARTITION_COLUMN: Final = "_partition_value_{}"

@@ -440,7 +440,7 @@ class RowChange:
     isolation: Isolation | None
     dropped: bool = False
 
-    # -- the changes ------------------------------------------------------------------------------------------------
+    # -- The changes ------------------------------------------------------------------------------------------------
 
     def append(self, df: DataFrame) -> None:
         self.update.append(self._write(df))
@@ -518,7 +518,7 @@ class RowChange:
     def merge(self, merge: Merge[Any]) -> None:
         self._merge(merged_rows(self.head, merge, self._lineage))
 
-    # -- how rows are replaced --------------------------------------------------------------------------------------
+    # -- Replacement of rows ------------------------------------------------------------------------------------------
 
     def _merge(self, rows: MergedRows) -> None:
         """Write new versions of rows and let the commit replace or delete the old ones."""
@@ -609,7 +609,7 @@ class RowChange:
         self.transaction._written.append(files)
         return files
 
-    # -- properties -------------------------------------------------------------------------------------------------
+    # -- Properties -------------------------------------------------------------------------------------------------
 
     @property
     def _metadata(self) -> TableMetadata:
