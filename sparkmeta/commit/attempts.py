@@ -49,8 +49,8 @@ _MAY_BE_LEFT = "may be left of a commit that failed"
 class Step(Protocol):
     """A change of a table, which each attempt of a commit applies to the newest version.
 
-    A step that writes files has the attribute `names`, a `SnapshotNames`. One that may have an idempotency key has the
-    method `repeats(metadata)`, which returns whether the table has recorded the key.
+    A step that writes files has the attribute `names`, a `SnapshotNames`. A step that may have an idempotency key has
+    the method `repeats(metadata)`, which returns whether the table has recorded the key.
     """
 
     def apply(self, state: TableState) -> TableMetadata:
@@ -116,7 +116,7 @@ def _newer_after(
 ) -> TableT:
     """Return a newer version of the table, if files of the version that an attempt was based on are gone.
 
-    An expiry may have deleted them. If that is not why the attempt failed, raise its error.
+    An expiry may have deleted the files. If the attempt failed for another reason, raise its error.
     """
     newest = _refreshed(table, steps) if may_retry and isinstance(error, NotFoundError) else table
     if newest.version != table.version:
@@ -132,7 +132,7 @@ def _newer_after(
 def _current(table: TableT, steps: Sequence[Step]) -> TableT:
     """Return the version of the table for the first attempt.
 
-    A catalog that takes updates would not notice that, for example, a snapshot to publish has expired.
+    A catalog that accepts updates would not notice that, for example, a snapshot to publish has expired.
     """
     return table if table.operations.replaces_metadata else _refreshed(table, steps)
 
@@ -153,7 +153,7 @@ def _discard_unused(table: BaseTable, steps: Sequence[Step]) -> None:
 
 
 def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -> None:
-    """Delete the files of attempts if an error proves that nothing was committed; otherwise log that they stay."""
+    """Delete the files of attempts if an error proves that nothing was committed; otherwise log their names."""
     if proves_failure(error):
         _discard_attempts(table, steps)
     else:
@@ -161,7 +161,7 @@ def _discard_failed(table: BaseTable, steps: Sequence[Step], error: Exception) -
 
 
 def _discard_attempts(table: BaseTable, steps: Sequence[Step]) -> None:
-    """Delete all files of attempts, none of which has been committed.
+    """Delete all files of attempts. None of the attempts has been committed.
 
     Files are found by listing names, since tasks of a failed job may have written files that they did not report.
     """
@@ -238,7 +238,7 @@ class Plan(ABC, Generic[TableT, DoneT]):
         """Return the plan in numbers."""
 
     def commit(self) -> DoneT:
-        """Carry out the plan, once, and return the new table; the same table for an empty plan.
+        """Carry out the plan once and return the new table, or the same table for an empty plan.
 
         Changes of concurrent commits are kept. Retries reuse the files that earlier attempts have written.
 
@@ -260,16 +260,16 @@ class Plan(ABC, Generic[TableT, DoneT]):
 
     @property
     def is_partly_committed(self) -> bool:
-        """Whether `commit` raised an error after it had committed a part of the plan."""
+        """Whether `commit` raised an error after it had committed part of the plan."""
         return False
 
     def result(self) -> dict[str, Any]:
-        """Return the summary, and what was committed (null before the commit), in JSON-compatible types."""
+        """Return the summary and the committed changes (null before the commit), in JSON-compatible types."""
         return {"table": self.table.metadata.location, "plan": self.summary().to_dict(), "committed": self._outcome()}
 
     @abstractmethod
     def _outcome(self) -> dict[str, Any] | None:
-        """Return what was committed; None if nothing was."""
+        """Return the committed changes; None if nothing was committed."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class SnapshotPlanSummary(PlanSummary):
     """A plan for a snapshot in numbers; `str` formats them.
 
     Attributes:
-        snapshot_id: the snapshot that is planned on; None if there is none.
+        snapshot_id: the snapshot that the plan is for; None if there is none.
     """
 
     snapshot_id: int | None
@@ -359,7 +359,7 @@ class RewritePlan(SnapshotPlan[TableT], Generic[TableT, OptionsT]):
 
 
 def _committed_counts(before: Snapshot | None, after: Snapshot | None) -> dict[str, Any] | None:
-    """Return the id of a branch's new head and the counts in its summary; None if the head is unchanged."""
+    """Return the id of a branch's new head and the counts in its summary; None if the head has not changed."""
     if after is None or after.summary is None or (before is not None and after.snapshot_id == before.snapshot_id):
         return None
     counts = {name: summary_number(after, name.replace("_", "-")) for name in _COUNTS}

@@ -51,7 +51,7 @@ def known_counts(head: TableState, manifests: pa.Table) -> pa.StructArray:
 def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
     """Fill in missing counts of rows of `MANIFEST_FILE_SCHEMA`.
 
-    Rows that lack counts must be manifests of `head`, which are read.
+    Rows that lack counts must be manifests of `head`. These manifests are read.
     """
     columns = {name: whole(rows.column(name)) for name in rows.column_names}
     unknown = _lacks_counts(columns)
@@ -68,7 +68,7 @@ def with_counts(head: TableState, rows: pa.Table) -> pa.Table:
 
 
 def _lacks_counts(columns: dict[str, Any]) -> pa.Array:
-    """Return which manifests lack at least one count."""
+    """Return whether each manifest lacks at least one count."""
     unknown = pc.is_null(columns[_COUNTS[0]])
     for name in _COUNTS[1:]:
         unknown = pc.or_(unknown, pc.is_null(columns[name]))

@@ -153,7 +153,7 @@ _MANY = 100
 
 
 def cluster_keys(state: TableState, names: Sequence[str] | None) -> dict[int, tuple[int, ...]]:
-    """Return the ids of the stats by which leaves are clustered, by spec id.
+    """Return the ids of the stats that determine the order of leaves, by spec id.
 
     Args:
         names: columns and partition fields. Defaults to a spec's partition fields and the columns of the sort order.
@@ -245,7 +245,7 @@ class OldLayout:
     """The leaves of a root in the layout of versions 1 to 3.
 
     Attributes:
-        convertible: those that can be converted, rows of `TableState.manifests`.
+        convertible: the leaves that can be converted, rows of `TableState.manifests`.
         position_deletes: location of a delete manifest that stays -> the number of its live position delete files.
         unknown_transforms: locations of manifests that stay since a field of their spec has an unknown transform.
     """
@@ -258,8 +258,8 @@ class OldLayout:
 def old_layout(state: TableState) -> OldLayout:
     """Return the leaves of a tree in the layout of versions 1 to 3.
 
-    Runs a job that reads the delete manifests among them, since a manifest list does not say what kinds of deletes
-    these hold.
+    Runs a job that reads the delete manifests among the leaves, since a manifest list does not say what kinds of
+    deletes they hold.
     """
     assert state.tree is not None
     old = state.manifests.filter(state.tree.has_old_layout(state.manifests))
@@ -326,15 +326,15 @@ class CompactionSummary(SnapshotPlanSummary):
     Attributes:
         data_leaves: the data leaves to rewrite.
         delete_leaves: the delete leaves to rewrite.
-        converted_leaves: those of both that have the layout of versions 1 to 3.
+        converted_leaves: the data and delete leaves that have the layout of versions 1 to 3.
         moved_files: the files that move from the root into leaves.
         leaves_after: the expected number of new leaves.
         entries: the entries to read.
         masked: the masked entries, which are dropped.
         bytes: the bytes to read.
-        overlaps: the mean number of others that a data leaf overlaps in the order of the clustering columns.
+        overlaps: the mean number of other leaves that a data leaf overlaps in the order of the clustering columns.
         reasons: the number of leaves and files by reason.
-        position_deletes: manifest that keeps its layout -> its live position delete files of version 2. They and the
+        position_deletes: manifest that keeps its layout -> its live position delete files of version 2. These and the
             manifest's other deletes stay, since a tree has deletion vectors instead.
         unknown_transforms: manifests that keep their layout since their partition spec has an unknown transform.
     """
@@ -390,12 +390,12 @@ class CompactionSummary(SnapshotPlanSummary):
 
 
 def named(locations: Sequence[str]) -> str:
-    """Return the number of manifests, and the first of them by name."""
+    """Return the number of manifests as text, with the names of the first ones."""
     shown, others = locations[:_NAMED], len(locations) - _NAMED
     return f"{len(locations)} manifests: {', '.join(shown)}{f' and {others} more' if others > 0 else ''}"
 
 
-# Most manifests that a summary names.
+# Maximum number of manifests that a summary names.
 _NAMED = 3
 
 
@@ -454,7 +454,7 @@ class CompactionPlan(RewritePlan[TableT, CompactionOptions]):
 
     @cached_property
     def _overlaps(self) -> dict[int, int]:
-        """Row number of a data leaf in the root -> the number of others that overlap it."""
+        """Row number of a data leaf in the root -> the number of other leaves that overlap it."""
         scope, overlaps = self._scope, dict[int, int]()
         if scope is None:
             return overlaps
@@ -548,7 +548,7 @@ def plan_compaction(table: TableT, options: CompactionOptions) -> CompactionPlan
 
 
 def compaction_of(table: TableT, upgraded: TableState, options: CompactionOptions) -> CompactionPlan[TableT]:
-    """Return the plan to compact a table in a state that it has, or will have after an upgrade."""
+    """Return the plan to compact a table in its current state, or in its state after an upgrade."""
     head = branch_head(upgraded, options.branch)
     base = base_root(head)
     state = with_root(head, base)

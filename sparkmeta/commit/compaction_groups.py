@@ -82,8 +82,8 @@ def leaf_ranges(leaves: pa.Table, keys: Sequence[int], sources: frozenset[int] =
     """Return the ranges of a root's entries for leaves.
 
     Args:
-        keys: ids of the stats by which leaves are clustered.
-        sources: ids of stats that hold partition values, of which null is a value after all others.
+        keys: ids of the stats that determine the order of leaves.
+        sources: ids of stats that hold partition values. A null partition value comes after all others.
     """
     stats = leaves.column(CONTENT_STATS)
     bounds = [_ranks(_children(stats, key), key in sources) for key in keys if _has(stats, key)]
@@ -170,7 +170,7 @@ class CompactionLimits:
     """The limits of a compaction. See `CompactionOptions`, and `TreeOptions` for `affiliated_deletes`.
 
     Attributes:
-        fewest_merged: the least number of small leaves that are merged.
+        fewest_merged: the minimum number of small leaves that are merged.
     """
 
     target_bytes: int
@@ -243,13 +243,13 @@ class Scope:
     """The part of a root that may be rewritten.
 
     Attributes:
-        usable: row numbers in the root's table of leaves and files that may be rewritten.
+        usable: row numbers, in the root's table, of leaves and files that may be rewritten.
         owners: row numbers of data leaves with which delete leaves may be affiliated.
         keys: spec id -> ids of the stats by which its leaves are clustered.
         sources: spec id -> ids of the stats that hold partition values.
         flushed: leaves that a flush wrote, which does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.
-        every: whether all leaves are rewritten, not only those that gain by it.
+        every: whether all leaves are rewritten, not only leaves that gain by it.
     """
 
     root: Root
@@ -267,7 +267,7 @@ class Scope:
         return {location: dv["record_count"] for location, dv in self.root.manifest_dv_of.items()}
 
     def tree_bytes(self, places: _Array, sizes: _Array) -> _Array:
-        """Return the sizes of leaves in the tree's own layout; estimates for those in the layout of versions 1 to 3."""
+        """Return the sizes of leaves in the tree's layout. Sizes of leaves in the old layout are estimates."""
         return np.where(_members(places, self.old), sizes * _CONVERTED_SHARE, sizes).astype(np.int64)
 
     def leaves(self, content: ContentType, spec_id: int | None = None) -> _Leaves:
@@ -283,7 +283,7 @@ class Scope:
         return files.filter(pc.is_in(files.column("ordinal"), pa.array(sorted(self.usable), pa.int64())))
 
 
-# The size of a leaf, as a share of the Avro manifest that it is made of.
+# The size of a leaf, as a share of the Avro manifest that it is converted from.
 _CONVERTED_SHARE = 0.5
 
 
@@ -314,7 +314,7 @@ class _Leaves:
 
     @cached_property
     def is_due(self) -> _Array:
-        """Whether a leaf is rewritten in any case: all are, or it has the layout of versions 1 to 3."""
+        """Whether a leaf is always rewritten: if all leaves are, or if it has the layout of versions 1 to 3."""
         return self.usable if self.scope.every else self.usable & _members(self.places, self.scope.old)
 
     @cached_property
@@ -349,7 +349,7 @@ class _Leaves:
 
     @cached_property
     def was_added(self) -> _Array:
-        """Whether a commit wrote a leaf for its new files, so that no flush or compaction has sorted it."""
+        """Whether a commit wrote a leaf for its new files. No flush or compaction has sorted such a leaf."""
         counts = pc.struct_field(self.table.column("manifest_stats"), "added_files_count")
         return np.asarray(counts.to_pylist(), np.int64) > 0
 
@@ -368,14 +368,14 @@ class _Leaves:
         return self.live_bytes < self.scope.limits.min_leaf_ratio * self.scope.limits.target_bytes
 
     def parts(self, rows: _Array) -> int:
-        """Return the number of leaves that rows become."""
+        """Return the number of new leaves that replace some rows."""
         return leaf_count(int(self.live[rows].sum()), int(self.live_bytes[rows].sum()), self.scope.limits.target_bytes)
 
 
 def choose(scope: Scope) -> CompactionGroups:
     """Return the groups that a compaction rewrites.
 
-    If there are more than the limits allow, those that save most leaves per entry are chosen.
+    If the limits do not allow all groups, the ones that save most leaves per entry are chosen.
     """
     reasons: dict[int, list[Reason]] = {}
     units: list[Group] = []
@@ -393,14 +393,14 @@ def choose(scope: Scope) -> CompactionGroups:
 def choose_merges(scope: Scope) -> CompactionGroups:
     """Return the groups that a commit may also compact: data leaves that become one leaf or none.
 
-    No delete leaf has to be rewritten with these.
+    These groups don't require that delete leaves are rewritten.
     """
     limits = replace(scope.limits, max_root_files=None, max_overlap=len(scope.root.table), fewest_merged=_FEWEST_MERGED)
     choice = choose(replace(scope, limits=limits))
     return choice.of([group for group in choice.data if not group.exchanged and group.parts <= 1])
 
 
-# Leaves that are more than this number of times as large as the target are sorted among tasks.
+# Leaves that exceed the target size by more than this factor are sorted among tasks.
 _LARGE = 8
 # A commit that adds a leaf must not rewrite the last one each time.
 _FEWEST_MERGED = 8
@@ -448,7 +448,7 @@ class _SpecChoice:
     def _overlapping(self) -> list[_Array]:
         """Return leaves that overlap too many others, in groups within the limits.
 
-        Sorted leaves that have files without bounds are left out, since sorting them again would not help.
+        Sorted leaves with files without bounds are left out, since sorting them again would not help.
         """
         leaves, limits = self.leaves, self.scope.limits
         sorted_before = ~leaves.was_added & ~leaves.is_due & self.ranges.unknown
@@ -479,7 +479,7 @@ class _SpecChoice:
         return [rows]
 
     def _affordable(self, component: _Array, ranges: LeafRanges, fit: _Array) -> _Array:
-        """Return the part of a component that the limits allow: leaves around the one that overlaps most."""
+        """Return the part of a component that the limits allow: the leaves around the leaf that overlaps most."""
         leaves, limits = self.leaves, self.scope.limits
         if _fits(leaves.live[fit[component]].sum(), leaves.bytes[fit[component]].sum(), limits):
             return component

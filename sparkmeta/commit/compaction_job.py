@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 # -- Rewrite groups of leaves and files as EXISTING entries -----------------------------------------------------------
 
 
-# Most ranges into which a task cuts its entries.
+# Maximum number of ranges that a task cuts its entries into.
 _MOST_RANGES = 1_024
-# Most bytes of leaves, with at most `CUT_ENTRIES`, that a task cuts into ranges at once. Leaves take several times
+# Maximum bytes of leaves, with at most `CUT_ENTRIES`, that a task cuts into ranges at once. Leaves take several times
 # their size in memory, and very compressible ones have many entries in few bytes.
 _CUT_BYTES = 64 << 20
 
@@ -79,7 +79,7 @@ class Rewritten:
 
     Attributes:
         leaves: location of a replaced leaf -> its manifest DV when it was read, or None.
-        first_row_ids: location of a replaced leaf -> its first row id, from which its entries have theirs.
+        first_row_ids: location of a replaced leaf -> its first row id, which determines the row ids of its entries.
         files: the replaced files of the root, with their file sequence numbers.
         new_leaves: the root's entries for the new leaves.
     """
@@ -96,7 +96,7 @@ class RewriteJob:
 
     Attributes:
         name: the beginning of the names of new leaves.
-        adoption: makes the entries those of another table, in leaves of `adopted`.
+        adoption: converts the entries to entries of another table, in leaves of `adopted`.
         adopted: the format of the other table's leaves.
     """
 
@@ -307,7 +307,7 @@ class Rebased:
 
     @property
     def counts(self) -> LeafCounts:
-        """The numbers of leaves. `kept` is negative, for the dropped leaves."""
+        """The numbers of leaves. `kept` is negative: it subtracts the dropped leaves."""
         entries = pc.sum(self.existing.column("record_count")).as_py() or 0
         return LeafCounts(len(self.existing), -len(self.dropped), len(self.dropped), entries)
 
@@ -330,14 +330,15 @@ def rebase(
     """Return the groups that fit `base`, the root of `state`.
 
     Entries that have been removed from their leaves since, and files that have left the root, are masked in the new
-    leaves, by path (semantics 12.10). A group is left out if one of its leaves is gone, as after another compaction, or
-    has regained entries that were masked, as after a rollback, since the new leaves lack these.
+    leaves, by path (semantics 12.10). A group is left out if one of its leaves is gone, as after another compaction. It
+    is also left out if a leaf has regained masked entries, as after a rollback, since the new leaves lack these
+    entries.
 
     A data file that has left the root may have moved to a leaf of another commit, while its deletion vector has not.
     New delete leaves are then not affiliated with the data leaf in which the file is masked.
 
     Args:
-        busy: leaves that the commit itself removes entries from, and which are not replaced.
+        busy: leaves that are not replaced, since the commit itself removes entries from them.
     """
     leaves = {row["location"]: row for row in _leaf_rows(base)}
     versions = file_versions(base)
@@ -376,7 +377,7 @@ def _leaf_rows(base: Root) -> list[dict[str, Any]]:
 def _changes(
     old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, load: LoadBlob
 ) -> tuple[PositionBitmap, PositionBitmap]:
-    """Return the ordinals that only the new manifest DV of a leaf masks, and those that only the old one does."""
+    """Return the ordinals that only the new manifest DV of a leaf masks, and the ones that only the old DV masks."""
     nothing = PositionBitmap({})
     if same_manifest_dv(old, new):
         return nothing, nothing
@@ -503,7 +504,7 @@ def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -
 
 
 def _owners(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -> DataFrame:
-    """Return the live files of new and remaining data leaves with which deletes may be affiliated."""
+    """Return the live files of the new and remaining data leaves that deletes may be affiliated with."""
     state = job.state
     projection = EntryProjection.of(("location", "version_info"))
     new_leaves = pa.concat_tables([job.form.schema.empty_table(), *(each.new_leaves for each in data)])

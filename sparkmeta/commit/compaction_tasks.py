@@ -39,8 +39,8 @@ from sparkmeta.spec.entry import Status
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
-# A leaf to read: the values that its entries inherit, and its manifest DV, if any. file_format: of a manifest in the
-# layout of versions 1 to 3; null for one of the tree's own layout.
+# A leaf to read: the values that its entries inherit, and its manifest DV, if any. file_format: the format of a
+# manifest in the layout of versions 1 to 3; null for a leaf in the tree's layout.
 _LEAF = pa.struct(
     [
         pa.field("location", pa.string()),
@@ -75,7 +75,7 @@ BIN_SCHEMA = pa.schema(
 GROUP_LEAF_SCHEMA = pa.schema([pa.field("group", pa.int32()), pa.field("leaf", pa.binary())])
 
 _BATCH_ROWS = 8_192
-# Most entries, unless one leaf has more, that a task cuts into ranges at once.
+# Maximum number of entries that a task cuts into ranges at once, unless one leaf has more.
 CUT_ENTRIES = 400_000
 
 
@@ -86,9 +86,9 @@ class Rewriting:
     Attributes:
         types: the types of the table's V4 manifests.
         locations: resolves the locations in the table's manifests.
-        keys: spec id -> ids of the stats by whose lower bounds entries are sorted, before their paths.
+        keys: spec id -> ids of stats. Entries are sorted by the lower bounds of these stats, then by path.
         entry_bytes: the mean size of an entry in a leaf.
-        adoption: makes entries those of another table, to which the new leaves belong.
+        adoption: converts entries to entries of another table, to which the new leaves belong.
     """
 
     reader: ExecutorReader
@@ -175,7 +175,8 @@ class Rewriting:
         """Yield the live, unmasked entries of leaves as EXISTING ones.
 
         Raises:
-            CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has not as many entries as its root says.
+            CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has another number of entries than its root
+                says.
         """
         dvs = [_dv_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
         masks = {dv[MANIFEST]: dv for dv in inlined(dvs, self.reader)}
@@ -196,7 +197,7 @@ class Rewriting:
             raise CorruptFileError(leaf["location"], "entries", count, problem)
 
     def _physical_entries(self, leaf: Mapping[str, Any]) -> Iterator[pa.Table]:
-        """Yield all entries of a leaf in physical order: those of its own layout at once, others by thousands."""
+        """Yield all entries of a leaf in physical order: at once for the tree's layout, else by thousands."""
         spec_id = leaf["partition_spec_id"]
         if leaf["file_format"] is not None:
             batches = self._decoded(leaf, conversion_projection(self.types, spec_id))

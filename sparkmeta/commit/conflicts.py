@@ -65,7 +65,7 @@ class RelevantChanges:
         history: the snapshots, newest first.
         filter: a filter that relevant files may match.
         partitions: rows of `replaced_partitions` with the partitions of relevant files; None for all partitions.
-        more_stats: columns whose stats are read in addition to those of the filter.
+        more_stats: columns whose stats are read in addition to the filter's columns.
     """
 
     head: TableState
@@ -83,7 +83,7 @@ class RelevantChanges:
         return changes
 
     def added(self, content: ContentType, *, rewritten: bool = False) -> list[DataFrame]:
-        """Return the added files; unless `rewritten`, without those of rewrites, which change no rows."""
+        """Return the added files. Unless `rewritten`, without files of rewrites, since these change no rows."""
         ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
         return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
 
@@ -111,7 +111,7 @@ def changes_matching(
 
 
 def has_rows(frame: DataFrame) -> bool:
-    """Return whether a frame has rows. Uses `collect`, which starts no job for local rows such as those of a root."""
+    """Return whether a frame has rows. Uses `collect`, which starts no job for local rows such as a root's."""
     return bool(frame.select("location").limit(1).collect())
 
 
@@ -225,9 +225,9 @@ class Validation:
     """A request to fail a commit that conflicts with concurrent ones.
 
     Attributes:
-        row_filter: the rows that it read; None to use the files that it replaces.
+        row_filter: the rows that the operation read; None to use the files that it replaces.
         isolation: "serializable" also treats added data as a conflict.
-        ignores_deletes: whether rows that it read may be deleted if it only deletes or adds rows.
+        ignores_deletes: whether rows that it read may be deleted, if it only deletes or adds rows.
     """
 
     row_filter: BooleanExpression | str | None = None
@@ -240,8 +240,8 @@ class Operation:
     """The parts of an update that decide whether other commits conflict with it.
 
     Attributes:
-        filters: the filters by which it removes data files.
-        partitions_of: the files in whose partitions it removes the data files.
+        filters: the filters that select the data files that it removes.
+        partitions_of: new files. It removes the data files in their partitions.
         names_files: whether it removes files by name.
         adds_deletes: whether it adds deletes of rows.
     """
@@ -305,10 +305,10 @@ def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> No
 def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *, with_deletes: bool) -> None:
     """Refuse deletes of rows in data files that others have removed since the snapshot `start` (semantics 12.5).
 
-    The deletes would not apply to the files that replace these.
+    The deletes would not apply to the files that replace the removed ones.
 
     Args:
-        head: the state to which the deletes are to be added.
+        head: the state that the deletes are added to.
         files: the data files, rows with `file_path`.
         start: the snapshot that was read.
         with_deletes: whether data files removed by a `delete` operation count as well.
@@ -331,11 +331,11 @@ def refuse_new_dvs(
 ) -> None:
     """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 12.5).
 
-    A change that names a live deletion vector to replace it has read it.
+    If a change replaces a live deletion vector by name, it has read the deletion vector: this is no conflict.
 
     Args:
         head: the table at the branch's head.
-        state: the state to which the deletion vectors are to be added.
+        state: the state that the deletion vectors are added to.
         new: the new files.
         named: the files that the change removes by name, which are live.
         start: the snapshot that was read.
@@ -364,7 +364,7 @@ def refuse_new_dvs(
 
 
 def refuse_other_specs(head: TableState, specs: Collection[int], start: int | None) -> None:
-    """Refuse equality deletes that don't apply to data files which were added since the snapshot `start`.
+    """Refuse equality deletes that don't apply to data files added since the snapshot `start`.
 
     Args:
         head: the table at the branch's head.
@@ -416,7 +416,7 @@ def refuse_deletes_of_moved_rows(
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
-    """Refuse rows that were read before their files had row ids, since the new files would give them others.
+    """Refuse rows that were read before their files had row ids, since the new files would give them other ids.
 
     The first commit after an upgrade to format version 3 assigns row ids to all files.
 
@@ -438,7 +438,7 @@ def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
 def refuse_replaced_data(head: TableState, start: int | None) -> None:
     """Refuse new position delete files if data files may have been replaced since the snapshot `start`.
 
-    For delete files that don't name their data files.
+    This check is for delete files that don't name their data files.
 
     Raises:
         CommitConflictError: another commit has replaced files.
@@ -531,7 +531,7 @@ def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, seq
 
 
 def _named_entries(state: TableState, files: DataFrame, removal: Removal, stats: Iterable[int] = ()) -> DataFrame:
-    """Return the live entries of replaced data files, from the root and the leaves that these are removed from."""
+    """Return the live entries of replaced data files, from the root and the leaves that list them."""
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
@@ -549,7 +549,7 @@ def _scopes(
     row_filter: BooleanExpression | str | None,
     operation: Operation,
 ) -> list[RelevantChanges]:
-    """Return the scopes of an operation: what it read, otherwise what it replaces, otherwise the whole table."""
+    """Return an operation's scopes: the rows that it read, else the files that it replaces, else the whole table."""
     if row_filter is not None:
         return [changes_matching(head, history, row_filter)]
     everything = changes_matching(head, history, AlwaysTrue())

@@ -88,7 +88,7 @@ class FileRows:
         specs: spec id -> its fields.
         default_spec: the spec of rows without `spec_id`.
         columns: ids of all columns in any schema of the table.
-        sequence_number: the data sequence number of the files; None for that of the commit.
+        sequence_number: the data sequence number of the files; None for the commit's number.
     """
 
     table: str
@@ -109,7 +109,7 @@ class FileRows:
             yield from self.entries(pa.Table.from_batches([batch])).combine_chunks().to_batches()
 
     def entries(self, files: pa.Table) -> pa.Table:
-        """Return the files as rows of `tree_schema` with status ADDED, without what the commit sets.
+        """Return the files as rows of `tree_schema` with status ADDED, without the fields that the commit sets.
 
         Args:
             files: columns of `inspect.files` and `VALUE_SIZES` in any order. Missing ones are null; extra ones are
@@ -144,7 +144,7 @@ class FileRows:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def partitions(self, files: pa.Table) -> pa.Table | None:
-        """Return the partitions given by rows, as hints for a search.
+        """Return the partitions in rows, as hints for a search.
 
         Returns:
             `partition_spec_id` and `partition`, a struct by partition field id, of the rows that have both. None if a
@@ -312,7 +312,7 @@ def refuse_kinds(entries: pa.Table, allowed: Iterable[int], table: str) -> None:
 def checked_table(values: Mapping[str, pa.Array]) -> pa.Table:
     """Build rows of `tree_schema` from fields of new content entries, for `entry_problems`.
 
-    They have no stats, and numbers instead of those that the commit sets in `version_info`.
+    They have no stats, and placeholder numbers in `version_info`, where the commit sets the real ones.
     """
     schema, rows = tree_schema({}), len(values["location"])
     kind = schema.field("version_info").type
@@ -341,7 +341,7 @@ class ListedRows(FileRows):
     """Converts rows of files to entries of one table with manifest lists. Picklable.
 
     Attributes:
-        format_version: the table's.
+        format_version: the table's format version.
         partition: (partition field id, type name) of the fields of `partition` in entries.
     """
 
@@ -413,12 +413,12 @@ class ListedRows(FileRows):
 
 
 PLACE = "place"
-"""A column in addition to those of new files: their order."""
+"""An additional column of new files: their order."""
 
 CONTENT, SPEC_ID, KINDS, TUPLES, KEYS, ROWS = "content", "spec_id", "kinds", "tuples", "keys", "rows"
 
 FILES_PER_KEY = 100
-"""The number of files for each key in the sample by which ranges are bounded."""
+"""The number of files for each key in the sample that determines the bounds of ranges."""
 
 _KIND = pa.struct(
     [
@@ -451,7 +451,7 @@ class FileTasks:
         """The schema of encoded files: a row for each manifest content and partition spec of a batch of files.
 
         kinds: counts of the files by `FileKind`. tuples: their distinct partition tuples, unless the table has no
-        partition fields. keys: a sample of their sort keys. rows: their encoded entries. The last two are Arrow
+        partition fields. keys: a sample of their sort keys. rows: their encoded entries. `keys` and `rows` are Arrow
         streams.
         """
         fields = [pa.field(CONTENT, pa.int32()), pa.field(SPEC_ID, pa.int32()), pa.field(KINDS, pa.list_(_KIND))]

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 _MANIFEST_PATH = "manifest_path"
 _DATA = (int(ContentType.DATA),)
 _DELETES = (int(ContentType.POSITION_DELETES), int(ContentType.EQUALITY_DELETES))
-# The maximum argument of DataFrame.limit(), less the extra row that detects whether there are more.
+# The maximum argument of DataFrame.limit(), minus the extra row that detects whether there are more.
 _MOST_LIMIT = (1 << 31) - 2
 
 
@@ -86,7 +86,7 @@ class FileWriter:
     """Converts the new files of a commit to entries: up to `direct_files` in the root, the rest in leaves.
 
     If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, they go to delete leaves
-    affiliated with it. Files get the data sequence number `sequence_number`, or that of the commit if it is None.
+    affiliated with it. Files get the data sequence number `sequence_number`, or the commit's number if it is None.
     """
 
     state: TableState
@@ -136,7 +136,7 @@ class FileWriter:
         return self._in_leaves(files.leaves(), _DATA)
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
-        """Convert the deletion vectors of another table, whose data files `added` has, to entries. Runs jobs.
+        """Convert the deletion vectors of another table to entries. `added` has the table's data files. Runs jobs.
 
         Raises:
             ValidationError: a deletion vector is older than its data file.
@@ -214,7 +214,7 @@ class FileWriter:
         return self._in_leaves(pa.concat_tables([owned, self._written(rest)]), allowed)
 
     def _owners(self, entries: pa.Table, named: Collection[str]) -> pa.Array:
-        """Return the data leaf of each deletion vector's file; null if there is none, and for other deletes."""
+        """Return the data leaf of each deletion vector's file; null if no leaf has the file, and for other deletes."""
         state = self.state
         dvs = new_entries(state, entries.filter(one_of(entries, [ContentType.POSITION_DELETES])))
         targets = find_targets(state, dvs, named, self.searches)
@@ -285,7 +285,7 @@ _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 class ListedFileWriter:
     """Converts the new files of a commit to entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests.
 
-    Files get the data sequence number `sequence_number`, or that of the commit if it is None.
+    Files get the data sequence number `sequence_number`, or the commit's number if it is None.
     """
 
     state: TableState
@@ -370,7 +370,7 @@ class ListedFileWriter:
         return sampled_bounds(sample, schema.empty_table(), -(-count // FILES_PER_KEY), ranges)
 
     def _partitions(self, encoded: DataFrame, spec_ids: Collection[int]) -> frozenset[PartitionKey] | None:
-        """Return the partitions of the files; None if they are too many."""
+        """Return the partitions of the files; None if there are too many."""
         if TUPLES not in encoded.columns:
             return frozenset((spec_id, ()) for spec_id in spec_ids)
         tuples = encoded.select(F.col(SPEC_ID).alias("partition_spec_id"), F.explode(TUPLES).alias(PARTITION))

@@ -94,7 +94,7 @@ def partition_columns(state: TableState) -> list[Column]:
 
 
 DELETE_ENTRY_BYTES = 100.0
-"""An estimate of the size of a deletion vector's entry in a leaf, used until one has been written."""
+"""The estimated size of a deletion vector's entry in a leaf. It is used until a leaf has been written."""
 
 _DATA_PATH = "data_path"
 
@@ -228,7 +228,7 @@ def spill_manifest_dvs(
     Args:
         table: the new root.
         name: the prefix of the file's name.
-        spilled: (leaf, bitmap) -> entry columns of a DV that earlier attempts moved. Updated with newly moved DVs.
+        spilled: (leaf, bitmap) -> entry columns of a DV that earlier attempts moved. Newly moved DVs are added.
     """
     manifest_dvs = pc.and_(one_of(table, MANIFEST_DVS), is_live(table))
     blobs = pc.struct_field(table.column("deletion_vector"), "inline_content")
@@ -269,7 +269,7 @@ def _write_puffin(
 
 
 def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
-    """Return the rows of DVs to move: all above the size limit, then the largest until the others fit the budget."""
+    """Return the rows of DVs to move: all above the size limit, then the largest until the rest fits the budget."""
     order = sorted((row for row, size in enumerate(sizes) if size), key=lambda row: -sizes[row])
     total, chosen = sum(sizes), []
     for row in order:

@@ -99,10 +99,11 @@ def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
     """Pack the manifests of one content into bins, in the order of the next list.
 
     The newest partition spec comes first. Manifests of a spec are packed into bins of the target size, starting from
-    the last. Bins of several manifests are merged; the one with the commit's newest only if it has `min_count`.
+    the last. Bins of several manifests are merged. The bin with the commit's newest manifest is merged only if it has
+    at least `min_count`.
 
     Args:
-        manifests: rows of `MANIFEST_FILE_SCHEMA`, those of the commit first.
+        manifests: rows of `MANIFEST_FILE_SCHEMA`, the commit's own first.
     """
     if not options.merges or not len(manifests):
         return [Bin((place,), is_merged=False) for place in range(len(manifests))]
@@ -175,13 +176,13 @@ class ManifestRewriter:
     target_bytes: int
 
     def without_entries(self, manifests: pa.Table, removed: Mapping[str, PositionBitmap]) -> pa.Table:
-        """Rewrite manifests without their removed entries, and return the rows of the new ones in order.
+        """Rewrite manifests without their removed entries, and return the rows of the new manifests in order.
 
         A removed entry becomes a DELETED entry of the snapshot, and all other live ones become EXISTING, as in
         Iceberg's Java library.
 
         Args:
-            manifests: rows of `MANIFEST_FILE_SCHEMA`. Those without removed entries are skipped.
+            manifests: rows of `MANIFEST_FILE_SCHEMA`. Manifests without removed entries are skipped.
             removed: manifest location -> ordinals of the entries to remove.
 
         Raises:
@@ -193,13 +194,13 @@ class ManifestRewriter:
         return self._written([affected.slice(place, 1) for place in range(len(affected))], removed)
 
     def merged(self, groups: Sequence[pa.Table]) -> pa.Table:
-        """Merge each group of manifests into one manifest, and return the rows of the new ones.
+        """Merge each group of manifests into one manifest, and return the rows of the new manifests.
 
         The snapshot's own ADDED and DELETED entries are unchanged. Other live entries become EXISTING, and other
         DELETED ones are dropped. Raises the same errors as `without_entries`.
 
         Args:
-            groups: rows of `MANIFEST_FILE_SCHEMA` of one content and partition spec each. Those of manifests that are
+            groups: rows of `MANIFEST_FILE_SCHEMA` of one content and partition spec each. Rows of manifests that are
                 not committed yet have no sequence number.
         """
         return self._written(groups, {})
@@ -261,7 +262,7 @@ def refuse_rewrite(manifests: pa.Table, spec_id: int, state: TableState) -> None
 
 @dataclass(frozen=True)
 class NewList:
-    """A snapshot with a manifest list, based on the snapshot of `state`, to commit to a branch; None to no branch."""
+    """A snapshot with a manifest list, based on the snapshot of `state`. If `branch` is None, no branch moves to it."""
 
     state: TableState
     branch: str | None
@@ -271,8 +272,8 @@ class NewList:
         """Write the manifest list and return the table's metadata with its snapshot.
 
         Args:
-            manifests: rows of `MANIFEST_FILE_SCHEMA` in list order. Those of new manifests are as returned by
-                `write_manifest`, without a sequence number.
+            manifests: rows of `MANIFEST_FILE_SCHEMA` in list order. Rows of new manifests have no sequence number, as
+                `write_manifest` returns them.
 
         Raises:
             ValidationError: a manifest lacks a value that the format version requires.

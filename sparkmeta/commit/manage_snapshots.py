@@ -55,7 +55,7 @@ class ManageSnapshots(IcebergManageSnapshots):
     """pyiceberg's builder of branches and tags, extended with the operations of Java's builder.
 
     It ends with `commit` or its `with` block. As in Java, it is an error to create a branch or tag that exists, to
-    remove one that does not, or to remove main. A ref that moves or is renamed keeps the retention that it then has.
+    remove one that does not exist, or to remove main. A ref that moves or is renamed keeps its current retention.
     """
 
     _transaction: _Steps  # type: ignore[assignment]
@@ -65,7 +65,7 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: the name is empty or that of another branch or tag, or a limit is out of range.
+            ValidationError: the name is empty or another branch or tag has it, or a limit is out of range.
         """
         self._refuse_existing(tag_name, snapshot_id)
         self._refuse_limits(max_ref_age_ms=max_ref_age_ms)
@@ -84,7 +84,7 @@ class ManageSnapshots(IcebergManageSnapshots):
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
-            ValidationError: the name is empty or that of another branch or tag, or a limit is out of range.
+            ValidationError: the name is empty or another branch or tag has it, or a limit is out of range.
         """
         self._refuse_existing(branch_name, snapshot_id)
         self._refuse_limits(
@@ -96,13 +96,13 @@ class ManageSnapshots(IcebergManageSnapshots):
         return self
 
     def remove_tag(self, tag_name: str) -> Self:
-        """Remove a tag. Raises ValidationError if there is none of that name."""
+        """Remove a tag. Raises ValidationError if there is no such tag."""
         self._ref(tag_name, SnapshotRefType.TAG)
         super().remove_tag(tag_name)
         return self
 
     def remove_branch(self, branch_name: str) -> Self:
-        """Remove a branch. Raises ValidationError if there is none of that name, or it is main."""
+        """Remove a branch. Raises ValidationError if there is no such branch, or it is main."""
         self._branch_but_main(branch_name, "removed")
         super().remove_branch(branch_name)
         return self
@@ -111,7 +111,7 @@ class ManageSnapshots(IcebergManageSnapshots):
         """Rename a branch.
 
         Raises:
-            ValidationError: there is no such branch, it is main, or the new name is empty or that of a branch or tag.
+            ValidationError: there is no such branch, it is main, or the new name is empty or a branch or tag has it.
         """
         ref = self._branch_but_main(branch_name, "renamed")
         self._refuse_existing(new_name, ref.snapshot_id)
@@ -216,8 +216,8 @@ class ManageSnapshots(IcebergManageSnapshots):
         """Apply the changes of a snapshot that is not on main to main (semantics 12.8).
 
         If the head of main is the snapshot's parent, main is fast-forwarded. Otherwise, the data files of an append are
-        added. A dynamic partition overwrite replaces the same files, provided that it started from an ancestor of main
-        and no data has been added to its partitions since. The new snapshot's summary has `source-snapshot-id`, and
+        added. A dynamic partition overwrite replaces the same files, if it started from an ancestor of main and no data
+        has been added to its partitions since. The new snapshot's summary has `source-snapshot-id`, and
         `published-wap-id` with the `wap.id` of the source. It records the same idempotency key as the source.
 
         Raises:

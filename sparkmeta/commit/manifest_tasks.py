@@ -85,14 +85,14 @@ class RewriteTasks:
 
 
 SIZE = "files_size"
-"""A column in addition to those of a manifest list: the bytes of a manifest's files; of deletion vectors, the blobs."""
+"""A column besides a manifest list's: the bytes of a manifest's files. For deletion vectors, it counts the blobs."""
 
 SIZED_MANIFEST_SCHEMA = MANIFEST_FILE_SCHEMA.append(pa.field(SIZE, pa.int64()))
 
 
 @dataclass(frozen=True)
 class AdoptedSpec:
-    """A partition spec of another table, whose files go to manifests of this table's spec with the same fields.
+    """A partition spec of another table. Its files go to manifests of this table's spec with the same fields.
 
     Attributes:
         manifest_format: the format of the manifests.
@@ -103,7 +103,7 @@ class AdoptedSpec:
     field_ids: tuple[int | None, ...]
 
     def tuples(self, partition: pa.StructArray) -> pa.StructArray:
-        """Return the other table's partition tuples as those of this table's spec."""
+        """Convert the other table's partition tuples to tuples of this table's spec."""
         kinds = [(str(field_id), bound_arrow_type(kind)) for field_id, kind in self.manifest_format.partition]
         values = [
             pa.nulls(len(partition), kind)
@@ -116,7 +116,7 @@ class AdoptedSpec:
 
 @dataclass(frozen=True)
 class TableTasks:
-    """Reads entries of another table and writes those of live files to manifests. Picklable.
+    """Reads entries of another table and writes the entries of live files to manifests. Picklable.
 
     Attributes:
         projection: all columns of content entries except the first row id, plus metrics maps and `partition`.

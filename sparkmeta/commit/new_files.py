@@ -98,7 +98,7 @@ def _tuple_fields(state: TableState) -> dict[int, tuple[TupleField, ...]]:
 
 
 def _names_in_rows(field: PartitionField, names: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the names that a partition field may have in rows of files: its own only if no other field has that."""
+    """Return the names that a partition field may have in rows of files: its own name only if no other field has it."""
     name = names[field.field_id]
     return (name,) if field.name in names.values() else (name, field.name)
 
@@ -133,7 +133,7 @@ def distinct_partitions(state: TableState, partitions: DataFrame) -> DataFrame:
 
 
 def replaces_everything(state: TableState, partitions: DataFrame) -> bool:
-    """Return whether `new_partitions` include an unpartitioned one, which replaces all files (semantics 12.4)."""
+    """Return whether an unpartitioned spec is among `new_partitions`, which replaces all files (semantics 12.4)."""
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
     if not unpartitioned:
         return False
@@ -163,7 +163,7 @@ class NewFiles:
         rows: entries for the root, rows of `tree_schema`.
         leaves: the root's entries for leaves with the other files.
         tally: counts of the files, for the snapshot's summary.
-        named: locations of the manifests that the rows of deletion vectors name for their data files.
+        named: locations of the data files' manifests, as named by the rows of deletion vectors.
     """
 
     rows: pa.Table | None = None

@@ -73,7 +73,7 @@ def snapshot_summary(
     """Return the summary (semantics 10.1).
 
     Raises:
-        ValidationError: a property has the name of a computed one, or a rewrite adds more rows than it removes.
+        ValidationError: a property has the name of a computed property, or a rewrite adds more rows than it removes.
     """
     metrics = UpdateMetrics()
     for kind, count in added.counts.items():
@@ -137,7 +137,7 @@ class SnapshotNames:
 
 @dataclass(frozen=True)
 class NewSnapshot:
-    """A snapshot with a root, based on `base`, the root of `state`, to commit to a branch; None to no branch."""
+    """A snapshot with a root, based on `base`, the root of `state`. If `branch` is None, no branch moves to it."""
 
     state: TableState
     base: BaseRoot
@@ -183,12 +183,12 @@ def with_snapshot(state: TableState, branch: str | None, fields: dict[str, Any])
     """Return the table's metadata with a new snapshot, a child of the state's.
 
     Args:
-        branch: the branch that it becomes the head of; None for none.
+        branch: the branch whose head it becomes; None to move no branch.
         fields: the snapshot's JSON without its parent, time and schema.
     """
     metadata, parent = state.metadata, state.snapshot
     common: dict[str, Any] = {
-        # Of snapshots of equal times, time travel finds only the first.
+        # If snapshots have equal times, time travel finds only the first.
         "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms + 1),
         "schema-id": metadata.current_schema_id,
     }
@@ -206,16 +206,16 @@ def branch_update(metadata: TableMetadata, branch: str, snapshot_id: int) -> Set
 
 
 class RefUpdate(SetSnapshotRefUpdate):
-    """An update that sets or creates a branch or tag. Retention fields that are None stay as they are.
+    """An update that sets or creates a branch or tag. Retention fields that are None stay unchanged.
 
     Attributes:
-        retention_of: the branch or tag whose retention stays; None for the one that is set.
+        retention_of: the branch or tag whose retention stays; None for the branch or tag that is set.
     """
 
     retention_of: str | None = None
 
     def completed(self, metadata: TableMetadata) -> SetSnapshotRefUpdate:
-        """Return the update for a version of the metadata, with the retention that stays."""
+        """Return the update for a version of the metadata, with the unchanged retention fields filled in."""
         ref = metadata.refs.get(self.retention_of or self.ref_name)
         unset = [] if ref is None else [name for name in _RETENTION if getattr(self, name) is None]
         return self.model_copy(update={name: getattr(ref, name) for name in unset})
@@ -225,7 +225,7 @@ def branch_head(state: TableState, branch: str) -> TableState:
     """Return the state at a branch's head.
 
     Raises:
-        ValidationError: the branch does not exist and is not main, or the name is a tag's.
+        ValidationError: the branch does not exist and is not main, or a tag has the name.
     """
     refuse_tag(state.metadata, branch)
     head = state.at(state.metadata.snapshot_by_name(branch))

@@ -170,7 +170,7 @@ def _edited(base: Root, change: TreeChange, stamp: Stamp, schema: pa.Schema, loa
 
 
 def _edited_leaves(leaves: pa.Table, change: TreeChange) -> pa.Table:
-    """Return the leaves without those that a compaction replaces."""
+    """Return the leaves that a compaction does not replace."""
     locations = leaves.column("location")
     for location in sorted({*change.dropped, *change.masks} - set(locations.to_pylist())):
         raise CommitConflictError(f"{location} is no longer a live manifest of the table")
@@ -251,7 +251,7 @@ _LEAF_COLUMNS = ["location", "record_count", "partition_spec_id"]
 
 
 def _merged(leaf: Mapping[str, Any], old: PositionBitmap, new: PositionBitmap, stamp: Stamp) -> dict[str, Any]:
-    """Return the entry of a manifest DV that combines the ordinals of the old one with newly removed ones."""
+    """Return the entry of a manifest DV that combines the ordinals of the old DV with newly removed ones."""
     if not new.cardinality:
         raise ValueError(f"{leaf['location']}: nothing is removed from it")
     if (new.max() or 0) >= leaf["record_count"]:
@@ -481,6 +481,6 @@ def _count(rows: pa.Table) -> KindCount:
 
 
 def file_sizes(entries: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
-    """Return the bytes of each file; of a deletion vector, those of its blob."""
+    """Return the bytes of each file, or of the blob for a deletion vector."""
     blobs = pc.struct_field(entries.column("deletion_vector"), "size_in_bytes")
     return pc.coalesce(blobs, entries.column("file_size_in_bytes"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TARGET = "commit.manifest.target-size-bytes"
 MOST_BYTES = 64 << 20
-"""Most bytes of a manifest, since a task holds its uncompressed entries as one array."""
+"""Maximum bytes of a manifest, since a task holds its uncompressed entries as one array."""
 
 _MIN_COUNT = "commit.manifest.min-count-to-merge"
 _MERGE = "commit.manifest-merge.enabled"
@@ -51,7 +51,7 @@ class ListOptions:
 
 
 # -- Table properties for V4 trees ------------------------------------------------------------------------------------
-# `check_snapshot_options` also checks those of manifest lists.
+# `check_snapshot_options` also checks the properties for manifest lists.
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TreeOptions:
     """Table properties `write.tree.*`, named like the fields with dashes.
 
     Attributes:
-        direct_files: maximum new files of a commit to put into the root; beyond it, they go into leaves.
+        direct_files: maximum new files that a commit puts into the root; further files go into leaves.
         flush_data_files: maximum carried-over data files of a root; more are moved into leaves.
         flush_delete_files: maximum carried-over delete files of a root; more are moved into leaves.
         leaf_target_bytes: target size of a leaf.

@@ -90,7 +90,7 @@ def table_match(source: TableState, target: TableState, spec_ids: Collection[int
 
 
 def adoption(source: TableState, target: TableState, spec_ids: Collection[int]) -> Adoption:
-    """Return the converter from entries of one table to those of a tree. See `table_match` for errors.
+    """Return the converter from entries of one table to entries of a tree. See `table_match` for errors.
 
     Args:
         source: the table with the entries, including expressions for its partition fields.
@@ -210,7 +210,7 @@ def _specs(source: TableState, target: TableState, spec_ids: Collection[int]) ->
 
 
 def _check_values(source: TableState, target: TableState, spec_id: int, same: int, where: str) -> None:
-    """Refuse partition values whose type differs in the target, as those of a dropped column may."""
+    """Refuse partition values whose type differs in the target. This is possible for values of a dropped column."""
     fields = zip(source.specs[spec_id].fields, source.types.spec_fields[spec_id], target.types.spec_fields[same],
                  strict=True)  # fmt: skip
     for field, (_, kind), (_, target_kind) in fields:
@@ -264,7 +264,7 @@ def live_deletes(source: TableState) -> pa.Table:
 
 
 def refuse_deletes(source: TableState, target: TableState) -> None:
-    """Raise ValidationError if a table has deletes, without which deleted rows would reappear."""
+    """Raise ValidationError if a table has deletes, since deleted rows would reappear without them."""
     manifests = live_deletes(source)
     if not len(manifests):
         return
@@ -316,7 +316,7 @@ def matched(deletes: DataFrame, source: TableState) -> DataFrame:
 
 
 def refuse_older(vectors: DataFrame, source: TableState, target: TableState) -> None:
-    """Refuse deletion vectors that are older than their data file, which `source` can't be read with. Runs a job.
+    """Refuse deletion vectors that are older than their data file, since `source` can't be read with them. Runs a job.
 
     Args:
         vectors: rows of `matched` with `location` and `version_info`.
@@ -334,7 +334,7 @@ def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
 
     Raises:
         ValidationError: a deletion vector is older than its data file.
-        UnsupportedError: there are more than the tasks of a commit can leave out.
+        UnsupportedError: there are more deletion vectors than the tasks of a commit can leave out.
     """
     vectors = materialize(matched(_live_deletes(source), source))
     refuse_older(vectors, source, target)
@@ -407,7 +407,7 @@ class TableFiles:
         return self.job.adoption(pa.concat_tables([schema.empty_table(), *rows]))
 
     def leaves(self) -> pa.Table:
-        """Write the data files to leaves of the other table and return the root entries of these. Runs jobs."""
+        """Write the data files to leaves of the other table and return the leaves' root entries. Runs jobs."""
         written = [group.new_leaves for group in self.job.data(self.choice.data)]
         return pa.concat_tables([self.job.form.schema.empty_table(), *written]).combine_chunks()
 
@@ -500,11 +500,11 @@ def _places(rows: pa.Table) -> list[int]:
 
 
 # -- Write another table's files for a manifest list ------------------------------------------------------------------
-# Tasks decode the table's manifests and encode their entries as those of new files. Entries do not pass through Spark
+# Tasks decode the table's manifests and encode their entries as entries of new files. Entries do not pass through Spark
 # rows and are not sorted: a new manifest has the entries of manifests that are neighbours in the other table.
 
 
-# Row ids are assigned by the commit. To read those of the other table, tasks could not share a manifest.
+# The commit assigns row ids. If tasks had to read the other table's row ids, they could not share a manifest.
 _COLUMNS = (*(name for name in FILE_COLUMNS if name != "first_row_id"), *METRICS_MAP_IDS)
 
 
@@ -534,7 +534,7 @@ class ListedTable:
     def vectors(self) -> ListedFiles:
         """Write the deletion vectors of live data files, of a source without other deletes. Runs jobs if there are any.
 
-        Raises the same errors as `data_files`; also ValidationError if a vector is older than its data file.
+        Raises the same errors as `data_files`, and ValidationError if a vector is older than its data file.
         """
         manifests = live_deletes(self.source)
         if not len(manifests):
@@ -619,7 +619,7 @@ def _units(parts: pa.Table, target_bytes: int) -> pa.Table:
 
 
 def _starts(sizes: list[int], target_bytes: int) -> Iterator[int]:
-    """Yield the indices at which packs of neighbours begin, of at most `target_bytes` unless one alone is larger."""
+    """Yield the start indices of packs of neighbours. A pack has at most `target_bytes` or a single element."""
     total = target_bytes
     for place, size in enumerate(sizes):
         if total + size > target_bytes or not place:

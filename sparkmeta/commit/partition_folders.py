@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 NULL_FOLDERS = ("null", "__HIVE_DEFAULT_PARTITION__")
-"""What folders of null values are named."""
+"""The names of folders with null values."""
 
 _EPOCH_YEAR = 1970
 
@@ -54,7 +54,7 @@ def partitions_of_folders(state: TableState, paths: Iterable[str]) -> pa.Table:
 
 
 def named_folders(folder: str) -> dict[str, str]:
-    """Return the escaped values of the folders `name=value` in a path, by each name that they may have."""
+    """Return the escaped values of the folders `name=value` in a path, by all names that each folder may have."""
     return {name: text for names, text in assignments(folder) for name in names}
 
 
@@ -67,7 +67,7 @@ def assignments(folder: str) -> Iterator[tuple[Sequence[str], str]]:
 
 
 def readings(escaped: str) -> Sequence[str]:
-    """Return what a name or value in a folder name may be. Iceberg escapes a space as `+`; Spark and Hive do not."""
+    """Return what a folder's name or value may mean. Iceberg escapes a space as `+`; Spark and Hive do not."""
     return [*dict.fromkeys((unquote(escaped), unquote_plus(escaped)))]
 
 

@@ -1,7 +1,7 @@
 """Relations of files: few are an Arrow table on the driver, many a DataFrame, with the same operations.
 
-Few files start no job of Spark. A condition is a function of a row, which maps the path of a column to `Sql` or
-`ArrowValues`: these have the same operators, so that each check is written once.
+Few files start no Spark job. A condition is a function of a row, which maps the path of a column to `Sql` or
+`ArrowValues`. Both have the same operators, so each check is written once.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _COUNT = "rows_with_the_key"
 
 
 def is_few(count: int) -> bool:
-    """Return whether files of this number are collected on the driver."""
+    """Return whether this number of files is collected on the driver."""
     return count <= FEW_FILES
 
 
 def few(frame: DataFrame) -> pa.Table | None:
-    """Return rows as a table; None if they are many. Runs a job."""
+    """Return rows as a table; None if there are many. Runs a job."""
     head = frame.limit(FEW_FILES + 1).toArrow()
     return head if is_few(len(head)) else None
 
 
 def few_or_many(frame: DataFrame) -> Relation:
-    """Return rows as a table if they are few, and otherwise compute them once. Runs jobs."""
+    """Return rows as a table if there are few; otherwise compute them once. Runs jobs."""
     head = few(frame)
     return materialize(frame) if head is None else head
 
@@ -59,7 +59,7 @@ def frame_of(rows: Relation, spark: SparkSession) -> DataFrame:
 
 
 def computed(rows: Relation) -> Relation:
-    """Compute many rows once. Runs a job."""
+    """Compute the rows once if they are a DataFrame. This runs a job."""
     return rows if isinstance(rows, pa.Table) else materialize(rows)
 
 
@@ -109,7 +109,7 @@ def with_partition_key(rows: Relation, name: str, state: TableState) -> Relation
 
 
 def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
-    """Return the rows whose key is in other rows, or is not.
+    """Return the rows whose key is in other rows, or with `absent` the rows whose key is not.
 
     Args:
         rows: the rows.
@@ -130,7 +130,7 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
 
 
 def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
-    """Return the rows with the columns of the row whose key is equal, or with nulls.
+    """Return the rows with the columns of the other row whose key is equal, or with nulls.
 
     Args:
         rows: the rows.
@@ -141,8 +141,8 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     if not isinstance(rows, pa.Table):
         return rows.join(others, F.col(left) == F.col(right), "left")
     assert isinstance(others, pa.Table)
-    found = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
-    return pa.table({name: table.column(name) for table in (rows, found) for name in table.column_names})
+    matches = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
+    return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
 
 
 def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:

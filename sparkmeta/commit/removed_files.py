@@ -126,7 +126,7 @@ class Removal:
 
 
 def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
-    """Return entries of `SEARCH_COLUMNS` without those in a removal, which is small if the entries are many."""
+    """Return entries of `SEARCH_COLUMNS` that are not in a removal. If there are many entries, the removal is small."""
     if not (removal.masks or removal.keys):
         return entries
     locations = _locations(state)
@@ -153,7 +153,7 @@ def without(entries: Relation, removal: Removal, state: TableState) -> Relation:
 
 
 def removal_of(entries: Relation, state: TableState) -> Removal:
-    """Return the removal of entries of `SEARCH_COLUMNS`. If they are few, the tally has their partitions.
+    """Return the removal of entries of `SEARCH_COLUMNS`. If there are few, the tally has their partitions.
 
     For many entries, runs jobs.
     """
@@ -182,7 +182,7 @@ def removal_of(entries: Relation, state: TableState) -> Removal:
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
-    """Group the entries of one manifest to rows of `_GROUPS`, the first of which has all ordinals."""
+    """Group the entries of one manifest to rows of `_GROUPS`. The first row has all ordinals."""
     groups: list[dict[str, Any]] = []
     ordinals = np.asarray(rows.column(ORDINAL).to_numpy(), np.int64)
     for kind, count in tally_of(rows).items():
@@ -223,8 +223,8 @@ def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
 
 
 # -- Find the files that a commit names -------------------------------------------------------------------------------
-# A search tries the root, then the manifest named in the file's row, then the manifests of its partition, then those
-# of the partition in the folder names of its path, and finally all manifests.
+# A search tries these places in order: the root, the manifest named in the file's row, the manifests of the partition
+# in the row, the manifests of the partition in the path's folder names, all manifests.
 
 
 _COLUMNS = ("file_path", "content_offset", "manifest_path", "spec_id", PARTITION)
@@ -261,7 +261,7 @@ def find_files(state: TableState, files: DataFrame, searches: Searches) -> Remov
 
 
 def find_live_deletes(state: TableState, files: DataFrame, searches: Searches) -> Removal:
-    """Find entries of delete files as `find_files` does, ignoring those that are not live."""
+    """Find entries of delete files as `find_files` does, ignoring files that are not live."""
     return _find(state, files, searches, only_live_deletes=True)
 
 
@@ -316,7 +316,7 @@ def _few_entries(
 def _many_entries(
     state: TableState, rows: DataFrame, names: DataFrame, only_live_deletes: bool
 ) -> tuple[DataFrame, dict[str, Any] | None]:
-    """Return the same as `_few_entries`. Searches all manifests if those that the files name don't have them."""
+    """Return the same as `_few_entries`. Searches all manifests if the named ones don't have the files."""
     everywhere = live_manifests(state.delete_manifests if only_live_deletes else state.manifests)
     for manifests in (_named_manifests(rows, everywhere), everywhere):
         entries = materialize(_named_entries(live_entries(state, manifests), names))
@@ -346,7 +346,7 @@ def _named_manifests(files: DataFrame, manifests: pa.Table) -> pa.Table:
 
 
 def _hinted(state: TableState, rows: pa.Table, leaves: pa.Table) -> list[Candidates]:
-    """Return search stages from hints in the rows: the leaves that they name, then those of their partitions."""
+    """Return search stages from hints in the rows: the leaves that they name, then the leaves of their partitions."""
     stages: list[Candidates] = []
     if "manifest_path" in rows.column_names:
         paths = rows.column("manifest_path").drop_null().unique().to_pylist()
@@ -366,7 +366,7 @@ def _by_folders(state: TableState, leaves: pa.Table) -> Candidates:
 
 
 def dvs_of(state: TableState, data: Relation, searches: Searches) -> Relation:
-    """Return the live deletion vectors of data files, both as entries of `SEARCH_COLUMNS`."""
+    """Return the live deletion vectors of data files. Both are entries of `SEARCH_COLUMNS`."""
     if state.metadata.format_version < 3:  # deletion vectors came with version 3
         return nothing(data)
     return where(deletes_of(state, data, delete_leaves(state, data), searches), has_offset)
@@ -398,12 +398,12 @@ def deletes_of(state: TableState, data: Relation, leaves: pa.Table, searches: Se
 def delete_leaves(state: TableState, data: Relation) -> pa.Table:
     """Return the delete manifests that may hold deletes of data files (table spec, Scan Planning).
 
-    These are the manifests affiliated with a manifest of the files, and unaffiliated ones that share partitions: with
-    the files if they are few, and otherwise with their manifests. For many files, runs a job that finds the manifests.
+    These are the manifests affiliated with a manifest of the files, and unaffiliated manifests that share a partition
+    with the files (if there are few) or with their manifests. For many files, runs a job that finds the manifests.
 
     Args:
         state: the table.
-        data: the data files, with their `manifest`, and if they are few with their partitions.
+        data: the data files with their `manifest`, and with their partitions if there are few.
     """
     deletes = live_leaves(state, ContentType.DELETE_MANIFEST)
     if not len(deletes) or (isinstance(data, pa.Table) and not len(data)):
@@ -432,7 +432,7 @@ _ALL_MATCH = "all_match"
 def refuse_other_columns(
     filters: Iterable[BooleanExpression | str], started: TableMetadata, current: TableMetadata
 ) -> None:
-    """Refuse filters with names of columns that others have renamed, deleted or replaced since an operation began.
+    """Refuse filters on columns that others have renamed, deleted or replaced since an operation began.
 
     Raises:
         CommitConflictError: a name belongs to another column, or to none.
@@ -518,7 +518,7 @@ def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -
 
 @dataclass(frozen=True)
 class _Matching:
-    """Collects matching entries. If they are few, keeps them on the driver and remembers them for the next attempt.
+    """Collects matching entries. If there are few, keeps them on the driver and remembers them for the next attempt.
 
     Attributes:
         memo: the entries found by earlier attempts.

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 # -- Manifests that may hold an entry ---------------------------------------------------------------------------------
 
 
-# Maximum number of (partition, leaf) pairs to compare; beyond it, all leaves of the spec are candidates.
+# Maximum number of (partition, leaf) pairs to compare. If there are more, all leaves of the spec are candidates.
 _MOST_PAIRS = 50_000_000
 
 _SPEC = "partition_spec_id"
 
 
 def live_leaves(state: TableState, content: ContentType) -> pa.Table:
-    """Return the manifests of one content type that hold live entries, the root included, as rows of `manifests`."""
+    """Return the manifests of one content type that hold live entries, including the root, as rows of `manifests`."""
     return live_manifests(state.data_manifests if content == ContentType.DATA_MANIFEST else state.delete_manifests)
 
 
@@ -114,7 +114,7 @@ def _distinct(partitions: pa.Table) -> pa.Table:
 
 
 def _as_manifests(state: TableState, partitions: pa.Table) -> pa.Table:
-    """Return one manifest per partition, with the summaries that it would have."""
+    """Return one manifest per partition, with the summaries of a manifest that has only this partition."""
     specs = whole(partitions.column(_SPEC))
     if PARTITION not in partitions.column_names:
         return pa.table({_SPEC: specs})
@@ -211,7 +211,7 @@ class LeafMemo:
             paths: the paths to search for; empty for other searches.
 
         Returns:
-            The known entries, possibly of other paths as well, and the manifests that have yet to be searched.
+            The known entries, possibly also of other paths, and the manifests that have not been searched yet.
         """
         masks = state.tree.root.manifest_dv_of if state.tree is not None else {}
         places = dict(zip(*(manifests.column(name).to_pylist() for name in ("location", MANIFEST)), strict=True))
@@ -296,7 +296,7 @@ def live_entries(state: TableState, manifests: pa.Table) -> DataFrame:
 def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
     """Return new files, rows of a `tree_schema`, as entries of `SEARCH_COLUMNS` without a manifest.
 
-    The schema may be of an earlier attempt. Another commit may have added columns and partition specs since.
+    The schema may come from an earlier attempt. Another commit may have added columns and partition specs since.
     """
     rows = conform(rows, tree_schema(state.types.stats_types))
     part = ManifestPart(-1, state.metadata.location, 0, ManifestContext(None, None, None))

@@ -80,7 +80,7 @@ class AddedPart:
     Attributes:
         files: the files, or a table whose live files are added.
         kinds: the content types that they may have.
-        data_sequence_number: their data sequence number; None for that of the commit.
+        data_sequence_number: their data sequence number; None for the commit's number.
     """
 
     files: DataFrame | TableState
@@ -94,8 +94,8 @@ class ReplacedPart:
 
     Attributes:
         files: the files.
-        data_sequence_number: that of the new files; None for that of the commit. If given, new equality deletes do not
-            conflict, since they apply to the new files as well.
+        data_sequence_number: the data sequence number of the new files; None for the commit's number. Unless it is
+            None, new equality deletes do not conflict, since they apply to the new files as well.
     """
 
     files: DataFrame
@@ -120,7 +120,7 @@ class ChangeSet:
         superseded: position delete files that are removed if they are live.
         are_new: whether no added file can be in the table already.
         new_paths: whether other commits must not have added the data files, however their paths are spelled.
-        referenced: data files of position delete files, and whether they must not have been deleted.
+        referenced: data files of position delete files, and whether it is a conflict if others have deleted them.
         validations: the checks against other commits.
         specs: the partition specs of data files that other commits may add; None for any.
         from_snapshot_id: the snapshot that was read; None for the branch's head when the transaction began.
@@ -146,7 +146,7 @@ class ChangeSet:
 
     @property
     def start(self) -> int | None:
-        """The id of the snapshot that was read: what was committed since may conflict. None for an empty table."""
+        """The id of the snapshot that was read; None for an empty table. Later commits may conflict."""
         if self.from_snapshot_id is not None:
             return self.from_snapshot_id
         return self.target.head_id(self.started.metadata)
@@ -307,7 +307,7 @@ class Attempt:
 
     @staticmethod
     def _refuse_more_kinds(state: TableState, added: NewFiles, removal: Removal) -> None:
-        """Refuse a rewrite that adds data files or deletes but removes none of these."""
+        """Refuse a rewrite that adds data files but removes none, or adds deletes but removes none."""
         for what, kinds in _REWRITTEN.items():
             if kinds & added.tally.counts.keys() and not kinds & removal.tally.counts.keys():
                 raise ValidationError(f"{state.metadata.location}: a rewrite adds {what} and removes none")
@@ -385,8 +385,8 @@ class SnapshotUpdate:
     Files are DataFrames with the columns of `inspect.files`. To remove a file, `file_path` is enough, with
     `content_offset` for a deletion vector. Rows of `plan_files` are found faster because they have a `manifest_path`.
 
-    New data files can also be given as a table, whose live files are added. Its manifests are decoded directly into new
-    ones, which is faster than a DataFrame of its files.
+    New data files can also be a table: its live files are added. Its manifests are decoded directly into new ones,
+    which is faster than a DataFrame of its files.
     """
 
     def __init__(
@@ -420,7 +420,8 @@ class SnapshotUpdate:
                 partition specs the same fields. A table with deletes is refused: see `row_delta`.
 
         Raises:
-            ValidationError: `files` is neither. The commit raises it for a table that does not fit this one.
+            ValidationError: `files` is neither a DataFrame nor a table. The commit raises it for a table that does not
+                fit this one.
         """
         self._refuse_closed()
         self._changes.added.append(AddedPart(self._table(files), DATA))
@@ -464,13 +465,13 @@ class SnapshotUpdate:
 
         A deletion vector replaces an earlier one of its data file. It must contain all positions of the earlier one and
         of position delete files that apply to the data file, since readers ignore these. `superseded` are position
-        delete files whose positions are included in the new ones; those that are still live are removed.
+        delete files whose positions the new ones include. They are removed if they are still live.
 
         If `added` and `deletes` are the same table, its live data files are added with their deletion vectors. Its
         equality deletes can't be added: they would apply to older files of this table, and not to the added ones.
 
         Raises:
-            ValidationError: `deletes` is a table, and `added` is not the same one.
+            ValidationError: `deletes` is a table, and `added` is not the same table.
         """
         self._refuse_closed()
         if isinstance(deletes, BaseTable | TableState) and (added is None or table_of(added) is not table_of(deletes)):
@@ -507,12 +508,12 @@ class SnapshotUpdate:
             removed: the files to replace.
             added: the new files.
             deletes: the new deletion vectors.
-            data_sequence_number: the sequence number of the snapshot whose rows the `added` files hold. Defaults to
-                that of the commit. It must not be lower than those of the replaced data files.
+            data_sequence_number: the sequence number of the snapshot whose rows the `added` files hold. Defaults to the
+                commit's number. It must not be lower than the number of a replaced data file.
 
         Raises:
-            ValidationError: the number is not between 0 and that of the branch's head when the transaction began. The
-                commit raises it for one that is lower than a replaced data file's.
+            ValidationError: the number is not between 0 and the number of the branch's head when the transaction began.
+                The commit raises it for a number that is lower than a replaced data file's.
         """
         self._refuse_closed()
         if data_sequence_number is not None:
@@ -542,7 +543,7 @@ class SnapshotUpdate:
         isolation: Isolation = "serializable",
         ignore_deletes: bool = False,
     ) -> Self:
-        """Fail the commit if other commits changed the data that this one is based on (semantics 12.3 to 12.5).
+        """Fail the commit if other commits changed the data that this update is based on (semantics 12.3 to 12.5).
 
         Conflicts are:
 
@@ -555,9 +556,9 @@ class SnapshotUpdate:
 
         Args:
             row_filter: the rows that were read to make this change; only changes that may match it are conflicts. As in
-                Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE here. Defaults to the filters or
-                partitions that the update replaces, or to the whole table if there are none. For added data, also
-                defaults to the whole table if the update removes files by name or adds deletes.
+                Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE. Defaults to the filters or partitions
+                that the update replaces, or to the whole table if there are none. For added data, also defaults to the
+                whole table if the update removes files by name or adds deletes.
             from_snapshot_id: the snapshot that was read, from which all checks of this update start. Defaults to the
                 branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
@@ -566,8 +567,8 @@ class SnapshotUpdate:
 
         Raises:
             InvalidFilterError: the filter can't be parsed, or does not fit the table's schema.
-            ValidationError: an argument of a wrong type, an unknown isolation, or another `from_snapshot_id` than in an
-                earlier call.
+            ValidationError: an argument has a wrong type, the isolation is unknown, or `from_snapshot_id` differs from
+                an earlier call's.
         """
         self._refuse_closed()
         location = self._changes.started.metadata.location
@@ -588,9 +589,9 @@ class SnapshotUpdate:
     def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
         """Fail the commit if others replaced data files that the position delete files of this update reference.
 
-        Without this call, the check covers the data files in `referenced_data_file`, and delete files that reference
-        none are refused after any commit that replaced files. Names of files that the table never had are not refused.
-        Data files of deletion vectors must exist in any case.
+        Without this call, the check covers the data files in `referenced_data_file`. Delete files without this field
+        are then refused after any commit that replaced files. Names of files that the table never had are not refused.
+        Data files of deletion vectors must always exist.
 
         Args:
             files: the data files, rows with `file_path`.
@@ -606,7 +607,7 @@ class SnapshotUpdate:
         Use this for partitioned equality deletes: they apply only to data files of their spec.
 
         Raises:
-            ValidationError: an id is not that of a partition spec of the table.
+            ValidationError: no partition spec of the table has one of the ids.
         """
         self._refuse_closed()
         specs = self._checked_specs(spec_ids)
@@ -649,7 +650,7 @@ class SnapshotUpdate:
             raise ValidationError(f"{location}: the transaction is committed: the update takes no more changes")
 
     def _check_sequence_number(self, number: object) -> None:
-        """Raise ValidationError unless the number is at most the head's, so that later equality deletes exceed it."""
+        """Raise ValidationError if the number exceeds the head's: later equality deletes must have higher numbers."""
         metadata, head = self._changes.started.metadata, self.head.snapshot
         most = 0 if head is None else head.sequence_number or 0
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
@@ -659,13 +660,13 @@ class SnapshotUpdate:
             )
 
     def _checked_specs(self, spec_ids: object) -> frozenset[int]:
-        """Return ids of partition specs. Raises ValidationError for what is no list of those of the table."""
+        """Return ids of partition specs. Raises ValidationError unless they are an iterable of the table's ids."""
         metadata = self._changes.started.metadata
-        given, known = tuple(spec_ids) if isinstance(spec_ids, Iterable) else spec_ids, metadata.specs()
-        if not isinstance(given, tuple) or not all(is_whole(spec_id) and spec_id in known for spec_id in given):
-            problem = f"spec_ids is {shown(given)}: expected ids of its partition specs, {sorted(known)}"
+        ids, known = tuple(spec_ids) if isinstance(spec_ids, Iterable) else spec_ids, metadata.specs()
+        if not isinstance(ids, tuple) or not all(is_whole(spec_id) and spec_id in known for spec_id in ids):
+            problem = f"spec_ids is {shown(ids)}: expected ids of its partition specs, {sorted(known)}"
             raise ValidationError(f"{metadata.location}: {problem}")
-        return frozenset(given)
+        return frozenset(ids)
 
     # -- The commit -------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotWriter(Protocol):
-    """Writes the snapshot of a commit. Attempts share it and the files that earlier ones have written."""
+    """Writes the snapshot of a commit. Attempts share the writer, and the files that earlier attempts have written."""
 
     @property
     def nothing(self) -> NewFiles:
@@ -62,7 +62,7 @@ class SnapshotWriter(Protocol):
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
             allowed: the content types that the operation may add.
             added: the new files of the commit so far.
-            sequence_number: the data sequence number of the files; None for that of the commit.
+            sequence_number: the data sequence number of the files; None for the commit's number.
 
         Raises:
             ValidationError: a row does not describe a file of this table.
@@ -77,13 +77,13 @@ class SnapshotWriter(Protocol):
             with_deletes: whether the commit adds the table's deletes too.
 
         Raises:
-            ValidationError: the files mean something else in this table, or have deletes that are not added, or that
-                can't be.
+            ValidationError: the files mean something else in this table, or have deletes that are not or can't be
+                added.
             UnsupportedError: tasks can't open the table's files.
         """
 
     def add_vectors(self, source: TableState, added: NewFiles) -> NewFiles:
-        """Convert the deletion vectors of another table, whose data files `added` has, to entries.
+        """Convert the deletion vectors of another table to entries. `added` has the table's data files.
 
         Raises:
             ValidationError: a deletion vector is older than its data file.
@@ -112,7 +112,7 @@ class ListWriter:
     _state: TableState | None = None
     _written_for: tuple[int, TableMetadata] | None = None
     _of_rows: pa.Table | None = None
-    # Written manifests, by the manifests and changes that they were made from.
+    # Written manifests, by the manifests and changes that they result from.
     _successors: dict[tuple[str, int | None, bytes], pa.Table] = field(default_factory=dict)
     _merged: dict[tuple[tuple[str, int | None], ...], pa.Table] = field(default_factory=dict)
 
@@ -125,8 +125,8 @@ class ListWriter:
     def fits(self, head: TableState) -> bool:
         """See `SnapshotWriter.fits`.
 
-        The format version and snapshot id, which manifests contain, must be the same. The table must still have the
-        partition specs and schemas by which readers understand the manifests.
+        The format version and snapshot id must be the same, since manifests contain them. The table must still have the
+        partition specs and schemas that readers need to understand the manifests.
         """
         if self._written_for is None or has_tree(head.metadata):
             return not has_tree(head.metadata)
@@ -192,7 +192,7 @@ class ListWriter:
         return NewList(self.state, self.branch, self.names).commit(manifests, summary(counts))
 
     def _new_manifests(self, added: NewFiles) -> pa.Table:
-        """Return the manifests with new files, writing those for files that are still rows."""
+        """Return the manifests with new files. Files that are still rows are written to manifests first."""
         if self._of_rows is None:
             target = self._options.target_bytes
             self._of_rows = MANIFEST_FILE_SCHEMA.empty_table()
@@ -203,7 +203,7 @@ class ListWriter:
         return self._of_rows if added.leaves is None else pa.concat_tables([self._of_rows, added.leaves])
 
     def _without(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
-        """Return the head's manifests, with those that have removed entries replaced, and the number replaced."""
+        """Return the head's manifests and the number of replaced ones: manifests with removed entries are replaced."""
         listed = self.state.manifest_files
         if not removed:
             return listed, 0
@@ -226,7 +226,7 @@ class ListWriter:
         """Merge small manifests of one content. Return the manifests and the number of older ones replaced."""
         bins = merge_bins(manifests, options)
         groups = {each.places: manifests.take(pa.array(each.places, pa.int64())) for each in bins if each.is_merged}
-        # Keys include first row ids: another commit may have assigned other ones, which entries inherit.
+        # Keys include first row ids: entries inherit them, and another commit may have assigned others.
         keys = {places: tuple(_sources(group)) for places, group in groups.items()}
         fresh = [places for places in groups if keys[places] not in self._merged]
         written = self._rewriter.merged([groups[places] for places in fresh])
@@ -284,7 +284,7 @@ class TreeWriter:
         return self._state
 
     def fits(self, head: TableState) -> bool:
-        """See `SnapshotWriter.fits`. Stats of partitions, which files are written with, must have the same ids."""
+        """See `SnapshotWriter.fits`. Written files have stats of partitions, whose ids must be the same."""
         return has_tree(head.metadata) and (self._state is None or head.types.has_tuples_of(self._state.types))
 
     def begin(self, head: TableState) -> TableState:
@@ -332,7 +332,7 @@ class TreeWriter:
         return new.commit(edit, lambda: summary(manifests))
 
     def _still_affiliated(self, leaves: pa.Table | None, removal: Removal) -> pa.Table | None:
-        """Return the new leaves, dropping the affinity of delete leaves if files of their data leaf were removed since.
+        """Return the new leaves. Delete leaves lose their affinity if files of their data leaf were removed since.
 
         A removed file may have been added again in another manifest.
         """

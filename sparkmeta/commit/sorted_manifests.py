@@ -61,7 +61,7 @@ def ordered(table: pa.Table, keys: pa.Table) -> pa.Table:
 
 
 def range_bounds(sample: pa.Table, ranges: int) -> pa.Table:
-    """Return the last keys of all ranges but the last, so that each range holds an equal share of a key sample."""
+    """Return the last keys of all ranges but the last. Each range holds an equal share of a sample of keys."""
     by_keys = ordered(sample, sample)
     ends = sorted({len(by_keys) * number // ranges - 1 for number in range(1, ranges)} - {-1})
     return by_keys.take(pa.array(ends, pa.int64()))
@@ -136,15 +136,15 @@ def spread(spark: SparkSession, units: pa.Table) -> DataFrame:
 
 
 def most_tasks(spark: SparkSession) -> int:
-    """Return the maximum number of tasks of a job. A task with several manifests writes one while reading the next."""
+    """Return the maximum number of tasks of a job. A task with several manifests writes one while it reads the next."""
     return 8 * read_tasks(spark)
 
 
 def task_reader(state: TableState) -> ExecutorReader:
-    """Return the reader with which tasks open the table's files.
+    """Return the reader that opens the table's files in tasks.
 
     Raises:
-        UnsupportedError: tasks can't open them.
+        UnsupportedError: tasks can't open the files.
     """
     reader = executor_reader(state.files)
     if reader is None:
@@ -177,7 +177,7 @@ def _sort_keys(keys: pa.Table) -> list[tuple[str, str]]:
 
 # Estimated bytes of a manifest entry: without metrics, and per column with metrics.
 _ENTRY_BYTES, _COLUMN_BYTES = 100, 12
-# Maximum number of ranges into which a task cuts its entries.
+# Maximum number of ranges that a task cuts its entries into.
 _MOST_RANGES = 16_384
 # Bytes of entries that a task cuts into ranges at once.
 _CUT_BYTES = 64 << 20
@@ -188,7 +188,7 @@ class SortedManifests:
     """Sorts and writes the entries of one partition spec. Picklable, for tasks.
 
     Attributes:
-        keys: ids of the partition fields by which entries are sorted, before sequence numbers and original positions.
+        keys: ids of partition fields. Entries are sorted by these, then by sequence number and original position.
     """
 
     form: ManifestFormat
@@ -345,7 +345,7 @@ class EntryManifests:
 
         Args:
             entries: all columns of content entries, `partition` and `content_stats`, with inheritance applied.
-            keys: the same entries with `partition`, `version_info`, `manifest` and `ordinal`, by which they are sorted.
+            keys: the same entries with the columns that sort them: `partition`, `version_info`, `manifest`, `ordinal`.
 
         Raises:
             ValidationError: the number of entries differs from `count`.

@@ -71,9 +71,9 @@ class Transaction(Generic[TableT]):
 
     Attributes:
         table: the version that the changes are based on.
-        autocommit: whether the first builder that ends commits the transaction, after which changes are refused.
-        repetition_of: the snapshot that has recorded the idempotency key of the transaction, which then commits
-            nothing; None as long as no such snapshot is known.
+        autocommit: whether the first builder that ends commits the transaction. Later changes are refused.
+        repetition_of: the snapshot that has recorded the idempotency key of the transaction; None as long as no such
+            snapshot is known. If there is one, the transaction commits nothing.
     """
 
     table: TableT
@@ -98,8 +98,8 @@ class Transaction(Generic[TableT]):
             branch: the branch. It must exist, unless the table has no snapshots. Defaults to main, or in tables with
                 `write.wap.enabled` to the session's `spark.wap.branch`. With `spark.wap.id`, the snapshot is staged.
             snapshot_properties: extra properties for the snapshot's summary.
-            idempotency_key: an application and a version of it. If a snapshot of the branch has recorded this version
-                or a later one, the transaction commits nothing; see `repetition_of`.
+            idempotency_key: an application and its version. If a snapshot of the branch has recorded this version or a
+                later one, the transaction commits nothing; see `repetition_of`.
 
         Raises:
             UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
@@ -156,7 +156,7 @@ class Transaction(Generic[TableT]):
         """Set table properties.
 
         Raises:
-            ValidationError: a key or value is no text; or a property is reserved, such as `format-version`, which
+            ValidationError: a key or value is not text; or a property is reserved, such as `format-version`, which
                 `table.maintenance.upgrade` changes.
         """
         name = f"{self.table.full_name}: properties"
@@ -220,7 +220,7 @@ class Transaction(Generic[TableT]):
 
         Raises:
             CommitFailedError: all attempts lost to concurrent commits (`commit.retry.num-retries`).
-            CommitConflictError: another commit changed the files that this one changes.
+            CommitConflictError: another commit changed the files that this transaction changes.
             CommitStateUnknownError: the commit may have succeeded; none of its files are deleted.
             ValidationError: a change is not valid for the table.
         """

@@ -70,8 +70,9 @@ if TYPE_CHECKING:
 
 
 # -- Compare deletion vectors with position delete files --------------------------------------------------------------
-# If a data file has a deletion vector, readers ignore its position delete files, including those of its partition
-# (semantics 6.5). The vector must therefore include their positions, as with Java's writers (semantics 13.5).
+# If a data file has a deletion vector, readers ignore its position delete files, including the delete files of its
+# partition (semantics 6.5). The vector must therefore include their positions, as Java's writers ensure (semantics
+# 13.5).
 
 
 _LOST_SCHEMA = pa.schema(
@@ -90,7 +91,7 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
     Damaged and missing delete files are ignored, since readers can't read their positions either.
 
     Args:
-        state: the state to which the deletion vectors are added.
+        state: the state that the deletion vectors are added to.
         dvs: the new deletion vectors, entries of `SEARCH_COLUMNS`.
         data: their live data files, entries of `SEARCH_COLUMNS`.
         manifests: the delete manifests that may apply to the data files, rows of `state.manifests`; see
@@ -162,8 +163,9 @@ def _positions(
 
 # -- Check deletion vectors and find the deletes they replace ---------------------------------------------------------
 # A lost deletion vector or position would make deleted rows reappear. Each new deletion vector must be the only one of
-# a live data file, have the file's partition, have no more positions than the file has rows, and include all positions
-# of the deletion vector that it replaces and of its data file's position delete files (semantics 13.5).
+# a live data file and have the file's partition. It must not have more positions than the file has rows. It must
+# include all positions of the deletion vector that it replaces, and of its data file's position delete files (semantics
+# 13.5).
 
 
 _SPEC = "partition_spec_id"
@@ -181,7 +183,7 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     """Check the new deletion vectors of a commit and find the deletes that they replace.
 
     Returns:
-        The entries of these deletes, without those that the commit removes by name.
+        The entries of the replaced deletes, except for deletes that the commit removes by name.
 
     Raises:
         CommitConflictError: the data file of a deletion vector is not live.
@@ -229,7 +231,7 @@ def find_targets(state: TableState, dvs: pa.Table, named: Collection[str], searc
 
 
 def _new_data(state: TableState, added: NewFiles, dvs: Relation, live: Relation) -> Relation:
-    """Return the data files that the commit itself adds; if the deletion vectors are few, only their data files."""
+    """Return the data files that the commit itself adds; if there are few deletion vectors, only their data files."""
     data = added.of([ContentType.DATA], ContentType.DATA_MANIFEST)
     if not isinstance(dvs, pa.Table):
         return data.frame(state) if data.count else nothing(live)
@@ -240,13 +242,13 @@ def _new_data(state: TableState, added: NewFiles, dvs: Relation, live: Relation)
     if isinstance(files, pa.Table):
         return matching(files, rest, {"location": "referenced_file"})
     paths = F.broadcast(local_frame(state.spark, select(rest, {"referenced_file": "referenced_file"})))
-    found = matching(files, paths, {"location": "referenced_file"})
+    files_of_vectors = matching(files, paths, {"location": "referenced_file"})
     schema = state.projection(SEARCH_COLUMNS).schema
-    return found.select(*schema.names).toArrow().cast(schema)
+    return files_of_vectors.select(*schema.names).toArrow().cast(schema)
 
 
 def _placed(state: TableState, dvs: Relation, data: Relation) -> Relation:
-    """Return deletion vectors, each beside the data file that it is for."""
+    """Return deletion vectors, each beside its data file."""
     has_tuples = bool(state.types.partition_fields)
     vector = {"data_path": "referenced_file", "spec_id": _SPEC, "key": "key", **_vector("new")}
     target = {name: name for name in ("key", "location", MANIFEST, "record_count", _SPEC)}
@@ -298,7 +300,7 @@ def _partition_text(state: TableState, spec_id: int, values: Mapping[str, Any] |
 
 
 def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
-    """Raise ValidationError for a deletion vector that lacks a position of the one that it replaces."""
+    """Raise ValidationError for a deletion vector that lacks a position of the deletion vector that it replaces."""
     new = select(placed, {name: name for name in _vector("new")} | {"new_path": "data_path"})
     replaced = select(old, _vector("old") | {"data_path": "referenced_file"})
     pairs = computed(beside(replaced, new, "data_path", "new_path"))
@@ -323,7 +325,7 @@ def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
 
 
 def _lost_vector_positions(files: ExecutorReader | Files, pairs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the first missing position for each pair whose new deletion vector lacks any."""
+    """Yield the first missing position of each pair whose new deletion vector lacks positions."""
     for batch in pairs:
         lost = []
         for pair in batch.to_pylist():

@@ -1,7 +1,7 @@
 """Where the snapshot of a write goes: to a branch, or beside all branches until it is published.
 
 A session writes to tables with the property `write.wap.enabled` (write, audit, publish) as Iceberg's Spark writer does:
-with `spark.wap.branch`, it writes to that branch and reads it; with `spark.wap.id`, it stages a snapshot of that id.
+with `spark.wap.branch`, it writes to this branch and reads it; with `spark.wap.id`, it stages a snapshot with this id.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WriteTarget:
         return None if head is None else head.snapshot_id
 
     def history(self, metadata: TableMetadata) -> Iterator[Snapshot]:
-        """Yield the snapshot that is staged with the id already, and those that the write continues, newest first."""
+        """Yield the snapshot already staged with the id, then the snapshots that the write continues, newest first."""
         if self.wap_id is not None:
             yield from staged_snapshots(metadata, self.wap_id)
         yield from ancestors_of(metadata, self.head_id(metadata))
@@ -67,7 +67,7 @@ class WriteTarget:
         return MAIN_BRANCH if self.creates and self.branch not in metadata.refs else self.branch
 
     def refuse_used_id(self, metadata: TableMetadata) -> None:
-        """Raise ValidationError if a snapshot has the id already: only one snapshot can be published by an id."""
+        """Raise ValidationError if a snapshot already has the id: only one snapshot can be published by an id."""
         for snapshot in metadata.snapshots if self.wap_id is not None else ():
             if self.wap_id in wap_ids(snapshot):
                 problem = f"{_SESSION_ID} is {shown(self.wap_id)}, which snapshot {snapshot.snapshot_id} has already"
@@ -79,11 +79,11 @@ def write_target(state: TableState, branch: str | None) -> WriteTarget:
 
     Args:
         state: the table, in the session that writes.
-        branch: the branch that the caller names, or None for that of the session or main. As in Iceberg's Spark writer,
-            a branch that is named comes before the session's, and a snapshot may be staged on it.
+        branch: the branch that the caller names; None for the session's branch or main. As in Iceberg's Spark writer,
+            the caller's branch takes precedence over the session's, and a snapshot may be staged on it.
 
     Raises:
-        ValidationError: the session has both a branch and an id, or one that is empty.
+        ValidationError: the session has both a branch and an id, or an empty one.
     """
     wap_id, session_branch = _session_wap(state)
     if branch is not None:
@@ -100,7 +100,7 @@ def staged_snapshots(metadata: TableMetadata, wap_id: str) -> list[Snapshot]:
 
 
 def wap_ids(snapshot: Snapshot) -> set[str]:
-    """Return the ids with which a snapshot was staged, or published a staged one."""
+    """Return the id that a snapshot was staged with, and the id of the staged snapshot that it published."""
     summary = summary_of(snapshot)
     return {summary[name] for name in (WAP_ID, PUBLISHED_WAP_ID) if name in summary}
 
@@ -117,7 +117,7 @@ def session_branch_to_read(state: TableState) -> str | None:
 
 
 def _session_wap(state: TableState) -> tuple[str | None, str | None]:
-    """Return the id and the branch that the session has for a table."""
+    """Return the session's id and branch for a table."""
     properties, location = state.metadata.properties, state.metadata.location
     if _ENABLED not in properties:
         return None, None
