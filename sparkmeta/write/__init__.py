@@ -1,1 +1,1 @@
-"""Write rows: tasks write DataFrames to data and delete files, from which changes of a table are made."""
+"""Write rows: tasks write DataFrames to data and delete files, and commits add these to a table."""

@@ -78,8 +78,8 @@ class AddNameMapping:
     """A step of a transaction that gives a table a name mapping for existing files, unless it has one.
 
     Attributes:
-        mapping: the JSON of the name mapping by which the files were described.
-        columns: the same, parsed.
+        mapping: the JSON of the name mapping that described the files.
+        columns: the parsed name mapping.
     """
 
     mapping: str
@@ -93,10 +93,10 @@ class AddNameMapping:
         return AddNameMapping(mapping, name_mapping(described) or own_names(map(projected_column, schema.fields)))
 
     def apply(self, state: TableState) -> TableMetadata:
-        """Return the table's metadata with a name mapping. One that others have set is kept.
+        """Return the table's metadata with a name mapping. If others have set a name mapping, it stays.
 
         Raises:
-            CommitConflictError: by the table's name mapping, columns of the files may have other ids, or none.
+            CommitConflictError: columns of the files may have other ids, or none, in the table's name mapping.
         """
         current = name_mapping(state.metadata)
         if current is None:
@@ -216,8 +216,8 @@ def existing_files(state: TableState, *, check_other_tables: bool) -> ExistingFi
 def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool) -> tuple[str, ...]:
     """Return the names of the folders that give a partition field's values.
 
-    They are the name of its column, as Hive, Spark and Iceberg's procedure `add_files` have it, and the field's own
-    name, as Iceberg's writers have it, unless another column has that name.
+    Hive, Spark and Iceberg's procedure `add_files` use the name of the field's column. Iceberg's writers use the
+    field's own name, which counts unless another column has it.
     """
     if isinstance(field.transform, VoidTransform):
         return ()
@@ -235,8 +235,8 @@ def _folder_names(field: PartitionField, schema: Schema, *, case_sensitive: bool
 def _named(state: TableState, paths: Sequence[str] | DataFrame) -> DataFrame:
     """Return the paths as rows of `FILE_PATH`. A DataFrame is computed only once."""
     table = state.metadata.location
-    given: object = paths
-    if isinstance(given, str):
+    argument: object = paths
+    if isinstance(argument, str):
         raise ValidationError(f"{table}: the files to add are {shown(paths)}: they are a list of paths, or a DataFrame")
     if isinstance(paths, Sequence):
         others: Sequence[object] = paths

@@ -40,9 +40,9 @@ MASK_SCHEMA = pa.schema(
         pa.field("positions", pa.int64()),
     ]
 )
-"""The positions that a delete file deletes of a data file, as the blob of a deletion vector, and their number.
+"""The positions of a data file that a delete file deletes, as the blob of a deletion vector, and their number.
 
-`delete_path` is null for positions of no delete file.
+`delete_path` is null for positions that come from no delete file.
 """
 
 VECTOR_SCHEMA = pa.schema(
@@ -266,7 +266,8 @@ WRITTEN_SCHEMA = pa.schema(
 """The new deletion vectors and position delete files, with columns of `inspect.files`.
 
 Also a data file whose positions they delete, the greatest sequence number of the deletes that they replace, and `ENDS`
-of position delete files. As Java's, only those about a single data file have `BOUNDS`, and none have counts.
+of position delete files. As in Java's files, only delete files of a single data file have `BOUNDS`, and none have
+counts.
 """
 
 

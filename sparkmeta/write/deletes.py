@@ -78,7 +78,7 @@ _TARGET, _TARGET_BYTES = "write.delete.target-file-size-bytes", 64 << 20
 def delete_granularity(properties: Mapping[str, str]) -> str:
     """Return whether a new position delete file covers a data file or a partition.
 
-    The default is that of Iceberg's Spark writers.
+    Iceberg's Spark writers have the same default.
 
     Raises:
         ValidationError: the table property has an invalid value.
@@ -97,9 +97,9 @@ def delete_codec(properties: Mapping[str, str]) -> str:
 
 
 def of_deletes(metadata: TableMetadata, spec_id: int) -> TableMetadata:
-    """Return a table's metadata with a default spec, and with the properties of equality delete files for data files.
+    """Return a table's metadata for equality delete files, with a default spec and the properties of delete files.
 
-    Such a property is `write.delete.parquet.compression-codec`, instead of `write.parquet.compression-codec`.
+    For example, `write.parquet.compression-codec` gets the value of `write.delete.parquet.compression-codec`.
     """
     properties = dict(metadata.properties)
     for name, value in metadata.properties.items():
@@ -150,10 +150,11 @@ class WrittenDeletes:
 
 
 def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> WrittenDeletes:
-    """Write deletes of rows, on the driver if they are few, otherwise in tasks.
+    """Write deletes of rows, on the driver if there are few, otherwise in tasks.
 
-    A deletion vector includes the positions of older position deletes of its data file, since readers ignore these. So
-    does a position delete file of a single data file, which then replaces the older ones, as in Iceberg's Java library.
+    A deletion vector includes the positions of older position deletes of its data file, since readers ignore these. A
+    position delete file of a single data file includes them too and replaces the older ones, as in Iceberg's Java
+    library.
 
     Args:
         state: the table at the snapshot that the positions refer to.
@@ -360,8 +361,8 @@ class _FileWriter(_Writer):
         projection = state.projection(("version_info", "content_type", "location", "referenced_file"), {_PATH_ID})
         entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live_entry().text)
         files = entries.selectExpr("location AS file_path", data_path().alias("data_path").selected)
-        given = local_frame(state.spark, pa.table({"file_path": paths.unique()}))
-        return files.where("data_path IS NOT NULL").join(F.broadcast(given), "file_path", "left_semi").toArrow()
+        named = local_frame(state.spark, pa.table({"file_path": paths.unique()}))
+        return files.where("data_path IS NOT NULL").join(F.broadcast(named), "file_path", "left_semi").toArrow()
 
 
 def _units(deletes: pa.Table) -> pa.Table:
@@ -396,7 +397,7 @@ class KeyDeletes:
         rows: the keys and the partition source columns.
         keys: the field ids of the key.
         specs: the partition specs of the delete files.
-        is_empty: whether no file was written because there are no keys; known once all files are written.
+        is_empty: whether no file was written because there are no keys. It is known once all files are written.
     """
 
     state: TableState
@@ -460,7 +461,7 @@ class KeyDeletes:
 
     @property
     def limited_to(self) -> tuple[int, ...] | None:
-        """The partition specs to whose data files the deletes apply; None for all data files."""
+        """The partition specs whose data files the deletes apply to; None for all data files."""
         return None if any(is_global(self.state.specs[spec_id]) for spec_id in self.specs) else self.specs
 
     @property
@@ -483,12 +484,12 @@ def _key_ids(schema: Schema, names: Sequence[str] | None, table: str) -> tuple[i
     """Return the field ids of the key."""
     if names is not None:
         NAMES.check(f"{table}: equality_cols", names)
-    given = sorted(schema.identifier_field_names()) if names is None else [*names]
-    if not given:
+    keys = sorted(schema.identifier_field_names()) if names is None else [*names]
+    if not keys:
         none = "the table's schema names no identifier fields" if names is None else "it names no column"
         raise ValidationError(f"{table}: an equality delete takes equality_cols: {none}")
     ids: list[int] = []
-    for name in given:
+    for name in keys:
         if name not in schema._name_to_id:
             raise ValidationError(f"{table}: column {name} of the key is not in the table")
         field_id = schema._name_to_id[name]
@@ -551,5 +552,5 @@ def _live_specs(state: TableState) -> set[int]:
 
 
 def _target(state: TableState, spec_id: int) -> TableState:
-    """Return the table with a default spec, and with delete-file properties instead of those for data files."""
+    """Return the table with a default spec, and with the properties of delete files instead of data files."""
     return replace(state, metadata=of_deletes(state.metadata, spec_id))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _FLOATS: Final = ("float", "double")
 _ZONED: Final = ("timestamptz", "timestamptz_ns")
-# Stands for a value that column bounds do not prove.
+# A value that column bounds do not prove.
 _UNKNOWN: Final = object()
 # How names of folders are compared: with case, and without.
 _KEYS: Final[tuple[Callable[[str], str], ...]] = (str, str.lower)
@@ -94,8 +94,8 @@ class FilePartitions:
         Raises:
             ValidationError: folders are ambiguous.
         """
-        given = self._folders(location).given
-        return frozenset(self.fields[place].source for place in given if self.fields[place].is_identity)
+        places = self._folders(location).given
+        return frozenset(self.fields[place].source for place in places if self.fields[place].is_identity)
 
     def values(self, location: str, facts: Mapping[int, Facts], present: frozenset[int]) -> tuple[Any, ...]:
         """Return the partition values of a file, in bound form.
@@ -106,8 +106,8 @@ class FilePartitions:
             present: ids of the table's columns that are in the file.
 
         Raises:
-            ValidationError: a value can't be determined, rows differ in it, a folder contradicts the rows, or a folder
-                names a value that the rows would lack.
+            ValidationError: a value can't be determined, rows have different values, a folder contradicts the rows, or
+                a folder names a value that the rows would lack.
         """
         folders = self._folders(location)
         self._refuse_unused(folders, location, present)
@@ -117,7 +117,7 @@ class FilePartitions:
         )
 
     def _folders(self, location: str) -> _Folders:
-        given: dict[int, _Folder] = {}
+        by_field: dict[int, _Folder] = {}
         others = []
         for names, text in assignments(location.rpartition("/")[0]):
             folder = _Folder(names, text)
@@ -128,16 +128,16 @@ class FilePartitions:
             if not places:
                 others.append(folder)
                 continue
-            other = given.get(places[0], folder)
+            other = by_field.get(places[0], folder)
             if other.names != names and other.text != text:
                 problem = f"are both of the partition field {self.fields[places[0]].name}"
                 raise ValidationError(f"{location}: folders {other} and {folder} {problem}")
-            # Of folders of one name, the innermost counts: outer ones may be of the place where the files lie.
-            given[places[0]] = folder
-        return _Folders(given, others)
+            # If folders have one name, the innermost counts: outer folders may belong to the place where the files lie.
+            by_field[places[0]] = folder
+        return _Folders(by_field, others)
 
     def _places(self, names: Sequence[str]) -> Sequence[int]:
-        """Return the places of the partition fields that a folder's name may mean; of the same case, if any."""
+        """Return the places of the partition fields that a folder's name may mean; the same case takes precedence."""
         for key in _KEYS[: 1 if self.case_sensitive else 2]:
             wanted = {*map(key, names)}
             places = [place for place, field in enumerate(self.fields) if wanted.intersection(map(key, field.folders))]
@@ -146,7 +146,7 @@ class FilePartitions:
         return ()
 
     def _refuse_unused(self, folders: _Folders, location: str, present: frozenset[int]) -> None:
-        """Raise ValidationError if a folder that gives no partition value seems to have a value that the rows lack."""
+        """Raise ValidationError if a folder without a partition field seems to have a value that the rows lack."""
         key = _KEYS[0 if self.case_sensitive else 1]
         columns = {key(name): field_id for name, field_id in self.columns.items()}
         unknown = []
@@ -256,8 +256,8 @@ class _Folders:
     """The folders `name=value` above a file.
 
     Attributes:
-        given: those that give the value of a partition field, by the field's place.
-        others: the other ones.
+        given: the folders that give the value of a partition field, by the field's place.
+        others: the other folders.
     """
 
     given: Mapping[int, _Folder]
@@ -325,7 +325,7 @@ def _shown(value: Any) -> str:
 
 
 def _by_folder(field: FileField, folder: _Folder, location: str) -> list[Any]:
-    """Return the values that a folder name may stand for, the most likely first.
+    """Return the values that a folder name may mean, the most likely first.
 
     Iceberg writes null as `null`; Spark and Hive do not.
     """
@@ -395,12 +395,12 @@ class ExistingFiles:
         columns: the table's columns.
         partitions: finds the partitions of files.
         rows: reads all columns of whole files.
-        written: the columns as for writers, from which metrics are computed.
+        written: the columns in the form for writers. Metrics are computed from them.
         modes: the metrics modes of columns by field id.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
-        tuple_places: for each field of `partition` the place in the spec; None for fields of other specs.
-        own_folder: the comparable location of the table, to refuse files of other tables; None to take them.
+        tuple_places: for each field of `partition`, its place in the spec; None for fields of other specs.
+        own_folder: the comparable location of the table, to refuse files of other tables; None to accept them.
     """
 
     table: str
@@ -458,7 +458,7 @@ class ExistingFiles:
             raise ValidationError(f"{location}: {problem}: check_other_tables=False permits it")
 
     def _other_table(self, folders: Sequence[str]) -> str | None:
-        """Return the first of some folders that is a table's; None if it is this table's or there is none."""
+        """Return the first folder that belongs to a table; None if there is none or the table is this one."""
         if not folders or normalize(folders[0]) == self.own_folder:
             return None
         if folders[0] not in self._other_tables:
@@ -473,7 +473,7 @@ class ExistingFiles:
             )
             return any(re.search(METADATA_FILE, name) for name in names)
         except (FileAccessError, NotFoundError, UnsupportedError):
-            # Folders above the files may be closed to the reader.
+            # The reader may have no access to folders above the files.
             return False
 
     def _format(self, location: str) -> str:

@@ -19,7 +19,7 @@ from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.spec.avro_name import avro_name
 
 UNWRITTEN: Final = "unknown"
-"""The type of columns that are in no file."""
+"""The type of columns that no file has."""
 
 _DAY_MICROS: Final = 86_400_000_000
 _TEMPORAL: Final = {
@@ -86,7 +86,7 @@ class FileColumns:
     Attributes:
         table: the table, for errors.
         columns: the table's columns, with write defaults as their defaults.
-        file_format: of the files.
+        file_format: the format of the files.
     """
 
     table: str

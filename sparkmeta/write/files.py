@@ -67,7 +67,7 @@ LINEAGE: Final = (
     NestedField(2147483540, "_row_id", LongType(), required=False),
     NestedField(2147483539, "_last_updated_sequence_number", LongType(), required=False),
 )
-"""Columns of rows that were in other files before (table spec, Row Lineage)."""
+"""Columns of rows that move from other files (table spec, Row Lineage)."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Arrangement:
         order: the order of rows within partitions.
         tasks: the number of tasks; None to let Spark's adaptive execution choose it.
         by_range: whether each task gets a range of partitions and the sort order, instead of whole partitions.
-        curve: adds the column `CURVE_COLUMN` to batches of rows, which are then sorted by it within partitions. It
-            finds the other columns by their place.
+        curve: adds the column `CURVE_COLUMN` to batches of rows. Rows are then sorted by this column within partitions.
+            The curve finds the other columns by their place.
     """
 
     order: SortOrder
@@ -129,8 +129,8 @@ def data_file_tasks(state: TableState, schema: Schema, keys: Schema | None = Non
 
     Args:
         state: the table.
-        schema: the table's, or with more columns.
-        keys: the columns that equality deletes compare, which are the files' only columns; None for data files.
+        schema: the table's schema, possibly with more columns.
+        keys: the columns that equality deletes compare, which are their files' only columns; None for data files.
 
     Raises:
         ValidationError: a table property is not valid.
@@ -179,7 +179,7 @@ class _Write:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The names of the rows' columns while these are arranged."""
+        """The names of the rows' columns during the arrangement."""
         return place_names(self.row_type.names)
 
     @cached_property
@@ -240,7 +240,7 @@ class _Write:
     def _selected(self, frame: DataFrame, partitions: Sequence[str]) -> DataFrame:
         """Return the columns that tasks take, with the rows' names.
 
-        If there are none, a constant takes their place: batches without columns lose rows.
+        If there are none, the result has a constant column, since batches without columns lose rows.
         """
         if not self.columns and not partitions:
             return frame.select(F.lit(0).alias(_CONSTANT))
@@ -273,7 +273,7 @@ class _Write:
     def _transformed(
         self, frame: DataFrame, values: Sequence[tuple[str, SpecField | SortField]], by_tasks: Sequence[TaskValue]
     ) -> DataFrame:
-        """Replace values with their transforms where Spark SQL has no exact form of these."""
+        """Replace values with their transforms if Spark SQL has no exact form of the transforms."""
         results = {each.name: spark_type(each.transform.result_type(each.source)) for each in by_tasks}
         row_type = StructType()
         for name, each in zip(self.columns, self.row_type.fields, strict=True):
@@ -284,12 +284,12 @@ class _Write:
         return map_arrow(frame, TaskValues(tuple(by_tasks)), row_type)
 
     def _may_not_fit(self, field: SpecField | SortField) -> bool:
-        """Return whether a transform can have results with more digits than their type has, which are null."""
+        """Return whether a transform's results can have more digits than their type. Such results are null."""
         truncates = isinstance(field.transform, TruncateTransform)
         return truncates and isinstance(self._source(field).type, DecimalType)
 
     def _fitting(self, name: str, field: SpecField | SortField) -> Sql:
-        """Return truncated decimals. Fails, when it runs, for a value whose result is null."""
+        """Return truncated decimals. The query fails for a value whose result is null."""
         source, result = self._source(field), sql.col(name)
         column = f"{self.table}: column {self.schema.find_column_name(field.source_id)} is "
         problem = f": {field.transform} of it does not fit {source.type}"

@@ -124,16 +124,16 @@ def _decimal_bytes(precision: int) -> int:
 
 
 # -- Write times before 1970 to ORC files -----------------------------------------------------------------------------
-# ORC stores a time as seconds, rounded up if the nanoseconds of the next lower second are more than 999999, and these
-# nanoseconds. Arrow's writer rounds seconds towards zero, so that it stores negative nanoseconds for times before 1970
-# that have a fraction of a second. Arrow's reader understands them; Java reads most of these times one second early.
-#
-# So other times are given to Arrow, whose seconds and negated nanoseconds are those to store. The nanoseconds are then
-# negated in the finished file.
+# ORC stores a time as seconds and nanoseconds. The nanoseconds count from the next lower second. If they are more than
+# 999999, the stored seconds are rounded up. Arrow's writer rounds seconds towards zero, so it stores negative
+# nanoseconds for times before 1970 that have a fraction of a second. Arrow's reader understands them; Java reads most
+# of these times one second early.
+# Therefore, Arrow gets other times, whose seconds and negated nanoseconds are the correct ones to store. In the
+# finished file, the nanoseconds are then negated.
 
 
 _SECOND: Final = {"us": 10**6, "ns": 10**9}
-# ORC readers take a negative second for rounded up if there are at least this many nanoseconds.
+# ORC readers assume that a negative second is rounded up if there are at least this many nanoseconds.
 _LEAST_ROUNDED: Final = 10**6
 # Kinds of streams that are part of a stripe's index.
 _INDEXES: Final = (6, 7, 8)
@@ -141,7 +141,7 @@ _TIMESTAMP_STATISTICS: Final = 9
 
 
 def has_times(kind: pa.DataType) -> bool:
-    """Return whether a type is of times, or has such types in it."""
+    """Return whether a type is a type of times, or contains one."""
     return pa.types.is_timestamp(kind) or any(has_times(kind.field(place).type) for place in range(kind.num_fields))
 
 
@@ -150,18 +150,18 @@ def has_times(kind: pa.DataType) -> bool:
 
 @dataclass
 class TimesBefore1970:
-    """Rows as they are given to Arrow's writer.
+    """Replaces the times of rows for Arrow's writer.
 
     Attributes:
         table: the table, for errors.
-        seen: whether any time was changed, so that the file is to be copied by `copy_negated`.
+        seen: whether any time was changed. `copy_negated` must then copy the file.
     """
 
     table: str
     seen: bool = field(default=False, init=False)
 
     def replaced(self, table: pa.Table) -> pa.Table:
-        """Return rows with other times.
+        """Return rows with replaced times.
 
         Raises:
             ValidationError: ORC can't store a time.
@@ -201,7 +201,7 @@ class TimesBefore1970:
         self.seen = True
         seconds, fractions = seconds[places], fractions[places]
         seconds += fractions * (10**9 // second) >= _LEAST_ROUNDED
-        # Seconds of 0 would be read as those of a time after 1970.
+        # Readers would take 0 seconds for a time after 1970.
         unfit = places[(seconds == 0) | (values[places] < np.iinfo(np.int64).min + second)]
         if len(unfit):
             shown = array[unfit[0]].cast(pa.string())
@@ -408,7 +408,7 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[int | None, str]]:
 
 
 def _others(columns: Mapping[int | None, str], without: Collection[int]) -> bool | list[str]:
-    """Return the paths of the columns but some; True for all."""
+    """Return the paths of all columns except some; True for all columns."""
     return [path for column, path in columns.items() if column not in without] if without else True
 
 
@@ -420,7 +420,8 @@ def _bloom_filters(
     for column, wanted in options.bloom_filters.items():
         if column in columns:
             bits = 8 << (options.bloom_bytes.bit_length() - 1)
-            # As many values as have that share of false positives in that many bits (Parquet format, Bloom filter).
+            # The number of values that have this share of false positives in this many bits (Parquet format, Bloom
+            # filter).
             most = int(-bits / 8 * math.log(1 - wanted.false_positives ** (1 / 8)))
             values = max(1, min(wanted.values or rows, most))
             filters[columns[column]] = {"ndv": values, "fpp": wanted.false_positives}
@@ -556,10 +557,11 @@ class OrcOutput:
 
 
 # -- Columns that Iceberg's Java readers misread or can't read --------------------------------------------------------
-# The rules are what the readers of Iceberg 1.12 do: its generic reader, and Spark's readers of rows and of vectors.
+# The rules are the behaviour of the readers of Iceberg 1.12: the generic reader, and Spark's readers of rows and
+# vectors.
 
 
-# Promotions and other conversions of the table spec that the readers of no format have.
+# Promotions and other conversions of the table spec that no format's readers support.
 _UNPROMOTED: Final = frozenset({("date", "timestamp"), ("date", "timestamp_ns"), ("string", "binary")})
 _UNPROMOTED_BINARY: Final = _UNPROMOTED | {("binary", "string")}
 _ORC_INTS: Final = {pa.int8(): "tinyint", pa.int16(): "smallint"}
@@ -595,7 +597,7 @@ def parquet_kind(leaf: pq.ColumnSchema, file_type: str, type_name: str) -> str |
         case "Int" if not logical["isSigned"]:
             return f"an unsigned integer of {logical['bitWidth']} bits"
         case "Timestamp" if logical["timeUnit"] == "milliseconds":
-            # Spark's reader of vectors takes the numbers for microseconds.
+            # Spark's reader of vectors reads the numbers as microseconds.
             return "a timestamp in milliseconds"
         case "Null":
             return "of the type null"

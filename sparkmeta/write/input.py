@@ -71,7 +71,7 @@ def _written_column(field: NestedField) -> IcebergColumn:
 
 
 def require_frame(rows: object, table: str) -> None:
-    """Raise ValidationError for rows that are not a DataFrame of Spark, such as one of pandas, or are a stream."""
+    """Raise ValidationError for rows that are a stream, or no Spark DataFrame (but one of pandas, for example)."""
     if not isinstance(rows, DataFrame):
         kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}".removeprefix("builtins.")
         raise ValidationError(f"{table}: the rows are a {kind}, not a Spark DataFrame: use spark.createDataFrame(rows)")
@@ -84,8 +84,8 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
     """Check the columns of rows against a table's schema, by name.
 
     A column of the rows may have a type that is promoted without loss: a smaller integer, float for double, or a
-    decimal of lower precision and the same scale. UUIDs may be text or bytes, times integers of microseconds since
-    midnight, and nanosecond timestamps integers. Missing columns get the write default, or null.
+    decimal of lower precision and the same scale. UUIDs may be text or bytes. Times may be integers of microseconds
+    since midnight, and nanosecond timestamps may be integers. Missing columns get the write default, or null.
 
     Args:
         rows: the rows; their schema is analyzed.
@@ -105,8 +105,8 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
 def refuse_types(schema: Schema, table: str) -> None:
     """Raise UnsupportedError for a schema with a type that can't be written.
 
-    Columns of type unknown are not written. Files and structs need at least one column that is, and lists and maps need
-    elements that are.
+    Columns of type unknown are not written. Files and structs need at least one written column, and lists and maps need
+    written elements.
     """
 
     def refuse(field: NestedField, path: tuple[str, ...]) -> None:
@@ -156,7 +156,7 @@ def check_some(rows: spark.StructType, schema: Schema, field_ids: Iterable[int],
         table: the table, for errors.
 
     Returns:
-        The ids of these fields that the rows have.
+        The ids of the checked fields that the rows have.
 
     Raises:
         ValidationError: a column is unknown, ambiguous or of a different type.
@@ -275,7 +275,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
         rows: the type of the rows, which `check_columns` has accepted.
         schema: the table's.
         field_id: the id of a primitive field that is not inside a list or map.
-        names: what the columns of the rows are called instead, in their order.
+        names: the names that the columns of the rows have instead, in their order.
     """
     way = way_to(schema, field_id)
     wanted = way[-1].field_type
@@ -297,7 +297,7 @@ def field_value(rows: spark.StructType, schema: Schema, field_id: int, names: Se
 
 
 def place_names(columns: Sequence[object]) -> list[str]:
-    """Return names of columns by their place: those of a table may differ only in case, and Spark confuses them."""
+    """Return names of columns by their place. A table's names may differ only in case, which Spark ignores."""
     return [f"_column_{place}" for place in range(len(columns))]
 
 
@@ -366,19 +366,19 @@ def assigned_values(
 ) -> dict[str, Column]:
     """Return the new values of columns, converted to their types.
 
-    Primitive values are cast; whatever the session's ANSI mode is, a value that does not fit fails when the rows are
-    written. Struct fields are matched by name, also inside lists and maps.
+    Primitive values are cast. In every ANSI mode, a value that does not fit fails when the rows are written. Struct
+    fields are matched by name, also inside lists and maps.
 
-    A field of a struct is assigned by its path, such as `address.zip`. The struct keeps its other fields, which are
-    null in one that was null, as in Spark SQL.
+    A field of a struct is assigned by its path, such as `address.zip`. The struct keeps its other fields. As in Spark
+    SQL, they are null if the struct was null.
 
     Args:
         assignments: column name or path -> Column or value.
         frame: an empty DataFrame with the columns that values may refer to.
         schema: the table's.
         table: the table, for errors.
-        before: what qualifies the names of columns with the values before. None for new rows, of which only whole
-            columns are assigned.
+        before: the qualifier of columns with the values before the change. None for new rows, which are assigned whole
+            columns only.
 
     Raises:
         ValidationError: there is no assignment, or two of the same field; the table does not have a column; a value
@@ -429,7 +429,7 @@ def _refuse_overlaps(ways: Mapping[str, tuple[NestedField, ...]], table: str) ->
 
 
 def _assigned(frame: DataFrame, value: Column | Any, way: Sequence[NestedField], table: str) -> Column:
-    """Return an assigned value in the type of its field."""
+    """Return an assigned value, converted to the type of its field."""
     path, wanted = tuple(field.name for field in way), way[-1].field_type
     what = f"{table}: {'.'.join(path)}"
     column, kind = _evaluated(frame, value, what)
@@ -466,7 +466,7 @@ def evaluated_type(frame: DataFrame, column: Column | str, what: str) -> DataTyp
         what: the table and the value, for errors.
 
     Raises:
-        ValidationError: it can't be evaluated for each row, as an aggregate or a window function can't.
+        ValidationError: it can't be evaluated for each row. For example, it is an aggregate or a window function.
     """
     try:
         of_row = F.when(F.lit(True), F.expr(column) if isinstance(column, str) else column)
@@ -488,7 +488,7 @@ def _evaluated(frame: DataFrame, value: Column | Any, what: str) -> tuple[Column
 
 
 def _converted(frame: DataFrame, column: Column, kind: DataType, what: str) -> Column:
-    """Return a column cast to a type, which fails, when it runs, for a value that does not fit.
+    """Return a column cast to a type. The query fails for a value that does not fit.
 
     Raises:
         ValidationError: no value of the column's type can be cast.
@@ -511,9 +511,9 @@ def with_values(
 
     Args:
         rows: the rows, with the columns of `lineage`.
-        values: what `assigned_values` returned.
+        values: the result of `assigned_values`.
         lineage: the metadata columns that rows keep.
-        where: which rows change, of rows with columns named by `place_names`; None for all.
+        where: a condition for the rows that change, over columns named by `place_names`; None for all rows.
     """
     values = dict(values)
     if lineage:
@@ -522,7 +522,7 @@ def with_values(
     # No column has this name.
     changes = max(names, key=len) + "_"
     flag = F.lit(True) if where is None else where.column()
-    # The values refer to columns by their names, the rest to places.
+    # The values refer to columns by name, the other expressions by place.
     flagged = rows.toDF(*places).select("*", flag).toDF(*names, changes)
     assigned = [F.when(F.col(sql.quoted(changes)), value) for value in values.values()]
     computed = flagged.select("*", *assigned).toDF(*place_names([*names, changes, *values]))

@@ -52,14 +52,14 @@ _FEW_ROWS: Final = 8 * (16 << 20)
 _TASK_BYTES: Final = 64 << 20
 _LEAST_TASKS: Final = 4
 Masks: TypeAlias = pa.Table | DataFrame
-"""Rows of `MASK_SCHEMA`: few on the driver, or a DataFrame that Spark keeps."""
+"""Rows of `MASK_SCHEMA`: a table on the driver if there are few, otherwise a DataFrame that Spark keeps."""
 _ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
 
 
 def masks_of(rows: DataFrame, files: PlannedFiles, state: TableState) -> Masks:
     """Convert the `FILE` and `POSITION` of rows to masks of their data files. Runs a job.
 
-    Each task makes masks of its own rows, so a file whose rows are spread among tasks has several masks.
+    Each task makes masks of its own rows, so a file has several masks if several tasks have its rows.
 
     Args:
         rows: the rows.
@@ -85,7 +85,7 @@ class Matching:
     Attributes:
         state: the table at the snapshot.
         row_filter: the filter.
-        by_rows: whether no file counts as a whole match, because all matching rows have to be read.
+        by_rows: whether all matching rows have to be read, so that no file counts as a whole match.
     """
 
     state: TableState
@@ -101,7 +101,7 @@ class Matching:
     def _judged(self) -> pa.Table | DataFrame:
         """The data files that may match: `file_path`, search hints, and whether all of their rows match.
 
-        If they are few, they are a table on the driver. Runs jobs.
+        If there are few, they are a table on the driver. Runs jobs.
         """
         state, scan = self.state, self.scan
         manifests = prune_manifests(scan).data
@@ -142,12 +142,12 @@ class Matching:
 
     @cached_property
     def has_parts(self) -> bool:
-        """Whether there are files of which only some rows may match."""
+        """Whether there may be files with matching and other rows."""
         return bool(len(self.partial_files)) if self.by_rows else self._has(all_match=False)
 
     @cached_property
     def has_whole_files(self) -> bool:
-        """Whether there are files whose rows all match, which need not be read."""
+        """Whether there are files whose rows all match. They need not be read."""
         return not self.by_rows and self._has(all_match=True)
 
     @cached_property
@@ -217,7 +217,7 @@ class Matching:
         Args:
             files: the files.
             lineage: metadata columns to read.
-            matches: whether only rows that match are returned, or only those that don't; None for both.
+            matches: whether to return only rows that match, or only rows that don't; None for both.
         """
         everything = ScanFilter.of(self.state, AlwaysTrue())
         rows = rows_of(RowScan(everything, self.scan.schema, lineage), files)

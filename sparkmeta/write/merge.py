@@ -123,7 +123,7 @@ class Clause:
         when: the rows that it applies to.
         condition: restricts these rows; None for all.
         action: what it does with the rows.
-        values: the values of columns; None for those of the source.
+        values: the values of columns; None for the source's values.
     """
 
     when: When
@@ -166,8 +166,9 @@ class Merge(Generic[ResultT]):
         """Run the merge. Return the table after its commit, or the transaction that it is part of.
 
         Raises:
-            ValidationError: there is no clause, or one without a condition precedes another of its kind; a condition or
-                value can't be evaluated; a row of the table matches several rows of the source; or as `Table.append`.
+            ValidationError: there is no clause, or a clause without a condition precedes another of its kind; a
+                condition or value can't be evaluated; a row of the table matches several rows of the source; or as
+                `Table.append`.
             CommitConflictError: another commit changed the data that this merge is based on.
         """
         if not self.clauses:
@@ -238,7 +239,7 @@ class WhenNotMatched(Generic[ResultT]):
 
 
 SOURCE_ROW: Final = "_merge_source_row"
-"""A number for each row of the source."""
+"""The column with a number for each row of the source."""
 
 _ROWS: Final = "_merge_rows"
 
@@ -451,7 +452,7 @@ class MergedRows:
     def _check_condition(self, when: When, what: str, condition: Column | str) -> None:
         kind = evaluated_type(self._without_rows[when], condition, f"{self._table}: {what}")
         if when == When.NOT_MATCHED_BY_SOURCE:
-            # Evaluated on joined rows, in which a name of both needs its qualifier.
+            # Evaluated on joined rows: a name that both sides have needs a qualifier.
             evaluated_type(self._without_rows[When.MATCHED], condition, f"{self._table}: {what}")
         if not isinstance(kind, BooleanType):
             raise ValidationError(f"{self._table}: {what}: the condition is {kind.simpleString()}, not boolean")
@@ -485,8 +486,8 @@ class MergedRows:
             if clause.when == When.NOT_MATCHED_BY_SOURCE:
                 assigned_values(clause.values, self._without_rows[When.MATCHED], schema, what, before)
             return values
-        given = set(self.source.rows.columns)
-        return {name: _of(_SOURCE, name) for name in self._names if name in given}
+        columns = set(self.source.rows.columns)
+        return {name: _of(_SOURCE, name) for name in self._names if name in columns}
 
     @property
     def _table(self) -> str:
@@ -527,8 +528,8 @@ class MergedRows:
     def _changes(self) -> DataFrame:
         """The rows of the table to which a clause applies: `_CLAUSE`, new values, lineage, `FILE` and `POSITION`.
 
-        If it matters which rows match, also includes matching rows to which no clause applies. Each has the
-        `SOURCE_ROW` that it matches. The rows are checkpointed.
+        If it matters which rows match, includes matching rows without a clause too. Each row has the `SOURCE_ROW` that
+        it matches. The rows are checkpointed.
 
         Raises:
             ValidationError: a row of the table matches several rows of the source.
@@ -567,7 +568,7 @@ class MergedRows:
             raise ValidationError(f"{self._table}: {problem}{key}: {limit}")
 
     def _new_values(self, clauses: list[tuple[int, Clause]]) -> list[Column]:
-        """Return the value of each column of the table: the new one where a clause updates it, else the old one.
+        """Return the values of the table's columns: the new value if a clause updates a column, else the old value.
 
         If all updates assign a column, Spark need not read it: rows that no clause updates get null, since they are not
         written.
@@ -613,7 +614,7 @@ class MergedRows:
             columns.append(value.alias(field.name))
         lineage = [F.lit(None).cast("bigint").alias(name) for name in self.lineage]
         # A union fails if checkpointed rows have constraints on columns that they lack, such as constants in the
-        # source. Dropping a column from the rows drops these constraints as well.
+        # source. Dropping a column from the rows drops these constraints too.
         return checkpointed(rows.where(F.col(_CLAUSE).isNotNull()).select(_CLAUSE, *columns, *lineage))
 
     @property

@@ -54,7 +54,7 @@ class MeasuredColumn:
 
 
 def metric_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) -> tuple[MeasuredColumn, ...]:
-    """Return the columns with metrics. Columns inside lists and maps have none."""
+    """Return the columns with metrics. Columns inside lists and maps have no metrics."""
 
     def leaves(children: Sequence[IcebergColumn], path: tuple[int, ...]) -> Iterator[MeasuredColumn]:
         for place, column in enumerate(written(children)):
@@ -218,7 +218,7 @@ def bound_of(value: pa.Scalar | None) -> Any:
 def truncated_bounds(leaf: MeasuredColumn, least: Any, most: Any) -> tuple[Any, Any]:
     """Return the bounds of a column whose values are from `least` to `most`.
 
-    Those of text and binary are truncated. The upper one is None if no truncated value is above `most`.
+    Bounds of text and binary are truncated. The upper bound is None if no truncated value is above `most`.
     """
     if leaf.type not in _TRUNCATED:
         return least, most
@@ -320,11 +320,11 @@ class TableColumns:
         Args:
             columns: the columns of the file.
             location: the file, for errors.
-            in_folders: ids of columns whose values the file's folders give.
+            in_folders: ids of columns whose values come from the file's folders.
 
         Raises:
-            CorruptFileError: a column has an incompatible type, or a required one is missing.
-            ValidationError: a column of the file is not in the table, or has the field id of another one.
+            CorruptFileError: a column has an incompatible type, or a required column is missing.
+            ValidationError: a column of the file is not in the table, or has the field id of another column.
         """
         present = {column.name for column in columns} | {column.id for column in columns}
         names = {entry.id: entry.names for entry in self.names}

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 FORMATS: Final = ("parquet", "orc", "avro")
 MODES: Final = ("none", "hash", "range")
 
-# Iceberg's codec names -> those of Arrow and Avro.
+# Iceberg's codec names -> Arrow's and Avro's names.
 _PARQUET_CODECS: Final = {
     "uncompressed": "none",
     "none": "none",
@@ -45,8 +45,8 @@ _ORC_CODECS: Final = {
 _AVRO_CODECS: Final = {"uncompressed": "null", "snappy": "snappy", "gzip": "deflate", "zstd": "zstandard"}
 _WITH_LEVEL: Final = ("gzip", "zstd", "brotli")
 _AVRO_BYTES: Final = 16 << 20
-# Shuffled rows take about three times the space of the Parquet files that are written from them, so these files have
-# about 128 MB, as Iceberg's.
+# Shuffled rows take about three times the space of their Parquet files. So these files have about 128 MB, like
+# Iceberg's.
 _SHUFFLED_BYTES: Final = 384 << 20
 # The default of parquet-java.
 _LEVELS: Final = {"zstd": 3}
@@ -61,7 +61,7 @@ class WriteOptions:
         target_bytes: the size at which a new file begins.
         codec: the format library's name of the codec.
         level: the compression level; None for the library's default.
-        group_bytes: the size of row groups or stripes; for Avro, of the rows that are encoded at a time.
+        group_bytes: the size of row groups or stripes; for Avro, the size of the rows that are encoded at a time.
         page_bytes: the size of Parquet pages.
         page_rows: the maximum number of rows in a Parquet page.
         dictionary_bytes: the size of Parquet dictionaries.
@@ -129,7 +129,7 @@ class BloomFilter:
     """A Bloom filter of a Parquet column.
 
     Attributes:
-        false_positives: the share of absent values that it takes for present.
+        false_positives: the share of absent values that the filter reports as present.
         values: the number of distinct values in a row group; None if it is unknown.
     """
 
@@ -170,7 +170,7 @@ class _Properties:
             if field_id is not None and isinstance(schema.find_type(field_id), PrimitiveType):
                 yield name, field_id
             else:
-                # As in Java: the column may have been dropped since.
+                # As in Java, unknown columns are ignored: the column may have been dropped since.
                 _log.warning("the table property %s is ignored: it names no primitive column", name)
 
 

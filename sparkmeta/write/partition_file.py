@@ -39,8 +39,8 @@ class PositionFile:
         last_path: the last data file.
         first_position: the lowest position of any data file.
         last_position: the highest position of any data file.
-        split_offsets: the offsets of row groups; like `column_sizes`, known when the file is closed.
-        column_sizes: the size in bytes of each column by field id.
+        split_offsets: the offsets of row groups, known when the file is closed.
+        column_sizes: the size in bytes of each column by field id, known when the file is closed.
     """
 
     def __init__(self, codec: str) -> None:
@@ -69,7 +69,7 @@ class PositionFile:
 
     @property
     def size(self) -> int:
-        """The approximate size of the file in bytes. Positions not yet compressed count in full."""
+        """The approximate size of the file in bytes. Uncompressed positions count in full."""
         return int(self._sink.tell()) + self._pending * _POSITION_BYTES
 
     def add(self, path: str, positions: PositionBitmap) -> None:
@@ -122,7 +122,7 @@ _log = logging.getLogger(__name__)
 MOST_BUFFERED: Final = 512 << 20
 """Maximum Arrow bytes that the files of a task have buffered, together."""
 
-# The bytes of a column of buffered rows besides its values.
+# The bytes of a column of buffered rows, in addition to its values.
 _COLUMN_OVERHEAD: Final = 600
 _BATCH_OVERHEAD: Final = 1 << 12
 # Rows between checks of the file size, as in Java.
@@ -147,7 +147,7 @@ class Output(Protocol):
 
 
 class FileOpener(Protocol):
-    """What is common to the files of a write."""
+    """The common parts of the files of a write."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -171,7 +171,7 @@ class FileOpener(Protocol):
 
 @dataclass
 class ClosedFile:
-    """A file that is written."""
+    """A finished file."""
 
     location: str
     key: tuple[pa.Scalar, ...]
@@ -181,7 +181,7 @@ class ClosedFile:
 
 @dataclass(eq=False)
 class PartitionFile:
-    """The rows of a partition that are not written yet, and the file to which they go.
+    """The rows of a partition that are not written yet, and the file for them.
 
     Attributes:
         opener: opens the file.

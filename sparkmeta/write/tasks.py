@@ -79,7 +79,7 @@ class Places:
         fields: the partition fields.
         hashed: whether folders of hash bits come first.
         with_partitions: whether there are partition folders.
-        context: the table's last two folders, which follow the hash bits in a folder shared by several tables.
+        context: the table's last two folders. If several tables share `folder`, they follow the hash bits.
     """
 
     folder: str
@@ -182,7 +182,7 @@ class TaskValue:
 class TaskValues:
     """Replaces source values with transformed ones, transforming each distinct value of a batch once. Picklable.
 
-    Truncated decimals with more digits than their type has become null.
+    Truncated decimals become null if they have more digits than their type.
     """
 
     values: tuple[TaskValue, ...]
@@ -270,7 +270,7 @@ class DataFileTasks:
 
     Attributes:
         writer: opens files.
-        columns: converts rows to those of files.
+        columns: converts rows to rows of files.
         options: how files are written.
         places: where files are written.
         name: the prefix of the files' names, unique to this write.
@@ -312,12 +312,12 @@ class DataFileTasks:
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write rows to files and yield a row of `result_schema` for each.
 
-        The rows of a partition keep their order. They go to one file at a time, and other partitions have open files
-        meanwhile. If the task fails, the files that it wrote are deleted. Rows that don't fit the table do not fail the
-        task, since Spark would retry it: their problem is yielded as the last row.
+        The rows of a partition keep their order. They go to one file at a time; other partitions have open files at the
+        same time. If the task fails, the files that it wrote are deleted. Rows that don't fit the table do not fail the
+        task, since Spark would retry it. Instead, the last yielded row has their problem.
 
         Args:
-            batches: the rows, with the columns `PARTITION_COLUMN` after the table's.
+            batches: the rows, with the columns `PARTITION_COLUMN` after the table's columns.
         """
         yield from self.write_apart([batches])
 
@@ -367,7 +367,7 @@ class _Task:
     _pooled_bytes: int = 0
     # By partition.
     _files: dict[tuple[pa.Scalar, ...], PartitionFile] = field(default_factory=dict)
-    # Those that are open, the one that was written to least recently first.
+    # The open files, least recently written first.
     _open: dict[PartitionFile, None] = field(default_factory=dict)
     _ratio: float = 1.0
 
@@ -395,7 +395,7 @@ class _Task:
         """Pass rows to the files of their partitions."""
         fields = self.tasks.places.fields
         count = batch.num_columns - len(fields)
-        # First, since it names the column of a value that is not valid.
+        # This comes first, since its error names the column of a value that is not valid.
         table = self.tasks.columns.table_of(batch.select([*range(count)]), self.tasks.schema)
         # By position: the table may have columns of the same names.
         values = [_bound(batch.column(count + place), field.type) for place, field in enumerate(fields)]
@@ -467,7 +467,7 @@ class _Task:
 
 
 def _task_name() -> str:
-    """Return the number of the task and of its attempt, which is unique within a Spark application."""
+    """Return a name of the task and its attempt that is unique within a Spark application."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -567,7 +567,7 @@ def delete_written(state: TableState, files: DataFrame) -> None:
 
     Args:
         state: the table.
-        files: what `write_files` returned.
+        files: the result of `write_files`.
     """
     try:
         deleter = _Deleter(executor_writer(state.files))
@@ -581,7 +581,7 @@ def delete_written(state: TableState, files: DataFrame) -> None:
 
 @contextmanager
 def named_on_failure(table: str, pattern: str) -> Iterator[None]:
-    """If the block fails to write files, log the name pattern of those that may be left: its tasks may still run.
+    """Log the name pattern of the files that may be left if the block fails, since its tasks may still run.
 
     Args:
         table: the table's location.
@@ -602,7 +602,7 @@ def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Itera
 
     Args:
         state: the table.
-        written: what `write_files` returned.
+        written: results of `write_files`.
     """
     try:
         yield

@@ -50,8 +50,8 @@ _ISOLATIONS = ("serializable", "snapshot")
 class RowChanges(ABC):
     """Methods that change rows.
 
-    A table commits each change and returns the table after the commit. A transaction writes the files of each change at
-    once and returns itself; the changes become part of the table when it commits.
+    A table commits each change and returns the table after the commit. A transaction writes the files of each change
+    immediately and returns itself; the changes become part of the table when it commits.
     """
 
     @abstractmethod
@@ -122,7 +122,7 @@ class RowChanges(ABC):
         snapshot_properties: Mapping[str, str] | None = None,
         idempotency_key: tuple[str, int] | None = None,
     ) -> Self:
-        """Add existing Parquet, ORC or Avro files as they are: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
+        """Add existing Parquet, ORC or Avro files: `table.add_files(["s3://bucket/day=2026-01-31/1.parquet"])`.
 
         Executors read the footers. Partition values come from folders such as `day=2026-01-31`, with the name of the
         column or the partition field, or else from column bounds, which must prove that all rows are in one partition.
@@ -143,9 +143,9 @@ class RowChanges(ABC):
             The table after the commit, or the transaction.
 
         Raises:
-            ValidationError: a file is listed twice or is in the table already, is another table's, has a column that
-                does not fit the schema, or has rows of several partitions or folders whose values would be lost. The
-                message names the file. Nothing is written.
+            ValidationError: a file is listed twice, is already in the table, belongs to another table, has a column
+                that does not fit the schema, or has rows of several partitions or folders whose values would be lost.
+                The message names the file. Nothing is written.
             NotFoundError: a file is missing.
             UnsupportedError: the table can't be committed to, or tasks can't open the files.
         """
@@ -183,7 +183,7 @@ class RowChanges(ABC):
                 and rows are replaced, and otherwise to no check.
 
         Raises:
-            CommitConflictError: another commit changed the files that this one replaces.
+            CommitConflictError: another commit changed the files that this overwrite replaces.
             ValidationError: as `append`.
         """
         return self._change_rows(
@@ -224,7 +224,7 @@ class RowChanges(ABC):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is made.
+        """Delete the rows that match a filter, by default all rows. If no row matches, no snapshot is created.
 
         As in SQL, a null matches neither `!=` nor `not in` nor `not like`.
 
@@ -264,10 +264,10 @@ class RowChanges(ABC):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Delete the rows that have given keys, without reading them: `table.equality_delete(keys, ["id"])`.
+        """Delete the rows whose keys are in `df`, without reading them: `table.equality_delete(keys, ["id"])`.
 
         Tasks write the keys to equality delete files. Readers apply them to all rows with lower sequence numbers,
-        including those that concurrent commits add before this delete. A null equals null. `delete` and `merge` leave
+        including rows that concurrent commits add before this delete. A null equals null. `delete` and `merge` leave
         less work to readers and count the deleted rows.
 
         If the table is partitioned, `df` also needs the partition source columns: a key deletes rows only in its own
@@ -275,8 +275,8 @@ class RowChanges(ABC):
         otherwise they are refused.
 
         Args:
-            df: the keys. It is computed once, or twice if `isolation` is given. Columns of the table that neither are
-                in the key nor determine partitions are ignored.
+            df: the keys. It is computed once, or twice if `isolation` is given. Columns that are not in the key and do
+                not determine partitions are ignored.
             equality_cols: the key columns, of any primitive type except float and double. Defaults to the schema's
                 identifier fields. Struct fields ("address.zip") are allowed, but Iceberg 1.12 for Java applies such
                 deletes wrongly if a query does not read the struct.
@@ -316,7 +316,7 @@ class RowChanges(ABC):
 
         Args:
             assignments: column name -> value, or Column over the table's columns. Values are cast to the column's type.
-                A field of a struct has its path for a name: `{"address.zip": "0150"}`.
+                The name of a struct's field is its path: `{"address.zip": "0150"}`.
             where: which rows to update.
             branch: the branch to commit to; see `append`.
             snapshot_properties: extra properties for the snapshot's summary.
@@ -347,10 +347,10 @@ class RowChanges(ABC):
         idempotency_key: tuple[str, int] | None = None,
         isolation: Isolation | None = None,
     ) -> Self:
-        """Update the rows whose keys are in the given rows, and insert the given rows whose keys are new.
+        """Update the table's rows whose keys are in `df`, and insert the rows of `df` whose keys are new.
 
-        A row is updated only if a value differs. Columns that the given rows lack keep their values. A null in a key
-        equals nothing. The table properties `write.merge.mode` and `write.merge.isolation-level` apply as for `delete`.
+        A row is updated only if a value differs. Columns that `df` lacks keep their values. A null in a key equals
+        nothing. The table properties `write.merge.mode` and `write.merge.isolation-level` apply as for `delete`.
 
         Args:
             df: the rows; see `append`. It is computed once.
@@ -363,7 +363,7 @@ class RowChanges(ABC):
             isolation: as for `delete`.
 
         Raises:
-            ValidationError: there is no key, or two given rows have the same key; or as `append`.
+            ValidationError: there is no key, or two rows of `df` have the same key; or as `append`.
             CommitConflictError: another commit changed the data that this upsert is based on.
         """
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
@@ -402,7 +402,7 @@ class RowChanges(ABC):
         applies. Nothing runs before `merge()`.
 
         In tables with row lineage, updated rows keep their `_row_id`. The table properties `write.merge.mode` and
-        `write.merge.isolation-level` apply as for `delete`. If no row changes, no snapshot is made.
+        `write.merge.isolation-level` apply as for `delete`. If no row changes, no snapshot is created.
 
         Args:
             source: the rows. It is computed once.
@@ -428,10 +428,10 @@ class RowChange:
 
     Attributes:
         transaction: the transaction that it is part of.
-        update: the snapshot that it makes.
+        update: the update for its snapshot.
         head: the table at the branch's head.
         isolation: the isolation level, if the caller gave it.
-        dropped: whether there turned out to be nothing to change.
+        dropped: whether it was dropped because there was nothing to change.
     """
 
     transaction: RowTransaction[Any]
@@ -538,7 +538,7 @@ class RowChange:
             else:
                 added = self._write(rows.rewritten(files), lineage=lineage)
                 self.update.row_delta(added=added, removed=rows.matching.named(paths))
-        # Others may delete or rewrite the rows that new ones were compared with.
+        # Other commits may delete or rewrite the rows that new rows were compared with.
         only_adds = not len(paths)
         self.update.validate_no_conflicts(rows.matching.row_filter, isolation=level, ignore_deletes=only_adds)
 
@@ -570,7 +570,7 @@ class RowChange:
         return True
 
     def _rewrite(self, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None) -> None:
-        """Rewrite files without their matching rows, or with these updated."""
+        """Rewrite files without their matching rows, or with new versions of these rows."""
         lineage = self._lineage
         rows = matching.rows(matching.planned(paths), lineage, matches=False if assigned is None else None)
         if assigned is not None:
@@ -621,7 +621,7 @@ class RowChange:
         return lineage_columns(self._metadata)
 
     def _merges_on_read(self, command: str) -> bool:
-        """Return whether a command deletes rows by delete files, which version 1 does not support."""
+        """Return whether a command deletes rows by delete files. Version 1 does not support these."""
         return self._property(f"write.{command}.mode", _MODES) == _MODES[1] and self._metadata.format_version > 1
 
     def _isolation(self, command: str) -> Isolation:
@@ -639,8 +639,8 @@ class RowChange:
 class RowTransaction(Transaction[TableT], RowChanges):
     """A transaction with methods that change rows.
 
-    Each change writes its files at once; they become part of the table when the transaction commits. If the transaction
-    is known not to have been committed, the files are deleted.
+    Each change writes its files immediately; they become part of the table when the transaction commits. If the
+    transaction is known to have failed, the files are deleted.
     """
 
     _written: list[DataFrame] = field(default_factory=list)
@@ -692,7 +692,7 @@ class RowTransaction(Transaction[TableT], RowChanges):
         return self.repetition_of is not None
 
     def _forget(self, update: SnapshotUpdate, before: int) -> None:
-        """Take back a change and delete the files that it wrote."""
+        """Remove a change from the transaction, and delete the files that it wrote."""
         self._steps[:] = [step for step in self._steps if step is not update]
         self._delete_written(before)
 
@@ -743,7 +743,7 @@ class RowTable(BaseTable, RowChanges):
     def committed_version(self, application: str, *, branch: str | None = None) -> int | None:
         """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
 
-        None if there is none. Snapshots that have expired don't count.
+        The result is None if there is none. Expired snapshots don't count.
         """
         NAME.check("application", application)
         return last_version(write_target(self.state, branch).history(self.metadata), application)
