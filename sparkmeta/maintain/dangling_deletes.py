@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ENTRY_COLUMNS = (*DV_COLUMNS, "equality_ids")
 """The columns of delete entries that `public_rows` shows."""
 
-# What a delete entry is about, and the least sequence number of the live data files in each scope.
+# The scopes of a delete entry, and the least sequence number of the live data files in each scope.
 _PATH, _PARTITION = "deleted_path", "deleted_partition"
 _OF_FILE, _OF_PARTITION, _OF_TABLE = "oldest_of_file", "oldest_of_partition", "oldest_of_table"
 _DATA_PATH, _DATA_PARTITION = "data_path", "data_partition"
@@ -44,8 +44,9 @@ _DATA_PATH, _DATA_PARTITION = "data_path", "data_partition"
 def dangling_deletes(state: TableState) -> DataFrame:
     """Return the live delete entries that apply to no live data file of the snapshot, lazily.
 
-    Statistics are not considered, and neither are position deletes that a deletion vector of their file supersedes.
-    Whatever contradicts the rules of planning, such as a deletion vector that is older than its data file, stays.
+    Statistics are not considered. Position deletes that a deletion vector of their file supersedes are not considered
+    either. Deletes that contradict the rules of planning stay, such as a deletion vector that is older than its data
+    file.
     """
     projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
     entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live_entry().text)
@@ -115,9 +116,9 @@ class DanglingDeletesSummary(SnapshotPlanSummary):
     """The dangling deletes of a branch in numbers.
 
     Attributes:
-        manifests: the number of manifests, and roots, that list them.
+        manifests: the number of manifests and roots that list the deletes.
         records: the number of deletes in the files.
-        bytes: the bytes of the files, of deletion vectors those of the blobs.
+        bytes: the bytes of the files. For deletion vectors, it counts the blobs.
     """
 
     manifests: int
@@ -165,7 +166,8 @@ class DanglingDeletesPlan(RewritePlan[TableT, BranchOptions]):
     def files(self) -> DataFrame:
         """Return a row for each dangling delete, with columns of `inspect.delete_files`.
 
-        Also data_sequence_number, manifest_path and manifest_pos. Lazy, except that the driver reads small manifests.
+        It also has data_sequence_number, manifest_path and manifest_pos. The result is lazy, except that the driver
+        reads small manifests.
         """
         return public_rows(self._entries, self._state)
 
@@ -239,7 +241,7 @@ def refuse_rewrite(metadata: TableMetadata) -> None:
     """Refuse tables whose delete manifests can't be rewritten.
 
     Raises:
-        UnsupportedError: they are encrypted, or in manifest lists of format version 4.
+        UnsupportedError: the table is encrypted, or has manifest lists of format version 4.
     """
     if metadata.format_version > 3 and not has_tree(metadata):
         raise UnsupportedError(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # that the same heads have, masked by the same deletion vectors, form a group, whose entries are written once.
 
 
-# What entries of a leaf depend on: its location, what they inherit, and the deletion vector that masks it.
+# The values that a leaf's entries depend on: its location, the inherited values, and the deletion vector that masks it.
 LeafKey = tuple[Any, ...]
 
 _REQUIRED = [
@@ -84,7 +84,7 @@ class Head:
 
     @cached_property
     def is_kept(self) -> pa.Array:
-        """Which of the state's manifests a manifest list can name: Avro manifests with all counts that none masks."""
+        """Which of the state's manifests a manifest list can name: unmasked Avro manifests with all counts."""
         manifests, listed = self.state.manifests, self.state.manifest_files
         is_complete = reduce(pc.and_, (whole(listed.column(name)).is_valid() for name in _REQUIRED))
         of_root = pa.repeat(False, len(manifests) - len(listed))
@@ -94,7 +94,7 @@ class Head:
 
     @cached_property
     def kept(self) -> pa.Table:
-        """The Avro leaves that stay as they are, as `MANIFEST_FILE_SCHEMA`."""
+        """The Avro leaves that stay unchanged, as `MANIFEST_FILE_SCHEMA`."""
         listed = self.state.manifest_files
         rows = listed.filter(self.is_kept.slice(0, len(listed)))
         place, sources = rows.schema.get_field_index("partitions"), self.tree.sources
@@ -112,7 +112,7 @@ class Head:
 
     @cached_property
     def rewritten(self) -> dict[LeafKey, int]:
-        """The leaves whose entries are written to other manifests -> their small ids in the state."""
+        """The leaves whose entries are written to new manifests -> their small ids in the state."""
         masks = {row[MANIFEST]: tuple(row.values()) for row in self.tree.manifest_dvs.to_pylist()}
         names = [MANIFEST, "location", "content_type", "version_info", "first_row_id"]
         manifests = self.state.manifests.filter(pc.invert(self.is_kept)).select(names)
@@ -128,10 +128,10 @@ class Head:
 
 @dataclass(frozen=True)
 class LeafGroup:
-    """Leaves that the same heads have. Their entries are written once.
+    """Leaves that belong to the same heads. Their entries are written once.
 
     Attributes:
-        heads: in the order of their sequence numbers. New manifests belong to the first.
+        heads: the heads, in the order of their sequence numbers. New manifests belong to the first.
         keys: the leaves.
     """
 
@@ -253,7 +253,7 @@ class GroupJob:
 
     @cached_property
     def _of_content(self) -> tuple[pa.Table, pa.Table]:
-        """The leaves of data files, and those of deletes."""
+        """The leaves of data files, and the leaves of deletes."""
         manifests = self.group.manifests
         is_data = pc.equal(manifests.column("content_type"), int(ContentType.DATA_MANIFEST))
         return manifests.filter(is_data), manifests.filter(pc.invert(is_data))
@@ -265,7 +265,7 @@ class GroupJob:
 
 
 def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_row_id: int | None) -> pa.Table:
-    """Return manifests as those of a snapshot. All entries with row ids have their own."""
+    """Set a snapshot's id and numbers on manifests. All entries with row ids have their own row ids."""
     known = {
         "added_snapshot_id": snapshot_id,
         "sequence_number": sequence_number,
@@ -303,8 +303,8 @@ class HeadSummary:
     Attributes:
         refs: its branches and tags.
         live_files: its data files, delete files and deletion vectors.
-        manifests_kept: Avro manifests that the manifest list names as they are.
-        leaves_written: leaves, the root included, whose entries are written to Avro manifests.
+        manifests_kept: Avro manifests that the manifest list names unchanged.
+        leaves_written: leaves, including the root, whose entries are written to Avro manifests.
         keeps_parent: whether the snapshot keeps its operation and parent.
     """
 
@@ -330,11 +330,11 @@ class DowngradeSummary(PlanSummary):
     """The changes and losses of a downgrade; `str` formats them.
 
     Attributes:
-        snapshots: the number of snapshots that stay, those with a new manifest list included.
+        snapshots: the number of snapshots that stay, including snapshots with a new manifest list.
         snapshots_removed: the ids of snapshots with a tree that no branch or tag refers to.
         statistics_removed: the number of their statistics files.
         properties_removed: names of table properties that only trees have.
-        leaves_written: leaves, roots included, that are rewritten, each counted once for all heads.
+        leaves_written: leaves that are rewritten, including roots. Each is counted once for all heads.
     """
 
     from_version: int
@@ -365,8 +365,8 @@ class DowngradeSummary(PlanSummary):
 class DowngradePlan(TablePlan[TableT]):
     """A plan to downgrade a table, carried out by `commit`.
 
-    After a conflict, the written manifests are reused as far as branches and tags still need them. `commit` raises
-    ValidationError if the table has been downgraded meanwhile.
+    After a conflict, written manifests are reused if branches and tags still need them. `commit` raises ValidationError
+    if another commit has downgraded the table.
     """
 
     _heads: tuple[Head, ...]
@@ -374,8 +374,9 @@ class DowngradePlan(TablePlan[TableT]):
     def files(self) -> DataFrame:
         """Return a row for each leaf and root that branches and tags need, without a job.
 
-        Columns: snapshot_id, content ("data", "deletes"), file_path, action ("keep" for Avro manifests that stay as
-        they are, "write" for entries that are written to Avro manifests), live_files, masked_files, file_size_in_bytes.
+        Columns: snapshot_id, content ("data", "deletes"), file_path, action ("keep" for Avro manifests that stay
+        unchanged, "write" for entries that are written to Avro manifests), live_files, masked_files,
+        file_size_in_bytes.
         """
         tables = [PLANNED.empty_table(), *map(_planned, self._heads)]
         return local_frame(self.table.state.spark, pa.concat_tables(tables))
@@ -403,11 +404,11 @@ class DowngradePlan(TablePlan[TableT]):
 
 @dataclass
 class _DowngradeStep:
-    """Writes manifests once for each group of leaves; each attempt makes manifest lists of them.
+    """Writes manifests once for each group of leaves. Each attempt writes manifest lists of them.
 
     Attributes:
         planned_on: the metadata with the planned heads.
-        written: the leaves of a group, and the head that they belong to -> the group's manifests.
+        written: the leaves of a group, and their head -> the group's manifests.
     """
 
     planned_on: TableMetadata

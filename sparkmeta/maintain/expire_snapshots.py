@@ -100,7 +100,7 @@ class ExpirySummary(PlanSummary):
         remaining: the number of snapshots that are kept.
         refs: the branches and tags that expire.
         files: content -> the number of files that are no longer needed.
-        bytes: content -> their size, as far as metadata records it.
+        bytes: content -> the size of these files, as far as metadata records it.
         missing: the number of missing lists and manifests of expired snapshots. Files that they list are kept.
         schemas: the number of unused schemas that are removed from the metadata.
         partition_specs: the number of unused partition specs that are removed from the metadata.
@@ -222,8 +222,8 @@ class ExpiryPlan(TablePlan[TableT]):
         """Remove the snapshots from the table, then delete the files. Return the new table.
 
         If other commits came first, the snapshots to expire are chosen again by the same rules and the same time. Files
-        of snapshots that others added meanwhile stay. A file that can't be deleted becomes an orphan; this is not an
-        error. After another error, `is_partly_committed` says whether the snapshots are removed; then the files are
+        of snapshots that others have added since stay. A file that can't be deleted becomes an orphan; this is not an
+        error. After another error, `is_partly_committed` says whether the snapshots are removed. If so, the files are
         orphans, and another call deletes none.
 
         Raises:
@@ -249,7 +249,7 @@ class ExpiryPlan(TablePlan[TableT]):
         step, committed = self._step, self._committed[0]
         assert step.base is not None
         planned = self._files
-        # A REST catalog takes the commit although it has snapshots that its base lacks.
+        # A REST catalog accepts the commit although the catalog has snapshots that the commit's base lacks.
         base, after = step.base.metadata, committed.metadata
         added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
         if added or base is not self.table.metadata:
@@ -260,7 +260,7 @@ class ExpiryPlan(TablePlan[TableT]):
 
     @property
     def is_partly_committed(self) -> bool:
-        """Whether the snapshots are removed and deleting their files failed."""
+        """Whether the snapshots are removed but their files could not be deleted."""
         has_changed = bool(self._committed) and self._committed[0] is not self.table
         return has_changed and self.cleanup != NONE and not self._deleted
 

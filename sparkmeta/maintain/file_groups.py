@@ -52,10 +52,10 @@ class FileSizes:
 
     @classmethod
     def of(cls, target: int, least: int | None, most: int | None) -> FileSizes:
-        """Return sizes with the defaults for those that are None.
+        """Return sizes, with defaults for sizes that are None.
 
         Raises:
-            ValidationError: they do not increase.
+            ValidationError: the sizes do not increase.
         """
         least = int(target * _LEAST) if least is None else least
         most = max(int(target * _MOST), target + 1) if most is None else most
@@ -68,11 +68,11 @@ class FileSizes:
 
     @property
     def written(self) -> int:
-        """The size at which a new file ends: above the target, so that no small file follows for the last rows."""
+        """The size at which a new file ends. It exceeds the target, so that no small file follows for the last rows."""
         return self.target + (self.most - self.target) // 2
 
     def outputs(self, size: int) -> int:
-        """Return how many files of about the target size hold some bytes, as Iceberg's action computes it."""
+        """Return the number of files of about the target size for some bytes, as Iceberg's action computes it."""
         if size < self.target:
             return 1
         whole, rest = divmod(size, self.target)
@@ -207,7 +207,7 @@ class DataRewriteOptions(BranchOptions):
 
 
 NUMBER: Final = "number"
-"""The place of a chosen group in the order in which groups are rewritten."""
+"""The column with a chosen group's place in the order of the rewrite."""
 
 PLACE: Final = ("manifest_number", "manifest_pos")
 """The columns that order files as plans of Iceberg do."""
@@ -232,7 +232,7 @@ class FileGroups:
 
     Attributes:
         state: the table at the snapshot.
-        options: which files, and how.
+        options: the options of the rewrite.
         sizes: the sizes of files.
     """
 
@@ -286,7 +286,8 @@ class FileGroups:
 
     @property
     def _keys(self) -> list[str]:
-        """The key of partitions of the table's spec; files of other specs share the group of its nulls."""
+        """The columns of the partition key. For files of other specs, they are null, as in the table's null
+        partition."""
         spec = self.state.metadata.spec()
         known = self.state.types.partition_fields
         ids = [field.field_id for field in spec.fields if field.field_id in known]
@@ -294,7 +295,7 @@ class FileGroups:
 
     @cached_property
     def groups(self) -> pa.Table:
-        """The groups that are worth a rewrite, in the order in which they are rewritten. Runs jobs.
+        """The groups that are worth a rewrite, in the order of the rewrite. Runs jobs.
 
         Columns: `NUMBER`, files, bytes, live_bytes, records, dead_files, outputs (how many files they become), stays
         (whether tasks can write the rows to files of the same partition and spec).
@@ -311,7 +312,7 @@ class FileGroups:
 
     @cached_property
     def _chosen(self) -> tuple[pa.Table, DataFrame]:
-        """The groups that are worth a rewrite, and the files. As in Iceberg, the last one of the most files is cut."""
+        """The groups that are worth a rewrite, and the files. As in Iceberg, a limit on files cuts the last group."""
         packed = self._packed
         groups = self._figures(packed)
         if not self.options.rewrite_all:
@@ -356,8 +357,8 @@ class FileGroups:
     def files(self, start: int = 0, end: int | None = None) -> DataFrame:
         """Return the files of the chosen groups from one `NUMBER` to before another.
 
-        Columns of `plan_files`, `PLACE`, `NUMBER`, deleted_records, live_bytes, is_dead, and of the group outputs,
-        stays and group_bytes, the live bytes of its files.
+        The columns are: the columns of `plan_files`, `PLACE`, `NUMBER`, deleted_records, live_bytes, is_dead, and for
+        the group outputs, stays and group_bytes (the live bytes of its files).
         """
         names = [_GROUP, NUMBER, "outputs", "stays", "live_bytes"]
         table = self.groups.select(names).slice(start, None if end is None else end - start)

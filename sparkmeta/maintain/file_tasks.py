@@ -24,18 +24,18 @@ from sparkmeta.write.tasks import PARTITION_COLUMN, DataFileTasks, partition_cod
 # -- The tasks that pack data files into groups. Without Spark --------------------------------------------------------
 
 
-# Groups of one task have numbers from its own number shifted by this.
+# The numbers of a task's groups begin at the task's number, shifted by this.
 _GROUP_BITS = 40
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Packs files into groups of one partition, next fit in their order, as Iceberg's action. Picklable.
+    """Packs files into groups of one partition by next fit, in their order, as Iceberg's action does. Picklable.
 
     Attributes:
-        keys: the columns that tell partitions apart; files of a partition come together.
-        most_bytes: a group of several files is no larger.
-        most_files: a group has no more files; None for any number.
+        keys: the columns that distinguish partitions. Files of a partition are adjacent.
+        most_bytes: the maximum size of a group of several files.
+        most_files: the maximum number of files of a group; None for any number.
     """
 
     keys: tuple[str, ...]
@@ -43,7 +43,7 @@ class Packing:
     most_files: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the files with the number of their group in one more column."""
+        """Yield the files with the number of their group in an additional column."""
         groups = _Groups(self.most_bytes, self.most_files or sys.maxsize, _task_number() << _GROUP_BITS)
         last: list[pa.Array] | None = None
         for batch in batches:
@@ -53,7 +53,7 @@ class Packing:
             before = keys if last is None else last
             joined = [pa.concat_arrays([old.slice(0, 1), new]) for old, new in zip(before, keys, strict=True)]
             runs = _run_starts(joined, len(batch) + 1)
-            # The first row is that of the last batch; there is no run before the first batch.
+            # The first row comes from the last batch; there is no run before the first batch.
             starts = [start - 1 for start in runs if start > 0]
             if last is None and (not starts or starts[0]):
                 starts = [0, *starts]
@@ -84,7 +84,7 @@ class _Groups:
 
     Attributes:
         most_bytes: see `Packing`.
-        most_files: the most files of a group.
+        most_files: see `Packing`.
         number: the number of the open group.
     """
 
@@ -140,7 +140,7 @@ def _task_number() -> int:
 
 
 MOST_COLUMNS: Final = 31
-"""Most columns of a z-order: each has two bits at least."""
+"""Maximum number of columns of a z-order: each has at least two bits."""
 
 _MOST_BITS: Final = 10
 _ALL_BITS: Final = 63
@@ -155,10 +155,9 @@ class Curve:
     """Adds the place of each row on the curve as a column. Picklable.
 
     Attributes:
-        name: of the new column.
-        paths: the columns.
-        bounds: for each column the values between ranks, ascending.
-        bits: of a rank.
+        name: the name of the new column. paths: the columns.
+        bounds: for each column, the values between ranks in ascending order.
+        bits: the number of bits of a rank.
     """
 
     name: str
@@ -171,8 +170,7 @@ class Curve:
         """Return the curve through the values of a sample.
 
         Args:
-            name: of the new column.
-            paths: see above.
+            name: the name of the new column. paths: see `Curve`.
             sample: rows with the columns.
         """
         bits = min(_MOST_BITS, _ALL_BITS // len(paths))
@@ -198,7 +196,7 @@ def values_of(batch: pa.RecordBatch, path: Path) -> pa.Array:
 
 
 def _bounds(values: pa.Array, count: int) -> pa.Array:
-    """Return at most this many distinct values that cut the values into equal shares."""
+    """Return at most `count` distinct values that divide the values into equal shares."""
     known = values.drop_null()
     ordered = known.take(pc.array_sort_indices(known))
     places = np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).astype(np.int64))
@@ -229,7 +227,7 @@ def _interleaved(ranks: Sequence[np.ndarray[Any, Any]], bits: int) -> np.ndarray
 
 
 PARTS = "parts"
-"""The column of an output that lists the parts of files whose rows go there."""
+"""The column of an output that lists the parts of files whose rows go to the output."""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ class Examined:
     Attributes:
         table: the table's name.
         state: the table's state that was examined.
-        examined_at: when.
-        seconds: how long it took.
+        examined_at: the time of the examination.
+        seconds: the duration of the examination.
         list_findings: the findings.
         limits: sizes and ratios beyond which there is a finding.
         entries: the live entries in numbers.
@@ -119,8 +119,8 @@ class Row:
     """A row of horizontal bars.
 
     Attributes:
-        text: what is written behind the bar.
-        title: what is shown while a pointer is on it.
+        text: the text behind the bar.
+        title: the text that is shown while a pointer is on the bar.
         marked: whether it has the colour of findings.
     """
 
@@ -168,7 +168,7 @@ def size_bars(sizes: Sequence[tuple[int, int, int]], small_bytes: int, target_by
 
 
 def overlap_map(bars: Sequence[PlacedBar]) -> str:
-    """Draw manifests as bars in the order of the clustering columns; those that overlap are above each other."""
+    """Draw manifests as bars in the order of the clustering columns. Overlapping manifests are above each other."""
     rows = max((bar.row for bar in bars), default=0) + 1
     pitch = min(_MOST_BAR + 3, _MOST_MAP_HEIGHT / rows)
     height = max(pitch * rows, 24)
@@ -300,7 +300,7 @@ def _cut(label: str) -> str:
 
 
 _MOST_PAGE_DEPTHS = 12
-# Most characters of a text from the table.
+# Maximum number of characters of a text from the table.
 _LONGEST = 400
 
 # Blue and orange differ for every kind of colour blindness, also in brightness.
@@ -508,15 +508,15 @@ class HealthReport(Examined):
     def findings(self) -> DataFrame:
         """Return a row for each finding, without a job.
 
-        Columns: finding (its kind), items and bytes (of what it is about; bytes are null if unknown), problem, cost
-        (of a plan), gain (by maintenance), job (the maintenance operation), call and command that do it (null if only
-        another library does).
+        Columns: finding (its kind), items and bytes (of the objects concerned; bytes are null if unknown), problem,
+        cost (of a plan), gain (by maintenance), job (the maintenance operation), call and command for the job (null if
+        only another library can do it).
         """
         rows = [asdict(finding) for finding in self.list_findings]
         return local_frame(self.state.spark, pa.Table.from_pylist(rows, schema=FINDINGS))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole report by name, as for JSON."""
+        """Return all values of the report by name, in JSON-compatible types."""
         snapshot = self.state.snapshot
         entries, layout, history = self.entries, self.layout, self.history
         return {
@@ -629,7 +629,7 @@ class HealthReport(Examined):
         return page_body(self)
 
 
-# Most fields whose overlaps the text shows.
+# Maximum number of fields whose overlaps the text shows.
 _MOST_DEPTHS = 8
 
 
@@ -680,7 +680,7 @@ def _source(table: BaseTable) -> str:
 
 def _limits(state: TableState, options: HealthOptions) -> SmallFileLimits:
     target = number_property(state.metadata.properties, _TARGET, _TARGET_BYTES, least=1)
-    # The size below which a rewrite takes files is less than the target.
+    # The size below which a rewrite chooses files is less than the target.
     small = min(int(target * options.small_file_ratio), target - 1)
     puffin = DeleteRewriteOptions().sizes(state.metadata.properties)
     return SmallFileLimits(target, small, options.min_small_files, options.max_deleted_ratio, puffin)

@@ -76,7 +76,7 @@ class HealthOptions(Options):
 # -- Metrics of columns that the table's properties drop --------------------------------------------------------------
 
 
-# The most bytes of a character in a truncated bound.
+# Maximum number of bytes of a character in a truncated bound.
 _CHARACTER_BYTES = 4
 _TRUNCATED = ("string", "binary")
 _COUNT_BYTES = 4
@@ -87,7 +87,7 @@ class ExcessStats:
     """Metrics in sampled manifests that the properties `write.metadata.metrics.*` would not keep.
 
     Attributes:
-        columns: the names of their columns, those with most bytes first; the id of a dropped column.
+        columns: the names of their columns, in descending order of bytes; the id for a dropped column.
         ratio: their share of the bytes of all metrics.
     """
 
@@ -96,7 +96,7 @@ class ExcessStats:
 
     @staticmethod
     def of(state: TableState, stats: SampledStats) -> ExcessStats:
-        """Compare sampled metrics with the table's properties, which do not govern those of metadata columns."""
+        """Compare sampled metrics with the table's properties. These do not govern metrics of metadata columns."""
         schema = state.metadata.schema()
         modes = metrics_modes(state.metadata, schema)
         columns = {field_id: column for field_id, column in stats.columns.items() if field_id < FIRST_RESERVED_ID}
@@ -151,14 +151,13 @@ class Finding:
 
     Attributes:
         finding: the kind, such as `small_manifests`.
-        items: how many manifests, files, snapshots and so on it is about.
+        items: the number of manifests, files, snapshots or other objects concerned.
         bytes: the bytes concerned; None if unknown.
         problem: the finding in words.
-        cost: what it costs a plan.
-        gain: what maintenance changes.
+        cost: the cost for a plan. gain: the effect of maintenance.
         job: the maintenance operation; None if another library does it.
-        call: the call that does it; None if only another library does it.
-        command: the command line that does it; None if there is none.
+        call: the call of the job; None if only another library does it. command: the command line of the job; None if
+            there is none.
         options: the options of the call.
     """
 
@@ -191,7 +190,7 @@ class Examination:
     source: str
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return all findings, those about manifests first."""
+        """Return all findings, beginning with findings about manifests."""
         manifests = self._of_tree() if has_tree(self.table.metadata) else self._of_lists()
         others = (self._of_deletes(), self._of_files(), self._of_bounds(), self._of_stats(), self._of_metadata())
         return (*manifests, *chain.from_iterable(others))
@@ -336,13 +335,13 @@ class Examination:
         )
 
     def _rewritten(self, **options: float) -> dict[str, Any]:
-        """Return how data files are rewritten with options; nothing for tables that can't be committed to."""
+        """Return the job, call and command that rewrite data files with options; nothing for read-only tables."""
         if self.table.metadata.format_version > _FIRST_WITH_VECTORS and not has_tree(self.table.metadata):
             return {}
         return self._done_by("rewrite_data_files", "rewrite-data-files", **options)
 
     def _of_bounds(self) -> Iterator[Finding]:
-        """Find bounds the wrong way round, in the sampled entries and in the manifest list."""
+        """Find lower bounds that exceed upper bounds, in the sampled entries and in the manifest list."""
         stats, state = self.entries.stats, self.table.state
         summaries = [] if state.tree is not None else [*inverted_summaries(state)]
         count = stats.inverted + len(summaries)
@@ -410,7 +409,7 @@ class Examination:
             done = self._done_by("expire_snapshots", "expire-snapshots", clean_expired_metadata=True)
             shrinks = history.expired or history.expired_refs or history.unused_schemas
             if not shrinks:
-                # A schedule may have an age of its own for snapshots.
+                # A schedule may set another age for snapshots.
                 done = {name: value for name, value in done.items() if name not in ("call", "command")}
             less = "fewer snapshots, schemas and partition specs; " if shrinks and history.may_expire else ""
             yield Finding(

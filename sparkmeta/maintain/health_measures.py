@@ -67,7 +67,7 @@ class SampledMetrics:
     Attributes:
         counts: the number of counts.
         bounds: the number of bounds.
-        bytes: about the uncompressed bytes of all of them.
+        bytes: the approximate uncompressed bytes of all counts and bounds.
         longest: the bytes of the longest bound.
     """
 
@@ -86,7 +86,7 @@ class SampledStats:
         of_manifests: the number of all data manifests.
         columns: metrics by column id.
         inverted: the number of entries with a lower bound above the upper one.
-        first_inverted: the file and column of one of these; None if there is none.
+        first_inverted: the file and column of one inverted entry; None if there is none.
     """
 
     manifests: int = 0
@@ -97,10 +97,10 @@ class SampledStats:
 
 
 def sampled(manifests: pa.Table) -> pa.Table:
-    """Return few of a snapshot's data manifests, evenly spread among them, without the files of a root."""
+    """Return an even sample of a snapshot's data manifests, without the files of a root."""
     files = manifests.filter(pc.not_equal(manifests.column("file_format"), IN_ROOT))
     places = np.unique(np.linspace(0, max(len(files) - 1, 0), _MOST_MANIFESTS).round().astype(np.int64))
-    # The first that is taken is in the middle, where neither the oldest nor the newest writer's files are.
+    # The first sampled manifest is in the middle, where the files of neither the oldest nor the newest writer are.
     ordered = [int(place) for place in sorted(places, key=lambda place: abs(int(place) - len(files) // 2))]
     counts = live_counts(files).to_pylist()
     chosen, entries = list[int](), 0
@@ -115,7 +115,7 @@ def sampled(manifests: pa.Table) -> pa.Table:
 def digest(manifests: pa.Table) -> tuple[str, ...]:
     """Return a column expression: the metrics of entries as structs of column id, bytes and whether it is a bound.
 
-    Of many entries, some have a digest, evenly spread over the manifests, and the others an empty one.
+    If there are many entries, only an even sample of them has digests. The digests of other entries are empty.
     """
     entries = sum(count or _MOST_ENTRIES for count in live_counts(manifests).to_pylist())
     step = max(1, entries // _MOST_DIGESTS)
@@ -130,7 +130,7 @@ def digest(manifests: pa.Table) -> tuple[str, ...]:
 
 
 def compared_columns(types: Mapping[int, str]) -> dict[int, str]:
-    """Return the columns whose bounds are compared with each other, and their types: of wide tables, the first."""
+    """Return the columns whose bounds are compared, and their types: in wide tables, only the first columns."""
     ordered = sorted(field_id for field_id, name in types.items() if not name.startswith(_UNORDERED))
     return {field_id: types[field_id] for field_id in ordered[:_MOST_COMPARED]}
 
@@ -173,7 +173,7 @@ class PlacedBar(NamedTuple):
         place: its row in the ranges.
         start: its start in the order, from 0 to 1.
         end: its end in the order, from 0 to 1.
-        row: the row in which it is drawn, where no other bar overlaps it.
+        row: the row in which the bar is drawn. No other bar in it overlaps the bar.
     """
 
     place: int
@@ -210,8 +210,8 @@ class FieldDepth:
     Attributes:
         kind: "partition field" or "column".
         manifests: the number of data manifests of the partition spec.
-        overlaps: the mean number of others that a manifest overlaps.
-        most_overlaps: the largest number of others that one overlaps.
+        overlaps: the mean number of other manifests that a manifest overlaps.
+        most_overlaps: the maximum number of other manifests that a manifest overlaps.
     """
 
     name: str
@@ -229,12 +229,11 @@ class Layout:
     Attributes:
         data_manifests: the number of manifests with live data files.
         delete_manifests: the number of manifests with live deletes.
-        data_bytes: the bytes of the first.
-        delete_bytes: the bytes of the second.
-        masked: entries that deletion vectors of manifests mask.
+        data_bytes: the bytes of these data manifests. delete_bytes: the bytes of these delete manifests. masked:
+            entries that deletion vectors of manifests mask.
         root_files: live files that a root lists itself.
-        sizes: (exponent, manifests) of those from 2^exponent bytes up to twice that.
-        depths: by partition field and column.
+        sizes: (exponent, the number of manifests from 2^exponent to less than twice as many bytes).
+        depths: the overlaps by partition field and column.
         bars: a map of the data manifests of the most common partition spec, in its order.
         mapped: the number of these manifests.
     """
@@ -256,7 +255,7 @@ def measure_layout(state: TableState, columns: Mapping[int, str], bounds: Mappin
 
     Args:
         columns: ids of columns -> names.
-        bounds: bounds of columns by manifest, for manifest lists, which have none.
+        bounds: bounds of columns by manifest, since manifest lists have none.
     """
     live = live_manifests(state.manifests)
     in_root = pc.equal(live.column("file_format"), IN_ROOT)
@@ -339,7 +338,7 @@ def _summary_stats(manifests: pa.Table) -> dict[int, pa.Array]:
     stats = {}
     for column, summary in zip(summaries.type, summaries.flatten(), strict=True):
         lower, upper, nulls = (summary.field(name) for name in ("lower_bound", "upper_bound", "contains_null"))
-        # A child of a null struct has any value.
+        # A child of a null struct may have any value.
         lower, upper, nulls = (pc.if_else(summary.is_valid(), child, None) for child in (lower, upper, nulls))
         stats[int(column.name)] = _stats(lower, upper, nulls)
     return stats
@@ -422,7 +421,7 @@ class PartitionFigures:
 
     @property
     def deleted_ratio(self) -> float:
-        """The share of its rows that are deleted, at most 1."""
+        """The share of deleted rows, at most 1."""
         return min(1.0, self.deleted / self.records) if self.records else float(self.deleted > 0)
 
 
@@ -444,7 +443,7 @@ class DeleteFigures:
 
 @dataclass(frozen=True)
 class ManifestBounds:
-    """The bounds of a column in each data manifest, from its files; null where a file has none."""
+    """The bounds of a column in each data manifest, from its files; null if a file has no bounds."""
 
     manifest: pa.Array
     lower: pa.Array
@@ -456,11 +455,11 @@ class EntryFigures:
     """The live entries of a snapshot in numbers.
 
     Attributes:
-        sizes: (exponent, files, bytes) of the data files from 2^exponent bytes up to twice that.
+        sizes: (exponent, files, bytes) of the data files from 2^exponent to less than twice as many bytes.
         partitions: the number of partitions.
-        crowded_partitions: the number of those with too many small files.
+        crowded_partitions: the number of partitions with too many small files.
         small_files: the number of small files in crowded partitions.
-        files_saved: the number of files that merging these would save.
+        files_saved: the number of files that a merge of the small files would save.
         dense_partitions: the number of partitions with too many deleted rows.
         dense_files: the data files in dense partitions.
         crowded: the partitions with most small files.
@@ -557,7 +556,7 @@ class _Measurement:
 
     @cached_property
     def _delete_counts(self) -> dict[str, int]:
-        """`DeleteFigures` of all deletes by name, and the number of those that name their data file."""
+        """The values of `DeleteFigures` for all deletes, and the number that name their data file, by name."""
         return _counted(self._deletes)
 
     @property
@@ -623,7 +622,7 @@ class _Measurement:
     def _groups(self) -> DataFrame:
         """The data files by manifest, partition and size, kept by Spark."""
         small = f"bytes < {self.limits.small_bytes}"
-        # A little more than the logarithm, since that of a power of two may be a little less than whole.
+        # A little more than the logarithm, since the logarithm of a power of two may be a little less than whole.
         size_bin = f"cast(least(floor(log2(greatest(bytes, 1)) + 1e-9), {_LARGEST_BIN}) AS int) AS {_BIN}"
         bounds = [
             column
@@ -721,7 +720,8 @@ class _Measurement:
     def _deleted(self) -> DataFrame:
         """The number of deleted rows of each data file, counted as rewrites of data files count them.
 
-        Those are deletes whose entry names the file. A deletion vector supersedes the others of its file.
+        The counted deletes are the ones whose entry names the file. A deletion vector supersedes its file's other
+        deletes.
         """
         applied = self._named.where(f"is_named AND {_DATA_PATH} IS NOT NULL")
         deleted = "coalesce(sum(records) FILTER (WHERE is_vector), sum(records)) AS deleted"
@@ -782,7 +782,7 @@ _MOST_CHARACTERS = 60
 
 
 def partition_text(state: TableState, partition: PartitionFigures) -> str:
-    """Return a partition such as `day=2026-01-31, country=NO`, shortened if it is long."""
+    """Return a partition as text such as `day=2026-01-31, country=NO`, shortened if it is long."""
     fields = state.specs[partition.spec_id].fields
     texts = [f"{field.name}={_value_text(field, partition.values.get(field.field_id))}" for field in fields]
     return middle_out(printable(", ".join(texts) or "whole table"), _MOST_CHARACTERS)
@@ -824,16 +824,16 @@ class History:
 
     Attributes:
         snapshots: the number of all snapshots.
-        expired: the number of those that expire by the table's properties.
+        expired: the number of snapshots that expire by the table's properties.
         expired_refs: the branches and tags that expire with them.
         pinned_bytes: the bytes of data files that only expired snapshots of main need, estimated from summaries.
         old_refs: branches and tags, other than main, whose snapshot is older than `max_ref_age_days`.
-        kept_by_refs: the number of snapshots that would expire without these.
+        kept_by_refs: the number of snapshots that would expire without `old_refs`.
         unused_schemas: the number of schemas that no remaining snapshot uses, if all partition specs stay.
         may_expire: whether the table property `gc.enabled` permits it.
         metadata_json_bytes: the size of the current metadata file.
         statistics_bytes: the bytes of statistics files.
-        points: snapshots by time, evenly chosen of many.
+        points: snapshots by time; an even sample if there are many.
     """
 
     snapshots: int
@@ -864,7 +864,7 @@ def measure_history(table: BaseTable, max_ref_age_days: int, now_ms: int) -> His
     others = {name: ref for name, ref in permitted.refs.items() if name not in old}
     without = choose_expired(permitted.model_copy(update={"refs": others}), rules) if old else expired
     gone = {snapshot.snapshot_id for snapshot in expired.snapshots}
-    # Snapshots of trees do not tell which specs they use, so that expiry keeps all specs and schemas with them.
+    # Snapshots of trees do not tell which specs they use. If there are any, expiry keeps all specs and schemas.
     specs = None if table.state.has_trees else {spec.spec_id for spec in metadata.partition_specs}
     remaining = without_expired(permitted, expired, specs, now_ms)
     statistics = [*metadata.statistics, *metadata.partition_statistics]

@@ -161,10 +161,10 @@ class Maintenance(Generic[TableT]):
 
     @takes_options(OrphanOptions)
     def remove_orphan_files(self, options: OrphanOptions) -> OrphanPlan[TableT]:
-        """Plan to delete files in the table's folder that the table does not need, such as those of failed commits.
+        """Plan to delete files in the table's folder that the table does not need, such as files of failed commits.
 
-        The table needs the files that its snapshots reach, its statistics, its current metadata file and those in its
-        metadata log. Hidden files and folders, whose names begin with `_` or a dot, are kept, except folders of
+        The table needs the files that its snapshots reach, its statistics, its current metadata file and the metadata
+        files in its log. Hidden files and folders, whose names begin with `_` or a dot, are kept, except folders of
         partition fields with such names. Folders of other tables are kept too. Executors list folders, read manifests
         and delete files. `older_than` is a datetime with a time zone, or milliseconds since 1970.
 
@@ -196,8 +196,8 @@ class Maintenance(Generic[TableT]):
         """Plan to count the distinct values of columns in a snapshot, as Iceberg's procedure of that name does.
 
         The statistics are a Puffin file with a theta sketch per column, which replaces the snapshot's existing file.
-        Spark's optimizer uses the counts, and the sketches can be merged with those that Java writes. The snapshot's
-        rows are read.
+        Spark's optimizer uses the counts, and the sketches can be merged with Java's sketches. The snapshot's rows are
+        read.
 
         Raises:
             NoSuchSnapshotError: the table does not have the snapshot.
@@ -257,7 +257,8 @@ class Maintenance(Generic[TableT]):
         of schema, specs and properties are kept.
 
         Args:
-            format_version: the version before the upgrade. Defaults to that of the newest metadata file before it.
+            format_version: the version before the upgrade. Defaults to the version of the newest metadata file before
+                it.
 
         Raises:
             ValidationError: the table has no tree, a snapshot has a root, or the version does not support a column or

@@ -41,9 +41,9 @@ _EQUAL_SCHEMES = {"s3a": "s3", "s3n": "s3"}
 
 
 def hidden_pattern(specs: Iterable[PartitionSpec]) -> str:
-    """Return a regular expression that finds a hidden name in a path: one that begins with ``_`` or a dot.
+    """Return a regular expression that finds a hidden name in a path: a name that begins with ``_`` or a dot.
 
-    Names that begin with that of a partition field and ``=`` are not hidden.
+    Names that begin with the name of a partition field and ``=`` are not hidden.
     """
     names = {spec_field.name for spec in specs for spec_field in spec.fields if spec_field.name[:1] in {"_", "."}}
     partitions = "|".join(f"{re.escape(name)}=" for name in sorted(names))
@@ -52,11 +52,11 @@ def hidden_pattern(specs: Iterable[PartitionSpec]) -> str:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with which the locations of files are compared.
+    """A folder to compare the locations of files with.
 
     Attributes:
         location: the folder.
-        schemes: scheme in lower case -> the scheme that it equals, besides s3a and s3n, which equal s3.
+        schemes: scheme in lower case -> the scheme that it equals. In addition, s3a and s3n equal s3.
         authorities: authority in lower case -> the authority that it equals.
     """
 
@@ -70,7 +70,7 @@ class Folder:
         equal_schemes: Mapping[str, str] | None = None,
         equal_authorities: Mapping[str, str] | None = None,
     ) -> Folder:
-        """Return a folder, with schemes and authorities whose keys may be lists such as ``s3a,s3n``.
+        """Return a folder. The keys of schemes and authorities may be lists such as ``s3a,s3n``.
 
         Raises:
             ValidationError: the location is all of a disk, or a scheme or authority is empty.
@@ -83,7 +83,7 @@ class Folder:
 
     @cached_property
     def key(self) -> str:
-        """The folder's path with a slash at its end. Those of files below it begin so."""
+        """The folder's path with a slash at its end. The paths of files below the folder begin with it."""
         return join(path_of(self.location), "")
 
     def key_of(self, path: Column) -> Column:
@@ -111,7 +111,7 @@ class Folder:
         return join(self.location, "")
 
     def _is_plain(self, path: Column) -> Column:
-        """Return whether locations begin with the folder as it is written, and need no further look."""
+        """Return whether locations begin with the exact text of the folder, and need no further comparison."""
         rest = F.substr(path, F.lit(len(self._beginning)))
         odd = rest.contains("//") | rest.contains("/.") | rest.endswith("/")
         return path.startswith(self._beginning) & ~odd
@@ -122,7 +122,7 @@ def equal_names(names: Mapping[str, str] | None, option: str) -> dict[str, str]:
 
     Args:
         names: lists of names such as ``s3a,s3n`` -> the name that they equal.
-        option: what they are called in an error message.
+        option: the name of the option in an error message.
 
     Raises:
         ValidationError: a name is empty.
@@ -162,25 +162,26 @@ def _resolved(name: str, equal: Mapping[str, str]) -> str:
 _INVENTORY = {"file_path": T.StringType, "last_modified": T.TimestampType, "size": T.LongType}
 _OPTIONAL = "size"
 
-# Levels of folders to list one by one, so that there are enough folders for all tasks.
+# Levels of folders to list separately, so that there are enough folders for all tasks.
 _LEVELS = 3
 
 _FOLDERS = pa.schema([WALKED.field("path")])
 
 FILES = ("path", "length", "modified_ms")
-"""The columns of listed files: those of `WALKED` without folders."""
+"""The columns of listed files: the columns of `WALKED`, without folders."""
 
 
 def walked_files(spark: SparkSession, reader: ExecutorReader, location: str, hidden: str) -> DataFrame:
     """List the files below a location, and return their `FILES` columns. Runs jobs.
 
-    Tasks list the folders of the upper levels each by itself, then whole folders with all levels below.
+    Tasks list each folder of the upper levels separately, then whole folders with all levels below.
 
     Args:
         spark: the session.
         reader: lists folders in tasks.
         location: the folder.
-        hidden: a pattern of hidden names; see `hidden_pattern`. Folders of such names in the upper levels are left out.
+        hidden: a pattern of hidden names; see `hidden_pattern`. Folders with such names in the upper levels are left
+            out.
     """
     tasks = most_tasks(spark)
     folders = local_frame(spark, pa.table([[location]], _FOLDERS))
@@ -205,7 +206,7 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
         inventory: has the columns file_path (string), last_modified (timestamp) and optionally size (bigint).
 
     Raises:
-        ValidationError: it is no DataFrame, or a column is missing, or has another type.
+        ValidationError: the inventory is not a DataFrame, or a column is missing or has another type.
     """
     if not hasattr(inventory, "toArrow"):
         raise ValidationError(f"files is {shown(inventory)}: expected a DataFrame")
@@ -223,7 +224,7 @@ def inventory_files(inventory: DataFrame) -> DataFrame:
 
 
 def with_local_status(files: DataFrame) -> DataFrame:
-    """Return local files with their lengths and times, which a listing leaves out, except for those that are gone.
+    """Return local files that still exist, with their lengths and times, which a listing leaves out.
 
     Args:
         files: `FILES`, and other columns.
@@ -251,12 +252,12 @@ class _Walker:
 # -- Other tables that share a location, by metadata files ------------------------------------------------------------
 
 
-# Bytes at the beginning of a metadata file that have the table's uuid, if one of the usual libraries wrote it.
+# Bytes at the beginning of a metadata file that have the table's uuid, if a common library wrote the file.
 _HEAD_BYTES = 1 << 16
 _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 _IS_GZIP = b"\x1f\x8b"
 
-# Most metadata files of other tables to name.
+# Maximum number of other tables' metadata files to name.
 _NAMED_UUIDS = 3
 
 _UUIDS = pa.schema([pa.field("path", pa.string()), pa.field("table_uuid", pa.string())])
@@ -277,20 +278,20 @@ class OtherTables(NamedTuple):
 def other_tables(table: BaseTable, reader: ExecutorReader, folder: Folder, listed: DataFrame) -> OtherTables:
     """Find the other tables whose folders are below a folder or above it. Runs jobs.
 
-    A table's folder is the one above `metadata`. In the table's own folder, and in those that contain `folder`,
-    metadata files with another uuid or without one are another table's, unless the table's log names them. So is the
-    current metadata file at another path, as in a copy of the table.
+    A table's folder is the folder above `metadata`. In the table's own folder, and in folders that contain `folder`,
+    metadata files without the table's uuid belong to another table, unless the table's log names them. If the current
+    metadata file is at another path, as in a copy of the table, it belongs to another table too.
 
     Args:
         table: the table.
         reader: opens files in tasks.
         folder: the folder.
-        listed: the files below it: rows of `path`.
+        listed: the files below the folder: rows of `path`.
     """
     spark = table.state.spark
     logged = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
     own_keys = sorted({path_of(location) for location in logged})
-    # The folder itself too, since an inventory may be older than its newest metadata file.
+    # The folder itself is listed too, since an inventory may be older than its newest metadata file.
     above = [join(parent, METADATA) for parent in (folder.location, *parents(folder.location))]
     siblings = map_arrow(local_frame(spark, pa.table([above], ["path"])), _MetadataFolders(reader), WALKED)
     is_metadata = F.col("path").contains(".metadata.json") & F.col("path").rlike(METADATA_FILE)
@@ -345,7 +346,7 @@ def _folder_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class _MetadataFolders:
-    """Lists the metadata files directly in folders, and passes over those that it may not list. Picklable."""
+    """Lists the metadata files directly in folders. It skips folders that it may not list. Picklable."""
 
     reader: ExecutorReader
 
@@ -362,7 +363,7 @@ class _MetadataFolders:
 class _UuidReader:
     """Reads the uuids of tables from their metadata files; null for a file without. Picklable.
 
-    Files that are gone, or cut short before they say anything, are passed over.
+    Missing files, and files that end before they say anything, are skipped.
     """
 
     reader: ExecutorReader
@@ -393,7 +394,7 @@ def _uuid(text: bytes) -> str | None:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Return the content of a file, of a gzip file as far as `data` holds it."""
+    """Return the content of a file. For a gzip file, the content goes as far as `data` does."""
     if not data.startswith(_IS_GZIP):
         return data
     with suppress(zlib.error):

@@ -116,10 +116,10 @@ class OrphanOptions(Options):
             raise ValidationError(f"older_than is {shown(self.older_than)}: {problem}; the option force permits it")
 
     def older_than_ms(self, now: int) -> int:
-        """Return the time before which files were modified, in milliseconds since 1970.
+        """Return the time that orphans were modified before, in milliseconds since 1970.
 
         Args:
-            now: the current time, from which the default is counted.
+            now: the current time. The default is relative to it.
         """
         return now - _DEFAULT_AGE_MS if self.older_than is None else to_millis(self.older_than)
 
@@ -127,7 +127,7 @@ class OrphanOptions(Options):
 # -- The plan to delete files that the table does not need ------------------------------------------------------------
 
 
-# Most folders, and pairs of prefixes, to name.
+# Maximum number of folders, and of pairs of prefixes, to name.
 _NAMED = 10
 
 
@@ -136,9 +136,9 @@ class OrphanRules:
     """Which files are orphans.
 
     Attributes:
-        folder: the folder below which they are, and what its scheme and authority equal.
+        folder: the folder that contains them, with equal schemes and authorities.
         older_than_ms: they were modified before this time, in milliseconds since 1970.
-        mismatch: what becomes of files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
+        mismatch: what to do about files that the table has under another scheme or authority: ERROR, IGNORE or DELETE.
         shared_location: whether the folder may be shared with another table.
     """
 
@@ -157,8 +157,8 @@ class OrphanSummary(PlanSummary):
         older_than: files that were modified at this time or later stay, whether anything needs them or not.
         listed: the number of files below the location, except hidden ones.
         files: content ("data", "metadata" or "unfinished write") -> the number of orphans.
-        bytes: content -> their bytes, as far as an inventory says.
-        elsewhere: the number of files that the table needs, and that are not below the location.
+        bytes: content -> the orphans' bytes, as far as an inventory says.
+        elsewhere: the number of files that the table needs outside the location.
         mismatched: the number of old files that stay, since the table has them under another scheme or authority.
         other_tables: some folders of other tables below the location; their files stay.
     """
@@ -198,8 +198,8 @@ class _Orphans(NamedTuple):
     """Orphans as of a version of the table.
 
     Attributes:
-        files: they, and files under another scheme or authority.
-        elsewhere: the number of files that the table needs, and that are not below the location.
+        files: the orphans, and files under another scheme or authority.
+        elsewhere: the number of files that the table needs outside the location.
     """
 
     metadata_location: str
@@ -213,7 +213,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
 
     Attributes:
         rules: which files are orphans.
-        inventory: the files, instead of a listing.
+        inventory: the files below the location, instead of a listing.
     """
 
     rules: OrphanRules
@@ -240,11 +240,11 @@ class OrphanPlan(Plan[TableT, Deletion]):
     def commit(self) -> Deletion:
         """Delete the orphans by tasks. Deleted files can't be restored.
 
-        If the table has changed since the files were found, those that it needs now stay. A file that can't be
-        deleted is no error: it is counted, and the next plan retries it. A second call deletes nothing.
+        If the table has changed since the search, files that it needs by now stay. It is not an error if a file can't
+        be deleted: the file is counted, and the next plan retries it. A second call deletes nothing.
 
         Returns:
-            What was deleted, by the first call that raised no error.
+            The outcome of the first call that raised no error.
 
         Raises:
             NoSuchTableError: the table is gone. No file is deleted.
@@ -253,7 +253,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
         return super().commit()
 
     def _commit(self) -> Deletion:
-        # Counted before the deletion: serverless sessions, which keep no rows, list the files again to count.
+        # Count the orphans before the deletion: serverless sessions, which keep no rows, list the files again to count.
         self.summary()
         orphans = self._orphans
         current = self.table.refresh()
@@ -321,7 +321,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
             return self._unneeded(self.table.refresh(), files)
 
     def _unneeded(self, table: BaseTable, files: DataFrame) -> _Orphans:
-        """Return those of some files that are old and that a version of the table does not need. Runs jobs.
+        """Return the old files that a version of the table does not need. Runs jobs.
 
         Raises:
             ValidationError: see `files`.
@@ -341,7 +341,7 @@ class OrphanPlan(Plan[TableT, Deletion]):
             statted = with_local_status(rows.select(*FILES, "hash", "is_mismatched"))
             rows = statted.where(F.col("modified_ms") < self.rules.older_than_ms)
         else:
-            # An inventory of a bucket with versions has several rows for a file, of which the newest counts.
+            # An inventory of a bucket with versions has several rows for a file. The newest counts.
             rows = rows.where("modified_ms = newest").dropDuplicates(["path"])
         keyed = rows.withColumn("key", self.rules.folder.key_of(F.col("path")))
         unneeded = materialize(
@@ -354,9 +354,9 @@ class OrphanPlan(Plan[TableT, Deletion]):
     def _compared(self, files: DataFrame, needed: DataFrame) -> DataFrame:
         """Return a row for each hash of a key of listed or needed files.
 
-        `newest` is the time of the newest listed file, `has_prefix` whether one of the needed files has the folder's
-        prefix, null if none is needed, and `is_below` whether one is below the folder. Spark groups numbers faster than
-        paths. An orphan whose hash is that of another path stays.
+        `newest` is the time of the newest listed file. `has_prefix` is whether a needed file has the folder's prefix;
+        it is null if no file is needed. `is_below` is whether a listed or needed file is below the folder. Spark groups
+        numbers faster than paths. An orphan stays if another path has the same hash.
         """
         folder, path = self.rules.folder, F.col("path")
         no_time, no_file = F.lit(None).cast("long"), F.lit(None).cast("boolean")
@@ -390,10 +390,10 @@ def plan_orphans(table: TableT, options: OrphanOptions) -> OrphanPlan[TableT]:
 
 
 def _refuse_link(table: BaseTable, folder: Folder, needed: DataFrame) -> None:
-    """Raise ValidationError if a local folder is a link, and the table names files where the link points to.
+    """Raise ValidationError if a local folder is a link, and the table names files in the link's target.
 
-    Such files are also listed by way of the link, where nothing needs them. A tree with relative locations takes the
-    link for its own location.
+    A listing has such files under the link's path, where nothing needs them. If a tree has relative locations, the link
+    is its location.
     """
     path = local_path(folder.location) if is_local(folder.location) else ""
     target = os.path.realpath(path) if path else ""
@@ -409,7 +409,7 @@ def _hash() -> Column:
 
 
 def _needed_paths(table: BaseTable) -> DataFrame:
-    """Return the files that a table needs: those of its snapshots, its metadata files and its hint; rows of `path`."""
+    """Return the files that a table needs: its snapshots' files, its metadata files and its hint; rows of `path`."""
     paths = [entry.metadata_file for entry in table.metadata.metadata_log] + [table.metadata_location]
     folders = {join(table.metadata.location, METADATA), table.metadata_location.rpartition("/")[0]}
     paths += [join(folder, VERSION_HINT) for folder in folders]

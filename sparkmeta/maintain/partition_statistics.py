@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 # - incremental: the same FROM the rows of an ancestor's file UNION ALL what snapshots added UNION ALL (-) what they
 #   removed
 #
-# Tasks sum entries in Arrow, and one task merges the sums and writes the file. The values are those of Iceberg's Java
-# library. A removed file counts as an update of its partition: in a full computation as long as the snapshot's
-# manifests name it, in an incremental one always.
+# Tasks sum entries in Arrow, and one task merges the sums and writes the file. The values are the same as from
+# Iceberg's Java library. A removed file counts as an update of its partition: in a full computation as long as the
+# snapshot's manifests name it, in an incremental computation always.
 
 
 _COLUMNS = ("version_info", *ENTRY_COLUMNS)
@@ -88,7 +88,7 @@ def changes_since(state: TableState, snapshots: Iterable[Snapshot]) -> EntryChan
 def full_sums(state: TableState) -> DataFrame:
     """Return the sums of the snapshot's entries, as `SUMS`."""
     sums = partition_sums(state)
-    # A root has DELETED entries of its own files only; those of its leaves are masked.
+    # A root has DELETED entries of its own files only. Removed entries of its leaves are masked.
     function = sums.of_all if state.tree is None else sums.of_live
     frame = state.reader.map_entries(state.manifests, state.projection(_COLUMNS), function, SUMS)
     removed = [] if state.tree is None else _removed(state)
@@ -96,7 +96,7 @@ def full_sums(state: TableState) -> DataFrame:
 
 
 def _removed(state: TableState) -> list[DataFrame]:
-    """Return the files that a tree's snapshot removed; none if its parent has expired and they are not known."""
+    """Return the files that a tree's snapshot removed; none if they are unknown since its parent has expired."""
     snapshot = state.snapshot
     assert snapshot is not None
     # Leaves that a compaction dropped need not be read.
@@ -110,7 +110,7 @@ def _removed(state: TableState) -> list[DataFrame]:
 
 
 def incremental_sums(state: TableState, base: Base, changes: EntryChanges) -> DataFrame:
-    """Return the sums of an ancestor, and those of the changes of later snapshots, as `SUMS`.
+    """Return the sums of an ancestor, and the sums of later snapshots' changes, as `SUMS`.
 
     Args:
         changes: `changes_since` of the base's snapshots.
@@ -152,12 +152,12 @@ class PartitionStatsSummary(SnapshotPlanSummary):
     """How the statistics of a snapshot are computed; `str` formats it.
 
     Attributes:
-        method: `full`, from all entries; `incremental`, from an ancestor's statistics and what changed since; `none`
-            if the snapshot has statistics.
+        method: `full`, from all entries; `incremental`, from an ancestor's statistics and later changes; `none` if the
+            snapshot has statistics.
         base_snapshot_id: the ancestor, or the snapshot itself if it has statistics.
         snapshots: the number of snapshots since the ancestor.
-        manifests: the number of manifests to read, a tree's root included.
-        bytes: their bytes.
+        manifests: the number of manifests to read, including a tree's root.
+        bytes: the bytes of these manifests.
     """
 
     method: str
@@ -187,7 +187,7 @@ class PartitionStatsSummary(SnapshotPlanSummary):
 class PartitionStatsPlan(StatisticsPlan[TableT]):
     """A plan to compute partition statistics, carried out by `commit`.
 
-    A task merges what others have summed, and writes one Parquet file, sorted by partition. If an ancestor's file can't
+    A task merges the sums of other tasks, and writes one Parquet file, sorted by partition. If an ancestor's file can't
     be read, the statistics are computed in full.
     """
 
@@ -268,7 +268,7 @@ class PartitionStatsPlan(StatisticsPlan[TableT]):
 
 
 def _file_schema(state: TableState) -> pa.Schema:
-    """Return the file's schema. Names of partition fields are written as in Java's files, which have Avro's names."""
+    """Return the file's schema. Partition fields have their names in Avro, as in Java's files."""
     partition, *columns = statistics_schema(state).fields
     fields = (each.model_copy(update={"name": avro_name(each.name)}) for each in state.types.partition_type.fields)
     partition = partition.model_copy(update={"field_type": StructType(*fields)})

@@ -30,14 +30,14 @@ SUMS = pa.schema([pa.field("sums", pa.binary())])
 """Rows of `PartitionSums.schema`, as an Arrow IPC stream."""
 
 ENTRY_COLUMNS = ("content_type", "file_format", "partition_spec_id", "record_count", "file_size_in_bytes")
-"""The columns of an entry to read, besides its partition, and its version or `SIGN` and `UPDATER`."""
+"""The columns of an entry to read, in addition to its partition, and its version or `SIGN` and `UPDATER`."""
 
 SIGN, UPDATER = "sign", "updater"
-"""Columns of changes: 1 to count an entry, -1 to subtract it, 0 for an update only; and the snapshot that did it."""
+"""Columns of changes: 1 to count an entry, -1 to subtract it, 0 for an update only; and the snapshot of the change."""
 
 SPEC, AT, BY = "spec_id", "last_updated_at", "last_updated_snapshot_id"
 
-# A deletion vector; other kinds of entries are their content types.
+# The kind of a deletion vector. The kinds of other entries are their content types.
 _VECTOR = len(ContentType)
 _DATA = (int(ContentType.DATA),)
 _POSITIONS = (int(ContentType.POSITION_DELETES),)
@@ -53,7 +53,7 @@ _COUNTED = {
     "dv_count": ((_VECTOR,), "files"),
 }
 
-# A group's kind and sign as one number, and the place of its last update among all, the oldest first.
+# A group's kind and sign as one number, and the place of its last update among all updates, oldest first.
 _GROUP, _RANK = "group", "rank"
 _SIGNS = 3
 
@@ -84,12 +84,12 @@ class PartitionSums:
     # -- Entries -----------------------------------------------------------------------------------------------------
 
     def of_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sum entries with `version_info`, and yield `SUMS`. Those of status DELETED are updates only."""
+        """Sum entries with `version_info`, and yield `SUMS`. Entries of status DELETED are updates only."""
         signed = ((batch, pc.if_else(is_live(batch), 1, 0), version(batch, "snapshot_id")) for batch in batches)
         yield from self._sums(signed)
 
     def of_live(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sum entries with `version_info`, without those of status DELETED, and yield `SUMS`."""
+        """Sum entries with `version_info`, except for entries of status DELETED, and yield `SUMS`."""
         yield from self.of_all(batch.filter(is_live(batch)) for batch in batches)
 
     def of_changes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +111,7 @@ class PartitionSums:
         yield _blob(sums)
 
     def _values(self, batch: pa.RecordBatch, sign: Any, updater: Any) -> pa.Table:
-        """Return the keys by which entries of a batch are grouped, and the values to sum."""
+        """Return the keys that group the entries of a batch, and the values to sum."""
         content = batch.column("content_type").cast(pa.int32())
         is_position = pc.equal(content, int(ContentType.POSITION_DELETES))
         if pc.any(is_position).as_py():
@@ -156,7 +156,7 @@ class PartitionSums:
     def of_statistics(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a statistics file as `SUMS`. Counts that it lacks are 0."""
         for batch in batches:
-            # By place: names of partition fields may be equal but for their case.
+            # By place: names of partition fields may differ only in case.
             columns = self._keyed(batch.column(PARTITION).flatten())
             for name in (SPEC, *_COUNTED, AT, BY):
                 values = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch), pa.int64())
@@ -166,7 +166,7 @@ class PartitionSums:
     # -- All sums ----------------------------------------------------------------------------------------------------
 
     def merged(self, blobs: Iterable[pa.RecordBatch]) -> pa.Table:
-        """Merge `SUMS`, and return one row of `schema` for each partition and spec, sorted by these, nulls first."""
+        """Merge `SUMS`, and return one row of `schema` for each partition and spec, sorted by both, nulls first."""
         pending: list[pa.Table] = []
         for batch in blobs:
             for blob in batch.column(0):
@@ -203,7 +203,7 @@ class PartitionSums:
         return self._conformed(columns | _updates(updates, groups.column(f"{_RANK}_max")), len(groups))
 
     def _known_updates(self, sums: pa.Table) -> list[tuple[int, int]]:
-        """Return id and time of the last updates of sums, the oldest first. Some snapshots may have expired."""
+        """Return the id and time of the last updates of sums, oldest first. Some snapshots may have expired."""
         times = sums.select([BY, AT]).group_by(BY, use_threads=False).aggregate([(AT, "max")]).to_pylist()
         order = {snapshot_id: place for place, (snapshot_id, _) in enumerate(self.snapshots)}
         known = ((row[BY], row[f"{AT}_max"]) for row in times if row[BY] is not None and row[f"{AT}_max"] is not None)
@@ -254,7 +254,7 @@ def _bound(values: pa.Array, type_name: str) -> pa.Array:
 
 
 def _ordered(keys: pa.ChunkedArray, type_name: str | None) -> pa.Array:
-    """Return the values by which keys are sorted: the bits of a negative float descend."""
+    """Return the values that sort keys: the bits of a negative float descend."""
     values = whole(keys)
     if type_name not in ("float", "double"):
         return values
@@ -280,7 +280,7 @@ class StatisticsWriter:
     Attributes:
         sums: merges the sums of other tasks.
         folder: the folder of the file.
-        name: how the name of the file begins.
+        name: the beginning of the file's name.
         schema: the file's schema, with field ids.
         base: the statistics file that the rows were computed from, for errors; None for a full computation.
     """
@@ -297,7 +297,7 @@ class StatisticsWriter:
         sums = self.sums.merged(batches)
         if not len(sums):
             return
-        # The file is held in memory, compressed: stores take it as a whole.
+        # The compressed file is in memory, since stores take whole files.
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(
             sink, self.schema, compression="zstd", store_schema=False, write_page_checksum=True
@@ -329,7 +329,7 @@ class StatisticsWriter:
 
 
 def _file_values(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return partition values in bound form as the file has them."""
+    """Convert partition values from bound form to the file's form."""
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, array.cast(kind.storage_type))
     return array.cast(kind)

@@ -1,4 +1,4 @@
-"""Find the files that snapshots need, and those that only expired snapshots or a dropped table need."""
+"""Find the files that snapshots need, and the files that only expired snapshots or a dropped table need."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 #
 # Tasks read each list once, and each manifest once for each deletion vector that masks it. Manifests of retained
 # snapshots are read too if they may list a file of an expired manifest again, as after a rewrite. `reachable_tasks`
-# says which of them are likely to; the others are read only if a data file would be deleted otherwise.
+# chooses the manifests that are likely to list one. The others are read only if a data file would be deleted otherwise.
 
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
@@ -67,7 +67,7 @@ _STATISTICS = {"statistics": "statistics file", "partition_statistics": "partiti
 def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> DataFrame:
     """Find the files that only expired snapshots need, and return them as `UNREACHABLE`. Runs jobs.
 
-    Files that are gone already, and that files of an expired snapshot name, have the content `MISSING`.
+    Files of an expired snapshot that are already gone have the content `MISSING`.
 
     Args:
         state: the table, with the expired snapshots.
@@ -95,7 +95,7 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
 
 
 class FileCounts(NamedTuple):
-    """The numbers of files, and their bytes as far as metadata says, by content; and how many files are missing."""
+    """The numbers and known bytes of files by content, and the number of missing files."""
 
     files: dict[str, int]
     bytes: dict[str, int]
@@ -117,13 +117,13 @@ def count_files(files: DataFrame) -> FileCounts:
 
 
 def public_files(files: DataFrame) -> DataFrame:
-    """Return files, rows of `UNREACHABLE`, as plans show them: without the missing ones."""
+    """Return files, rows of `UNREACHABLE`, in the form for plans: without missing files."""
     shown = files.where(F.col("content") != MISSING)
     return shown.withColumnsRenamed({"path": "file_path", "length": "file_size_in_bytes"})
 
 
 def reachable_paths(state: TableState) -> DataFrame:
-    """Return the paths of the files that snapshots need, and of their statistics; some several times. Runs a job.
+    """Return the paths of the files that snapshots need, and of their statistics. Paths may repeat. Runs a job.
 
     Raises:
         NotFoundError: a list or manifest is gone.
@@ -135,8 +135,8 @@ def reachable_paths(state: TableState) -> DataFrame:
 
 
 def _unneeded(reached: DataFrame) -> DataFrame:
-    """Return the files that no retained snapshot needs, rows of `UNREACHABLE`, of rows of `REACHED`."""
-    # A manifest that is gone has a row of its list too.
+    """Return the files in rows of `REACHED` that no retained snapshot needs, as rows of `UNREACHABLE`."""
+    # A missing manifest also has a row from its list.
     missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
     content = F.coalesce(missing, F.min("content")).alias("content")
     lengths = F.max("length").alias("length")
@@ -145,7 +145,7 @@ def _unneeded(reached: DataFrame) -> DataFrame:
 
 
 def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
-    """Return the expired manifests, rows of `LISTED`, and the retained ones that probably list a file of theirs."""
+    """Return the expired manifests, rows of `LISTED`, and the retained ones that probably share a file with them."""
     readable = manifests.where(_IS_READABLE)
     if state.has_trees:
         return readable
@@ -158,7 +158,7 @@ def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
     is_comparable = (F.col("kind") == _DATA_KIND) & F.col("spec_id").eqNullSafe(*specs)
     shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
     compared = of_kinds.where(is_comparable).groupBy("spec_id")
-    # PySpark takes a method for a function of two arguments.
+    # PySpark mistakes a method for a function of two arguments.
     chosen = compared.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
     return chosen.union(of_kinds.where(~is_comparable))
 
@@ -183,7 +183,7 @@ def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
     """Return the ids of the partition specs of the retained snapshots' manifests. Runs a job.
 
     Returns:
-        None if snapshots have trees, in whose leaves files of several specs may be.
+        None if snapshots have trees, since their leaves may have files of several specs.
     """
     if state.has_trees:
         return None
@@ -220,7 +220,7 @@ def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:
 
 
 def _inline_lists(metadata: TableMetadata, expired: Collection[int]) -> Iterator[pa.RecordBatch]:
-    """Yield the manifests of v1 snapshots whose manifests the table metadata lists, as `LISTED`."""
+    """Yield the manifests of v1 snapshots that the table metadata lists itself, as `LISTED`."""
     for snapshot in metadata.snapshots:
         if paths := _inline(snapshot):
             manifests = inline_manifest_list(paths, [0] * len(paths), snapshot.snapshot_id)
@@ -259,7 +259,7 @@ class PurgeSummary:
     Attributes:
         table: the table's name.
         files: content -> the number of files.
-        bytes: content -> their size, as far as metadata records it.
+        bytes: content -> the size of these files, as far as metadata records it.
         missing: the number of missing lists and manifests. Files that they list are kept.
         by_catalog: whether the catalog deletes the files, now or later.
     """
@@ -287,7 +287,7 @@ class PurgePlan:
 
     Attributes:
         table: the table.
-        drop: drops the table and returns the files that remain of it.
+        drop: drops the table and returns its remaining files.
         by_catalog: whether the catalog then deletes the table's files itself.
     """
 
@@ -313,7 +313,7 @@ class PurgePlan:
         nothing is dropped.
 
         Returns:
-            What was deleted; None if the catalog deletes the files itself.
+            The outcome of the deletion; None if the catalog deletes the files itself.
 
         Raises:
             NoSuchTableError: the table is gone.

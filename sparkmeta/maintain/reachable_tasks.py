@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 #
 # Nothing else is concluded:
 #
-# - A file may be added again under another spec. If expired data manifests are of several specs, all retained ones are
-#   read, and those of other specs always.
-# - A file may be added again by a later snapshot: cherry-picks do that, and reverts. Sequence numbers and snapshot ids
-#   exclude nothing.
+# - A file may be added again under another spec. Therefore, retained manifests of other specs are always read, and all
+#   retained manifests are read if expired data manifests have several specs.
+# - Later snapshots may add a file again, such as cherry-picks and reverts. Sequence numbers and snapshot ids exclude
+#   nothing.
 # - Deletion vectors of several partitions share a Puffin file. Delete manifests are compared by content only.
 # - Floats, UUIDs and unknown transforms have no order that all writers share.
 
@@ -67,7 +67,7 @@ class SharedFiles:
     spec_fields: Mapping[int, Sequence[tuple[int, str]]]
 
     def chosen(self, manifests: pa.Table) -> pa.Table:
-        """Return the expired manifests, and the retained ones that may list one of their files.
+        """Return the expired manifests, and the retained manifests that may list one of their files.
 
         Args:
             manifests: rows of `LISTED` of one spec.
@@ -101,7 +101,7 @@ class SharedFiles:
 
 
 def _overlaps(summaries: pa.StructArray, retained: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return which manifests may have a value of a partition field in common with an expired one."""
+    """Return which manifests may share a value of a partition field with an expired manifest."""
     everything = np.ones(len(summaries), bool)
     lower, upper = (_codes(summaries, name) for name in ("lower_bound", "upper_bound"))
     unknown = np.asarray(summaries.is_null().to_numpy(zero_copy_only=False), bool)
@@ -120,7 +120,7 @@ def _overlaps(summaries: pa.StructArray, retained: np.ndarray[Any, Any]) -> np.n
 
 
 def _codes(summaries: pa.StructArray, name: str) -> np.ndarray[Any, Any]:
-    """Return the bounds as numbers in the same order, -1 for null. Lower and upper bounds have one numbering."""
+    """Return the bounds as numbers in the same order, -1 for null. Lower and upper bounds share the numbering."""
     both = pa.concat_arrays([summaries.field("lower_bound"), summaries.field("upper_bound")])
     both = both.cast(pa.int8()) if pa.types.is_boolean(both.type) else both
     values = both.drop_null().unique()
@@ -142,7 +142,7 @@ CONTENTS = {
     ContentType.EQUALITY_DELETES: "equality delete file",
 }
 MISSING = "missing"
-"""The content of a row about a file that only expired snapshots need, and that is gone."""
+"""The content of a row for a missing file that only expired snapshots need."""
 
 # A snapshot, and its manifest list or root.
 SNAPSHOTS = pa.schema(
@@ -182,10 +182,10 @@ REACHED = pa.schema(
 )
 
 PATHS = pa.schema([REACHED.field("path")])
-# What is read of entries for the columns of `REACHED`.
+# The fields of entries that are read for the columns of `REACHED`.
 _SOURCES = {"content": "content_type", "path": "location", "length": "file_size_in_bytes"}
 _MAGIC = b"PAR1"
-# Assumed of a manifest list or root, whose length no metadata says.
+# The assumed length of a manifest list or root, since metadata does not record it.
 _LIST_BYTES = 1 << 20
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ def listed_manifests(manifests: pa.RecordBatch, *, retained: bool) -> pa.RecordB
 
 
 def listed(content: str, columns: Mapping[str, Any], *, retained: bool, removed: bool = False) -> pa.RecordBatch:
-    """Return columns as `LISTED`, with nulls in those that are not given."""
+    """Return columns as `LISTED`. Missing columns are null."""
     size = len(columns["path"])
     constants = {"content": content, "retained": retained, "removed": removed}
     table = pa.table(dict(columns) | {name: pa.repeat(value, size) for name, value in constants.items()})
@@ -273,7 +273,7 @@ def _spec_id(root: Root) -> int | None:
 
 def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
     leaves, dvs = root.leaves, manifest_dvs(root)
-    # Deletion vectors of one leaf are equal if they are the same one.
+    # Deletion vectors of one leaf are equal only if they are identical.
     dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
     places = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
     return {
@@ -328,7 +328,7 @@ class ContentReader:
                 yield pa.RecordBatch.from_pylist([missing], schema=self.schema)
 
     def _read(self, row: Mapping[str, Any]) -> tuple[Data, Mapping[str, Any] | None] | None:
-        """Return a manifest, and its deletion vector with its bitmap; None for each that is missing."""
+        """Return a manifest, and its deletion vector with its bitmap; None for a missing one."""
         data = _unless_missing(row, lambda: manifest_data(self.reader, _part(row)))
         if data is None or row["dv"] is None:
             return None if data is None else (data, None)
@@ -378,7 +378,7 @@ def _part(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
-    """Return what is read, or None for a missing file that no retained snapshot needs."""
+    """Return the result of reading, or None for a missing file that no retained snapshot needs."""
     try:
         return read()
     except NotFoundError:
@@ -390,7 +390,7 @@ def _unless_missing(row: Mapping[str, Any], read: Callable[[], T]) -> T | None:
 # -- Delete files in Spark tasks --------------------------------------------------------------------------------------
 
 
-# Most messages about files that could not be deleted.
+# Maximum number of messages about files that could not be deleted.
 _MESSAGES = 20
 
 _DELETED = pa.schema(
@@ -409,8 +409,8 @@ class Deletion:
 
     Attributes:
         files: content -> the number of deleted files.
-        bytes: content -> their bytes, as far as metadata says.
-        failed: the number of files that could not be deleted; they are orphans now.
+        bytes: content -> the bytes of deleted files, as far as metadata records them.
+        failed: the number of files that could not be deleted; they become orphans.
         problems: some of the reasons, with the files.
     """
 
@@ -421,10 +421,10 @@ class Deletion:
 
 
 def delete_files(files: DataFrame, writer: ExecutorWriter) -> Deletion:
-    """Delete files by tasks. One that can't be deleted is not an error.
+    """Delete files by tasks. It is not an error if a file can't be deleted.
 
     Args:
-        files: rows of `UNREACHABLE`; those of content `MISSING` are passed over.
+        files: rows of `UNREACHABLE`. Rows with the content `MISSING` are skipped.
         writer: deletes files in tasks.
     """
     present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession))

@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
 
 # -- Write the rows of groups of data files to new files --------------------------------------------------------------
-# Rows that stay in their partition and need no order go from file to file in Arrow (`pack_tasks`). Others are rows of
-# a DataFrame, which Spark distributes and sorts (`write/files.py`).
+# Rows that stay in their partition and need no order go from file to file in Arrow (`PackTasks`). Other rows pass
+# through a DataFrame, which Spark distributes and sorts (`write/files.py`).
 
 
 _TARGET: Final = "write.target-file-size-bytes"
-# Rows from which the bounds of a z-order come.
+# The number of rows that determine the bounds of a z-order.
 _SAMPLED: Final = 100_000
 _UNSORTED: Final = SortOrder(order_id=0)
 
@@ -79,7 +79,7 @@ class Rewrite:
 
     Attributes:
         groups: the groups.
-        order: the order of rows; None to leave them in the order in which they are read.
+        order: the order of rows; None to keep the order of reading.
     """
 
     groups: FileGroups
@@ -111,7 +111,7 @@ class Rewrite:
         """Write the rows of the groups from one `NUMBER` to before another.
 
         Returns:
-            Rows that describe the new files, as `write_files`, which Spark keeps.
+            Rows that describe the new files, as from `write_files`. Spark keeps them.
 
         Raises:
             ValidationError: a row does not fit the table.
@@ -143,7 +143,7 @@ class Rewrite:
                 moved = sum(count for count, is_packed in zip(outputs, stays, strict=True) if not is_packed)
                 written.append(self._arrange(files.where("NOT stays"), _UNSORTED, moved))
             return
-        # Ranges would cut small groups in two, whose rows a single task can sort.
+        # Ranges would divide small groups, although a single task can sort their rows.
         for by_range, condition in ((False, "outputs = 1"), (True, "outputs > 1")):
             count = sum(count for count in outputs if (count > 1) == by_range)
             if count:
@@ -164,7 +164,7 @@ class Rewrite:
         return written_files(self.state, map_arrow(placed, pack.write, tasks.result_schema), tasks.name)
 
     def _outputs(self, files: DataFrame) -> DataFrame:
-        """Return a row for each new file with `PARTS`, the parts of files whose rows go there, in their order."""
+        """Return a row for each new file with `PARTS`, the parts of files whose rows go to the new file, in order."""
         tuples = [PARTITION] if PARTITION in files.columns else []
         cut = parts(files, *tuples, *PLACE, NUMBER, "file_size_in_bytes", "live_bytes", "outputs", "group_bytes")
         share = f"(coalesce({STOP}, file_size_in_bytes) - {START}) / greatest(file_size_in_bytes, 1)"
@@ -192,7 +192,7 @@ class Rewrite:
         return RowScan(ScanFilter.of(self.state, AlwaysTrue()), projection, metadata_columns)
 
     def _curve(self, files: PlannedFiles) -> Curve:
-        """Return the z-order of files' rows, of which some are read."""
+        """Return the z-order of files' rows. Reads some of the rows."""
         assert self.order is not None
         schema, columns = self.state.metadata.schema(), self.order.curve
         ways = [way_to(schema, column.field_id) for column in columns]
@@ -220,7 +220,7 @@ _UNSIZED: Final[tuple[Transform[Any, Any], ...]] = (
     transforms.IdentityTransform(), transforms.YearTransform(), transforms.MonthTransform(),
     transforms.DayTransform(), transforms.HourTransform(),
 )  # fmt: skip
-# As in partition specs, and as functions of Spark.
+# The names of transforms in partition specs, and of functions in Spark.
 _PLAIN: Final = {name: transform for transform in _UNSIZED for name in (str(transform), f"{transform}s")}
 _Identity = transforms.IdentityTransform
 _SIZED: Final[dict[str, Any]] = {"bucket": transforms.BucketTransform, "truncate": transforms.TruncateTransform}
@@ -233,7 +233,7 @@ class RowOrder:
 
     Attributes:
         order: the sort order, unsorted if there are curve columns; its id is 0 unless the table has the same order.
-        curve: the columns of a z-order, without those that are the same in all rows of a partition.
+        curve: the columns of a z-order, except for columns that are constant in a partition.
     """
 
     order: SortOrder
@@ -244,7 +244,7 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
     """Return the order that an option of a rewrite names; None is the table's sort order.
 
     Raises:
-        ValidationError: the table has no sort order, or the order is of another type or not one of the table's columns.
+        ValidationError: the table has no sort order, or the order has another type or does not fit the table's columns.
     """
     if wanted is None:
         order = metadata.sort_order()
@@ -275,7 +275,7 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
 
 
 def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
-    """Return an order whose fields the table's rows have values of."""
+    """Return an order, whose fields must be in the table's rows."""
     whole, schema = ", ".join(map(str, wanted.fields)), metadata.schema()
     if not wanted.fields:
         raise ValidationError("sort_order is unsorted: it has no fields")
@@ -290,7 +290,7 @@ def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
 
 
 def _known(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
-    """Return the table's order of these fields; else one with the id of unsorted files."""
+    """Return the table's sort order with these fields, or else an order with the id of unsorted files."""
     for order in metadata.sort_orders:
         if [*order.fields] == [*fields]:
             return order
@@ -341,7 +341,7 @@ def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Tr
 
 
 def _column(schema: Schema, name: str, whole: str) -> NestedField:
-    """Return a primitive column that is in no list and no map."""
+    """Return a primitive column that is not in a list or map."""
     plain = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
     try:
         field = schema.find_field(plain)
@@ -352,7 +352,7 @@ def _column(schema: Schema, name: str, whole: str) -> NestedField:
 
 
 def _check(schema: Schema, column: NestedField, transform: Transform[Any, Any], whole: str) -> None:
-    """Raise ValidationError for a column that can't be sorted by, or one without this transform."""
+    """Raise ValidationError for a column that has no order or does not support the transform."""
     structs = all(parent.field_type.is_struct for parent in way_to(schema, column.field_id)[:-1])
     problem = None
     if not isinstance(column.field_type, PrimitiveType) or not structs:
@@ -369,7 +369,7 @@ def _check(schema: Schema, column: NestedField, transform: Transform[Any, Any], 
 
 _log = logging.getLogger(__name__)
 
-# What a snapshot's summary counts, and the names in `result`.
+# Names of figures in `result` -> the counts in a snapshot's summary.
 _COUNTED = {
     "added_data_files": "added-data-files",
     "added_bytes": "added-files-size",
@@ -385,10 +385,10 @@ class DataRewriteSummary(SnapshotPlanSummary):
         strategy: binpack or sort.
         groups: the number of groups of files that are rewritten together.
         data_files: the number of files to rewrite.
-        bytes: their bytes.
-        records: their rows, deleted ones included.
-        deleted_files: how many of them have only deleted rows. They are not read.
-        new_files: about how many files replace them.
+        bytes: the bytes of these files.
+        records: the rows of these files, including deleted rows.
+        deleted_files: the number of these files that have only deleted rows. They are not read.
+        new_files: the approximate number of new files.
         commits: the number of commits.
     """
 
@@ -419,7 +419,7 @@ class _Done:
     """What a plan's commits did.
 
     Attributes:
-        snapshot_id: the snapshot of the last one.
+        snapshot_id: the snapshot of the last commit.
     """
 
     snapshot_id: int | None = None
@@ -435,8 +435,8 @@ class _Done:
 class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     """A plan to rewrite data files, carried out by `commit`.
 
-    With partial progress, groups are committed one part after another; a part that fails is logged, and the others go
-    on. After an error, `is_partly_committed` says whether parts were committed, and `result` what they did.
+    With partial progress, groups are committed one part after another. If a part fails, it is logged and the others
+    continue. After an error, `is_partly_committed` says whether parts were committed, and `result` has their changes.
     """
 
     order: RowOrder | None
@@ -487,7 +487,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
     def _parts(self) -> Iterator[tuple[int, int]]:
         """Yield the groups of each commit: from one `NUMBER` to before another.
 
-        If the first commit assigns row ids, it is the only one: the rows of later ones would be read without theirs.
+        If the first commit assigns row ids, it is the only commit: later commits would read rows without row ids.
         """
         count, head = len(self._groups.groups), self._state.snapshot
         has_no_ids = head is not None and head.first_row_id is None
@@ -520,7 +520,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
 
         Raises:
             CommitConflictError: another commit removed one of the files or deleted rows of it, or a part of this plan
-                was committed before an error: plan again.
+                was committed before an error. Make a new plan.
         """
         if self.is_partly_committed:
             problem = "parts of the plan were committed before an error: plan again"

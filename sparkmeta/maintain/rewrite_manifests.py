@@ -52,10 +52,10 @@ CONTENTS = {ContentType.DATA_MANIFEST: "data", ContentType.DELETE_MANIFEST: "del
 REWRITTEN = "sparkmeta.rewritten-manifests"
 """A key in the summary of a snapshot that rewrote manifests. Its value is JSON with the parameters.
 
-`target-bytes` is the target size of a manifest, `sorted-by` maps spec ids to ids of partition fields in order.
+`target-bytes` is the target size of a manifest. `sorted-by` maps spec ids to ids of partition fields in order.
 """
 
-# A single manifest is left alone up to this multiple of the target size.
+# A single manifest is not rewritten up to this multiple of the target size.
 _SURPLUS = 1.1
 
 
@@ -90,7 +90,7 @@ class ManifestGroup:
     """The manifests of one content and spec that are rewritten together, rows of `TableState.manifests`.
 
     Attributes:
-        keys: ids of the partition fields by which entries are sorted.
+        keys: ids of the partition fields that sort entries.
         parts: the expected number of new manifests.
     """
 
@@ -134,7 +134,8 @@ def manifest_groups(state: TableState, options: ManifestRewriteOptions) -> list[
 def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
     """Return whether a group need not be rewritten.
 
-    It is one manifest that is not too large, or manifests that one rewrite wrote in the same order and size.
+    The group is then one manifest that is not too large, or manifests that a single rewrite wrote in the same order and
+    size.
     """
     count = len(group.manifests)
     if count == 1 and total_bytes(group.manifests) <= _SURPLUS * target:
@@ -150,7 +151,7 @@ def _is_in_order(group: ManifestGroup, state: TableState, target: int) -> bool:
 
 
 def _keys(state: TableState, options: ManifestRewriteOptions) -> dict[int, tuple[int, ...]]:
-    """Return the ids of the partition fields by which entries are sorted, for each spec to rewrite."""
+    """Return the ids of the partition fields that sort entries, for each spec to rewrite."""
     specs = state.specs
     if options.spec_id is not None:
         if options.spec_id not in specs:
@@ -191,7 +192,7 @@ def total_bytes(manifests: pa.Table) -> int:
 # -- The Spark jobs that rewrite a group of Avro manifests ------------------------------------------------------------
 
 
-# Most ranges into which a task cuts its entries.
+# Maximum number of ranges that a task cuts its entries into.
 _MOST_RANGES = 16_384
 # Estimated bytes of an entry, for manifests without counts.
 _ENTRY_BYTES = 200
@@ -216,7 +217,7 @@ class ManifestJob:
         Raises:
             UnsupportedError: tasks can't open the table's files.
             CorruptFileError: a manifest is damaged.
-            ValidationError: the manifests don't hold as many files as the manifest list says.
+            ValidationError: the manifests hold another number of files than the manifest list says.
         """
         state, group = self.state, self.group
         tasks = ManifestTasks(self._form, group.keys, task_reader(state))
@@ -261,7 +262,7 @@ class ManifestJob:
 
 
 def public_manifests(manifests: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return manifests, rows of `TableState.manifests`, as plans show them: content, file_path, others and their size.
+    """Return manifests, rows of `TableState.manifests`, in the form for plans: content, file_path, `columns` and size.
 
     Args:
         columns: the other columns.

@@ -148,13 +148,13 @@ def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> DataFram
 
 
 class SmallPuffinFiles(NamedTuple):
-    """Puffin files with deletion vectors that are smaller than they should be, and the bytes of the vectors."""
+    """Puffin files with deletion vectors that are too small, and the bytes of the vectors."""
 
     files: int
     bytes: int
 
     def merged(self, sizes: FileSizes, min_input_files: int) -> int | None:
-        """Return how many files a rewrite makes of them; None if they are not worth a rewrite."""
+        """Return the number of files after a rewrite; None if the files are not worth a rewrite."""
         after = -(-self.bytes // sizes.target)
         return None if self.files < min_input_files or self.files <= after else after
 
@@ -188,8 +188,8 @@ def _without_large_puffin_files(matching: DataFrame, min_input_files: int, sizes
 def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: int, sizes: FileSizes) -> DataFrame:
     """Return the position delete files that are too small or large, of partitions in which a rewrite helps.
 
-    Their number falls, or one of them is divided. A file about a single data file can't be divided. If files are to be
-    about data files, those that are the only one of theirs stay.
+    A rewrite helps if it reduces the number of files, or divides a file. A file for a single data file can't be
+    divided. If new files are for one data file each, a file that is the only one for its data file stays.
     """
     keyed = matching.withColumns({_GROUP: partition_key(state).column(), _PATH: data_path().column()})
     is_small, is_large = F.col("file_size_in_bytes") < sizes.least, F.col("file_size_in_bytes") > sizes.most
@@ -217,7 +217,8 @@ _STATS_COLUMNS = 2
 
 
 def public_files(written: DataFrame, state: TableState) -> DataFrame:
-    """Return new deletes, rows of `WRITTEN_SCHEMA`, with the partitions of their data files, as commits take them."""
+    """Return new deletes, rows of `WRITTEN_SCHEMA`, in the form for commits: with the partitions of their data
+    files."""
     columns = {
         "content": sql.lit(int(ContentType.POSITION_DELETES)),
         "spec_id": sql.col(_SPEC),
@@ -300,7 +301,7 @@ def _entries(written: DataFrame, state: TableState, snapshot_id: int) -> DataFra
 
 
 def _stats(field_id: int, bound: pa.DataType, lower: str, upper: str) -> Column:
-    """Return the stats of a column of position delete files; of deletion vectors there are none."""
+    """Return the stats of a column of position delete files. Deletion vectors have none."""
     known = {"lower_bound": F.col(lower), "upper_bound": F.col(upper)}
     counts = {"value_count": F.col("record_count"), "null_value_count": F.lit(0)}
     is_file = F.col(lower).isNotNull()
@@ -333,8 +334,8 @@ class DeleteRewrite:
     def write(self) -> DataFrame:
         """Write the new files by tasks, and return rows of `WRITTEN_SCHEMA`, checkpointed.
 
-        A delete counts if plans apply its file to the data file, so positions that a deletion vector of the file
-        supersedes are left out, and so are those of data files that are gone.
+        A delete counts if plans apply its file to the data file. Positions that a deletion vector of the data file
+        supersedes are therefore left out, and so are positions in data files that are gone.
 
         Raises:
             UnsupportedError: tasks can't open or write the table's files, or the session can't checkpoint rows.
@@ -371,13 +372,13 @@ class DeleteRewrite:
         return masks.join(_applied(state), ["delete_path", "data_path"])
 
     def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:
-        """Return masks ordered by data file, in as many tasks as files of the target size result."""
+        """Return masks ordered by data file, in as many tasks as there are new files of the target size."""
         size = masks.agg(F.coalesce(F.sum(F.length("vector")), F.lit(0)).alias("size")).toArrow()["size"][0].as_py()
         count = max(1, min(-(-size // target), most_tasks(self.state.spark)))
         return masks.repartitionByRange(count, "data_path").sortWithinPartitions("data_path")
 
     def _by_group(self, masks: DataFrame, target: int) -> DataFrame:
-        """Return masks with the column `group`, of which each becomes a file, ordered by it and by data file.
+        """Return masks ordered by the column `group` and by data file. Each group becomes a file.
 
         A group is a data file or a partition. A partition whose files exceed the target size is divided by data files.
         """
@@ -397,7 +398,7 @@ class DeleteRewrite:
 
 
 def _applied(state: TableState) -> DataFrame:
-    """Return the pairs of data files and position deletes that plans make, and the deletes' sequence numbers."""
+    """Return the pairs of data files and position deletes in plans, and the deletes' sequence numbers."""
     planned = plan_files(choose(prune_manifests(ScanFilter.of(state, AlwaysTrue()))))
     pairs = planned.select(F.col("file_path").alias("data_path"), F.explode("deletes").alias("delete"))
     positional = pairs.where(F.col("delete.content") == int(ContentType.POSITION_DELETES))
@@ -419,13 +420,14 @@ _KEY = ["location", "blob_offset"]
 class DeleteRewriteStep(RewriteStep):
     """Replaces the entries of rewritten position deletes; see `DeleteRewritePlan.commit`.
 
-    Manifests of new deletes are written once. Each attempt writes the manifests again that list replaced ones, unless
-    an earlier attempt has written the same.
+    Manifests of new deletes are written once. Each attempt rewrites the manifests that list replaced deletes, unless an
+    earlier attempt has done so.
 
     Attributes:
         rewrite: the deletes that are replaced.
         new: the new deletes, rows of `WRITTEN_SCHEMA`.
-        manifests: the manifests that attempts have written and what they add, by what they depend on.
+        manifests: the manifests that attempts have written and the counts of added files, by the values that they
+            depend on.
     """
 
     rewrite: DeleteRewrite
@@ -451,7 +453,7 @@ class DeleteRewriteStep(RewriteStep):
         return NewList(head, self.branch, names).commit(pa.concat_tables([added, rest, unchanged]), summary())
 
     def _without(self, head: TableState, removal: Removal) -> pa.Table:
-        """Write the manifests that list removed entries without them, and return the rows of the new ones."""
+        """Rewrite the manifests that list removed entries without these, and return the rows of the new manifests."""
         target = ListOptions.of(head.metadata).target_bytes
         rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), target)
         return rewriter.without_entries(head.manifest_files, removal.masks)
@@ -466,8 +468,8 @@ class DeleteRewriteStep(RewriteStep):
         """Return the removal from a snapshot that others have committed since the plan.
 
         Raises:
-            CommitConflictError: a replaced delete or, for deletion vectors, a data file is gone, or a data file has
-                another deletion vector, or the planned snapshot is not an ancestor.
+            CommitConflictError: a replaced delete is gone, the planned snapshot is not an ancestor or, for deletion
+                vectors, a data file is gone or has another deletion vector.
         """
         planned = self.rewrite.state
         start = planned.snapshot.snapshot_id if planned.snapshot is not None else None
@@ -516,10 +518,10 @@ class DeleteRewriteSummary(SnapshotPlanSummary):
     Attributes:
         file_format: the format of the new files: PUFFIN, or PARQUET in tables of version 2.
         position_delete_files: the number of position delete files.
-        puffin_files: the number of small Puffin files of which deletion vectors move to others.
+        puffin_files: the number of small Puffin files whose deletion vectors move to other files.
         deletion_vectors: the number of these deletion vectors.
         records: the number of deleted positions.
-        bytes: the bytes of the files, of Puffin files those of the deletion vectors.
+        bytes: the bytes of the files. For Puffin files, it counts the deletion vectors.
     """
 
     file_format: str
@@ -561,7 +563,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
     def files(self) -> DataFrame:
         """Return a row for each position delete file and deletion vector to rewrite.
 
-        The columns are those of `inspect.delete_files`, with data_sequence_number, manifest_path and manifest_pos.
+        The columns are the columns of `inspect.delete_files`, and data_sequence_number, manifest_path and manifest_pos.
         """
         return public_rows(self._rewrite.entries, self._state)
 

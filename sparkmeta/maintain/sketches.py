@@ -1,7 +1,7 @@
-"""The tasks that make theta sketches of columns, from batches of rows. Without Spark.
+"""The tasks that compute theta sketches of columns from batches of rows. Without Spark.
 
-Values are hashed by the bytes that Iceberg's Spark action hashes: the single-value serialization (table spec, Appendix
-D) of the types that Spark has for them. UUIDs are text there.
+As in Iceberg's Spark action, the hash of a value is the hash of its single-value serialization (table spec, Appendix D)
+in the type that Spark has for it. UUIDs are text in Spark.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 from sparkmeta.spec.puffin import ThetaSketch, Words, hash_bytes, hash_numbers
 
 SKETCH_SCHEMA = pa.schema([pa.field("field_id", pa.int32()), pa.field("sketch", pa.binary())])
-"""A sketch of a column, of some of the rows."""
+"""A sketch of a column, from some of the rows."""
 
-# Hashes that wait to be put into a sketch.
+# Maximum number of hashes that wait for a sketch.
 _PENDING = 1 << 16
 _DECIMAL_BYTES = 16
 
 
 @dataclass
 class _Column:
-    """The sketch of a column so far, and hashes that are to be added to it."""
+    """The sketch of a column so far, and hashes to add to it."""
 
     sketch: ThetaSketch = field(default_factory=ThetaSketch)
     pending: list[Words] = field(default_factory=list)
@@ -83,7 +83,7 @@ def value_hashes(values: pa.Array) -> Words:
     Raises:
         TypeError: the values have no single-value serialization.
     """
-    # Distinct: strings cost more to hash than to compare.
+    # Only distinct values are hashed: strings cost more to hash than to compare.
     present = values.drop_null()
     kind = present.type
     if pa.types.is_boolean(kind):
@@ -106,7 +106,7 @@ _Strings = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any
 
 
 def _bytes(texts: pa.LargeBinaryArray) -> _Strings:
-    """Return the bytes of all strings, and where each begins and ends."""
+    """Return the bytes of all strings, and the beginning and end of each string."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64, len(texts) + 1, texts.offset * 8) if len(texts) else np.zeros(1, np.int64)
     return np.frombuffer(data or b"", np.uint8), ends[:-1], ends[1:]
@@ -121,7 +121,7 @@ def _decimal_bytes(decimals: pa.Decimal128Array) -> _Strings:
     )
     big = np.ascontiguousarray(stored.reshape(-1, _DECIMAL_BYTES)[:, ::-1])
     sign = np.where(big[:, :1] >= 128, 255, 0).astype(np.uint8)
-    # A leading byte is left out if it is all sign, and the next byte has the sign too.
+    # A leading byte is left out if it only repeats the sign of the next byte.
     omitted = (big[:, :-1] == sign) & ((big[:, 1:] >= 128) == (sign == 255))
     skipped = np.logical_and.accumulate(omitted, axis=1).sum(axis=1)
     starts = np.arange(len(big), dtype=np.int64) * _DECIMAL_BYTES

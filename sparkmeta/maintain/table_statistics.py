@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _SetStatistics:
-    """The step of the commit. The file depends only on the snapshot, so each attempt uses the same one."""
+    """The step of the commit. The file depends only on the snapshot, so all attempts use the same file."""
 
     file: StatisticsFile | PartitionStatisticsFile
 
@@ -72,7 +72,7 @@ class _SetStatistics:
 class StatisticsPlan(SnapshotPlan[TableT]):
     """A plan to compute statistics of a snapshot, carried out by `commit`.
 
-    The file is written once, whatever other commits come first. `commit` raises CommitConflictError if the snapshot has
+    The file is written once, even if other commits come first. `commit` raises CommitConflictError if the snapshot has
     expired.
     """
 
@@ -83,7 +83,7 @@ class StatisticsPlan(SnapshotPlan[TableT]):
         """Compute the statistics and write the file; return None if there are none to compute.
 
         Returns:
-            The file, and figures of it for `result`.
+            The file, and its figures for `result`.
         """
 
     def _commit(self) -> TableT:
@@ -128,18 +128,18 @@ def state_of(table: TableT, snapshot_id: int | None) -> TableState:
 # -- The plan to count distinct values --------------------------------------------------------------------------------
 
 
-# Primitive types whose values Spark can't give as such.
+# Primitive types whose values Spark can't return.
 _UNSUPPORTED = ("unknown", "geometry", "geography", "variant")
 
 
 @dataclass(frozen=True)
 class TableStatsSummary(SnapshotPlanSummary):
-    """The snapshot and columns of which statistics are computed; `str` formats them.
+    """The snapshot and columns that statistics are computed for; `str` formats them.
 
     Attributes:
         columns: the names of the columns.
         data_files: the number of data files that are read.
-        is_current: whether the snapshot has sketches of all these columns, which a commit replaces.
+        is_current: whether the snapshot already has sketches of all these columns. A commit replaces them.
     """
 
     columns: tuple[str, ...]
@@ -178,7 +178,7 @@ class TableStatsPlan(StatisticsPlan[TableT]):
         return TableStatsSummary(self.table.full_name, snapshot_id, tuple(self._columns), data_files, is_current)
 
     def _sketched(self, snapshot_id: int | None) -> set[tuple[int, ...]]:
-        """Return the ids of columns of which a snapshot has sketches."""
+        """Return the ids of the columns that a snapshot has sketches for."""
         files = (file for file in self.table.metadata.statistics if file.snapshot_id == snapshot_id)
         blobs = (blob for file in files for blob in file.blob_metadata if blob.snapshot_id == snapshot_id)
         return {tuple(blob.fields) for blob in blobs if blob.type == BLOB_TYPE}
@@ -277,7 +277,7 @@ def plan_table_stats(table: TableT, options: TableStatsOptions) -> TableStatsPla
 
 
 def _chosen(state: TableState, columns: Sequence[str] | None) -> dict[str, int]:
-    """Return the ids of columns by their names; by default of those at the top that are primitive."""
+    """Return the ids of columns by name; by default, of primitive top-level columns."""
     schema, where = state.types.snapshot_schema, state.metadata.location
     if columns is None:
         chosen = {each.name: each.field_id for each in schema.fields if _is_countable(each.field_type)}

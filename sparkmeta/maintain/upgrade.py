@@ -41,7 +41,7 @@ _VERSIONS = (2, 3, TREE_VERSION)
 
 @dataclass(frozen=True)
 class BranchSummary:
-    """The head of a branch, whose manifests stay unchanged.
+    """The head of a branch. Its manifests stay unchanged.
 
     Attributes:
         data_files: live data files; None if a list of format version 1 does not count them.
@@ -71,9 +71,9 @@ class UpgradeSummary(PlanSummary):
     """The changes that an upgrade makes, and the files that it keeps; `str` formats them.
 
     Attributes:
-        expressions: the new expressions; only trees have any.
+        expressions: the new expressions. Only trees have expressions.
         snapshots: the number of snapshots, which keep their manifest lists.
-        compaction: the compaction of the main branch; None if the upgrade makes none.
+        compaction: the compaction of the main branch; None if the upgrade does not compact.
     """
 
     from_version: int
@@ -219,7 +219,7 @@ def plan_upgrade(table: TableT, options: UpgradeOptions) -> UpgradePlan[TableT]:
 
 
 def can_upgrade(metadata: TableMetadata, format_version: int) -> bool:
-    """Return whether a table has an earlier format version, or manifest lists and no tree yet."""
+    """Return whether a table has an earlier format version, or the same version without a tree."""
     return not has_tree(metadata) and metadata.format_version < format_version + (format_version == TREE_VERSION)
 
 
@@ -263,7 +263,7 @@ def _expression_text(expression: Expression) -> str:
 
 @dataclass(frozen=True)
 class UndoUpgradeSummary(PlanSummary):
-    """The format version that a table gets back.
+    """The format version that a table returns to.
 
     Attributes:
         snapshots: the number of snapshots, which keep their manifest lists.
