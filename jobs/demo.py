@@ -56,7 +56,7 @@ class Output:
         self.console.rule(text, align="left")
 
     def step(self, text: str) -> None:
-        """Print a step that is done, with the seconds since the previous one."""
+        """Print a finished step, with the seconds since the previous step."""
         now = time.perf_counter()
         self.console.print(f"{now - self.since:6.1f} s  {text}", markup=False, soft_wrap=True)
         self.since = now
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def iceberg_jar(folder: Path) -> Path | None:
-    """Return the jar in a folder of Iceberg's runtime for the installed Spark, if there is one."""
+    """Return the jar of Iceberg's runtime for the installed Spark in a folder; None if there is none."""
     spark_version = ".".join(pyspark.__version__.split(".")[:2])
     return next(iter(sorted(folder.glob(f"iceberg-spark-runtime-{spark_version}_*.jar"))), None)
 
@@ -135,7 +135,7 @@ def show_tree(table: sm.Table, output: Output) -> None:
 
 
 def show_service(warehouse: Path, output: Output) -> None:
-    """Query the tree with pyiceberg, which can't read trees, through a service that plans for it."""
+    """Query the tree with pyiceberg through a service that plans for it, since pyiceberg can't read trees."""
     output.heading("Another engine reads the tree through a service: sm.serve(catalog)")
     catalog = sm.load_catalog("demo", type="hadoop", warehouse=warehouse.as_uri())
     with sm.serve(catalog, port=0) as service:

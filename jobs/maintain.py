@@ -2,11 +2,11 @@ r"""Maintain the tables of a configuration with spark-submit: the jobs that thei
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/maintain.py --config conf/maintenance.toml --commit
 
-Prints what it does to standard error, and commits plans with --commit, unless the configuration says `dry_run`.
+Prints its progress to standard error, and commits plans with --commit, unless the configuration says `dry_run`.
 Standard output has a JSON object in a line for each table and job (spark-submit prints both streams to standard output;
-no other line begins with a brace): the table, its catalog, the job, a status
-(committed, planned, nothing to do, not applicable, conflict, failed), the findings that make the job necessary, the
-plan, what was committed, the error and the time in seconds.
+no other line begins with a brace): the table, its catalog, the job, a status (committed, planned, nothing to do, not
+applicable, conflict, failed), the findings that make the job necessary, the plan, the committed changes, the error and
+the time in seconds.
 
 Exit codes: 0 success, or nothing to do; 1 a job or a table failed, the others were maintained; 2 invalid arguments or
 configuration, and nothing was done; 3 nothing failed, but a job lost to other commits: run again. The executors need

@@ -1,4 +1,4 @@
-r"""Remove delete files and deletion vectors from a table that apply to no data file, with spark-submit.
+r"""Remove a table's delete files and deletion vectors that apply to no data file, with spark-submit.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/remove_dangling_deletes.py \
         --catalog prod --table db.events --commit

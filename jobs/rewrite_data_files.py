@@ -1,4 +1,4 @@
-r"""Write data files anew with spark-submit: in a good size, without deleted rows, and maybe sorted.
+r"""Rewrite data files with spark-submit: in a suitable size, without deleted rows, and optionally sorted.
 
     spark-submit --properties-file conf/spark-defaults.conf jobs/rewrite_data_files.py \
         --catalog prod --table db.events --filter "day >= '2026-01-01'" --strategy sort --sort-order "id DESC" --commit

@@ -76,7 +76,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def description(table: Table) -> dict[str, Any]:
     """Return the description of a table for `--output json`.
 
-    Totals are from the summary of the current snapshot, and None if it lacks them.
+    Totals come from the summary of the current snapshot; they are None if it lacks them.
     """
     metadata = table.metadata
     return {
@@ -270,7 +270,7 @@ def _facts(view: View) -> dict[str, object]:
 @takes_output
 @takes_catalog
 def namespaces(source: CatalogSource, namespace: str, as_json: bool) -> None:
-    """List the namespaces of a catalog, or those directly in NAMESPACE."""
+    """List the namespaces of a catalog, or the namespaces directly in NAMESPACE."""
     with progress("Listing namespaces"):
         identifiers = source.open().list_namespaces(namespace)
     _print(identifiers, as_json)
@@ -281,7 +281,7 @@ def namespaces(source: CatalogSource, namespace: str, as_json: bool) -> None:
 @takes_output
 @takes_catalog
 def tables(source: CatalogSource, namespace: str, as_json: bool) -> None:
-    """List the tables directly in NAMESPACE, or those of all namespaces of a catalog."""
+    """List the tables directly in NAMESPACE, or in all namespaces of a catalog."""
     with progress("Listing tables"):
         catalog = source.open()
         identifiers = list(_listed(catalog, catalog.list_tables, namespace))
@@ -293,7 +293,7 @@ def tables(source: CatalogSource, namespace: str, as_json: bool) -> None:
 @takes_output
 @takes_catalog
 def views(source: CatalogSource, namespace: str, as_json: bool) -> None:
-    """List the views directly in NAMESPACE, or those of all namespaces of a catalog."""
+    """List the views directly in NAMESPACE, or in all namespaces of a catalog."""
     with progress("Listing views"):
         catalog = source.open()
         identifiers = list(_listed(catalog, catalog.list_views, namespace))
@@ -347,7 +347,7 @@ TASKS = (
 class _Commands(click.Group):
     """A group whose commands report errors in one line on stderr, with exit code 1, or with --verbose as tracebacks.
 
-    A command ends silently if the reader of its output has closed the pipe, but not before its commits.
+    A command ends silently if the reader of its output has closed the pipe, but finishes its commits first.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -488,7 +488,7 @@ _PLAN_VIEWS = {
     "count": _print_count,
 }
 
-# The options for rows of views that do not take all of them.
+# The options for rows of views that do not take all such options.
 _ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
 for _command in (cache, namespaces, tables, health, maintain, *COMMANDS, upgrade, serve, view, views):

@@ -1,7 +1,7 @@
 """Run the maintenance jobs of `jobs/`: open a table, plan, commit, and print the result as JSON.
 
 A job prints its plan to standard error, and commits it with --commit. The last line of standard output is a JSON
-object: the table, the plan in numbers, what was committed (null without a commit) and the time in seconds.
+object: the table, the plan in numbers, the committed changes (null without a commit) and the time in seconds.
 
 Exit codes: 0 success, or nothing to do; 1 an error, described in one line; 2 invalid arguments; 3 nothing was committed
 because other commits came first: run the job again. The executors need sparkmeta installed.
@@ -40,7 +40,7 @@ def run_job(
     Args:
         parser: A `job_parser`, with the options of the plan as additional arguments.
         plan: A function that makes the plan. It takes the table, and the options as keyword arguments.
-        arguments: The command-line arguments. None takes those of the process.
+        arguments: The command-line arguments. None means the arguments of the process.
 
     The result is printed after an error as well, if a part of the plan was committed.
 
@@ -84,7 +84,7 @@ def run_operation(operation: str, arguments: Sequence[str] | None = None) -> int
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return the type of an argument whose text is parsed, with the message of a ValueError, which argparse drops."""
+    """Return the type of a parsed argument. It keeps the message of a ValueError, which argparse would drop."""
 
     def parsed(text: str) -> T:
         try:

@@ -66,13 +66,14 @@ UNCHANGED = "nothing is changed without --commit"
 
 
 def carry_out(plan: Any, row_options: RowOptions, operation: MaintenanceCommand, *, files: bool, commit: bool) -> None:
-    """Print a plan, and commit it if that is asked for.
+    """Print a plan, and commit it if requested.
 
     Args:
         plan: the plan.
         row_options: how rows are printed.
         operation: the operation of the plan.
-        files: whether to print the plan's files; without `commit` nothing else. As JSON, the result is a line too.
+        files: whether to print the plan's files, and nothing else unless `commit` is set. In JSON, the result is also a
+            line.
         commit: whether to commit.
     """
     if files:
@@ -204,15 +205,15 @@ def line_options(operation: str) -> list[LineOption]:
 
 
 def takes_operation(operation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of commands that adds the options of an operation, which a command gets as `options`."""
+    """Return a decorator that adds the options of an operation to a command. The command gets them as `options`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         known = line_options(operation)
 
         @wraps(command)
         def with_options(**arguments: Any) -> Any:
-            given = {each.name: arguments.pop(f"option_{each.name}") for each in known}
-            return command(options=given, **arguments)
+            options = {each.name: arguments.pop(f"option_{each.name}") for each in known}
+            return command(options=options, **arguments)
 
         decorated: Callable[..., Any] = with_options
         for each in reversed(known):
@@ -222,10 +223,10 @@ def takes_operation(operation: str) -> Callable[[Callable[..., Any]], Callable[.
     return decorate
 
 
-def call_operation(table: Table, operation: str, given: Mapping[str, Any]) -> Any:
-    """Call a method of `Maintenance` with the values of a command line; those that are not given are None or empty."""
+def call_operation(table: Table, operation: str, arguments: Mapping[str, Any]) -> Any:
+    """Call a method of `Maintenance` with the arguments of a command line. Missing arguments are None or empty."""
     known = {each.name: each for each in line_options(operation)}
-    values = {name: value for name, value in given.items() if value is not None and value != ()}
+    values = {name: value for name, value in arguments.items() if value is not None and value != ()}
     values = {name: dict(value) if known[name].kind[0] is key_value else value for name, value in values.items()}
     if "files" in values:
         with translated_errors():
@@ -241,12 +242,12 @@ class MaintenanceCommand:
     """A method of `Maintenance` as a command and as a job.
 
     Attributes:
-        about: what it does.
+        about: the effect of the method.
         doing: the name of the commit's progress.
         outcome: returns lines about the part `committed` of the plan's result.
         columns: the columns of `plan.files()` in text.
-        files: what the rows of `plan.files()` are.
-        command: the name of the command, if it is not that of the method.
+        files: the kind of the rows of `plan.files()`.
+        command: the name of the command, if it differs from the name of the method.
     """
 
     about: str
@@ -480,11 +481,11 @@ def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: b
 @takes_source
 def health(source: Source, options: Mapping[str, Any], html: str | None, as_json: bool) -> None:
     """Report what maintenance a table needs, and why. Nothing changes."""
-    given = {name: value for name, value in options.items() if value is not None}
+    thresholds = {name: value for name, value in options.items() if value is not None}
     with progress("Opening the table"):
         table = source.open()
     with progress("Examining the table"):
-        report = examine(table, HealthOptions(**given), _arguments(source))
+        report = examine(table, HealthOptions(**thresholds), _arguments(source))
     if html is not None:
         report.save(html)
         click.echo(f"written: {html}", err=True)
@@ -522,7 +523,7 @@ def maintain(
 ) -> None:
     """Maintain the tables of a configuration: run the jobs that their health makes necessary.
 
-    Prints a JSON object for each table and job on stdout, and what it does on stderr. Nothing changes without --commit.
+    Prints a JSON object for each table and job on stdout, and its progress on stderr. Nothing changes without --commit.
 
     Exit codes: 0 success, 1 a table or job failed and the others were maintained, 2 invalid arguments or configuration,
     3 a job lost to other commits and nothing failed.

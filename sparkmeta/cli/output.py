@@ -49,7 +49,7 @@ def error_line(error: Exception, hint: str) -> str:
 
     Args:
         error: the error.
-        hint: what to add to errors whose first line says little: those of Spark, and bugs of sparkmeta.
+        hint: the text to add to errors whose first line says little: errors of Spark, and bugs of sparkmeta.
     """
     return _known_line(error, hint) or f"{type(error).__name__}: {printable(first_line(error))}{hint}"
 
@@ -78,7 +78,7 @@ _PATH, _SHORTEST_PATH = 70, 40
 _MAX_ITEMS = 4
 _ANY_WIDTH = 100_000
 
-# Names of fields with ids of snapshots, which are 64 bits, and of structs with values of a table's rows.
+# Names of fields with ids of snapshots, which have 64 bits, and of structs with values of a table's rows.
 _SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
 _OF_ROWS = ("partition", "readable_metrics")
 
@@ -123,7 +123,7 @@ class TextColumn:
 class OutputConsole(Console):
     """A console on standard output.
 
-    It raises BrokenPipeError if the reader has closed the pipe, where rich would exit the process.
+    It raises BrokenPipeError if the reader has closed the pipe. Rich would exit the process.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
 
 
 def _values(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return rows of Python's values. Dates and times in years that Python does not have are texts."""
+    """Return rows of Python values. Dates and times are texts if Python does not support their year."""
     try:
         values: list[dict[str, Any]] = rows.to_pylist()
     except (OverflowError, ValueError):
@@ -238,7 +238,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn]
 
 
 def _longest_path(rows: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], base: str, too_wide: int) -> int:
-    """Return the length to shorten paths to, so that a table gets narrower by `too_wide` characters."""
+    """Return the maximum length of paths that makes a table narrower by `too_wide` characters."""
     paths = [column.name for column in columns if column.kind == "path"]
     widths = [max((len(cell(row[name], "path", base)) for row in rows), default=0) for name in paths]
     lengths = range(_PATH, _SHORTEST_PATH, -1)
@@ -265,7 +265,7 @@ def _line(text: str) -> Text:
 
 
 def text_width() -> int:
-    """Return the width of text output: that of the terminal or of COLUMNS, or PIPED_WIDTH."""
+    """Return the width of text output: from the terminal or COLUMNS, or else PIPED_WIDTH."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if sys.stdout.isatty() else _piped_width()
 
 
@@ -294,14 +294,14 @@ def with_text_ids(rows: DataFrame) -> DataFrame:
     kinds = [_text_id_type(field.name, field.dataType) for field in fields]
     if kinds == [field.dataType for field in fields]:
         return rows
-    # By place, since a column may be there twice.
+    # By place, since a column may occur twice.
     places = [f"_{place}" for place in range(len(fields))]
     texts = [F.col(place).cast(kind) for place, kind in zip(places, kinds, strict=True)]
     return rows.toDF(*places).select(*texts).toDF(*rows.columns)
 
 
 def _text_id_type(name: str, kind: DataType) -> DataType:
-    """Return the type of a column with text for the ids of snapshots in it, but not in values of the table's rows."""
+    """Return a column's type with text for the ids of snapshots in it, but not in values of the table's rows."""
     from pyspark.sql import types as spark
 
     if isinstance(kind, spark.LongType) and _SNAPSHOT_ID.fullmatch(name):

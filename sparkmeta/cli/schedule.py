@@ -85,8 +85,9 @@ class Job:
 
     Attributes:
         name: the name of a method of `Maintenance`, which returns a plan.
-        by_plan: whether its plan decides if there is anything to do. If not, the job is planned if a finding names it.
-        suits: whether it can be done to a table, with its options; if not, it is passed over.
+        by_plan: whether its plan decides if there is anything to do. If not, the job is planned only if a finding names
+            it.
+        suits: returns whether the job, with its options, is possible for a table. If not, the job is skipped.
     """
 
     name: str
@@ -108,7 +109,7 @@ class Job:
         """Raise ValidationError for an unknown option, or a value of a wrong type.
 
         Args:
-            place: where the options are in the configuration.
+            place: the place of the options in the configuration.
         """
         known = self.options
         for name, value in options.items():
@@ -127,7 +128,7 @@ class Job:
         self.kind(**self._arguments(options)).check()
 
     def applies(self, table: Table, options: Mapping[str, Any]) -> bool:
-        """Return whether the job can be done to a table; if not, it is passed over."""
+        """Return whether the job is possible for a table. If not, it is skipped."""
         return self.suits(table, {**required_options(self.kind), **options})
 
     def plan(self, table: Table, options: Mapping[str, Any]) -> Any:
@@ -160,7 +161,7 @@ _WHOLE = re.compile(r"-?\d+")
 
 
 def from_text(value: Any, annotation: str) -> Any:
-    """Convert a configuration's text to an annotated type. Return it unchanged if it does not fit, and other values."""
+    """Convert a configuration's text to an annotated type. Return other values, and texts that don't fit, unchanged."""
     if not isinstance(value, str):
         return value
     kinds = annotation.split(" | ")
@@ -187,7 +188,7 @@ _DURATION = Rule("a duration such as 36h or 7d", _is_duration)
 
 
 def _rule(annotation: str) -> Rule:
-    """Return the rule of an option in a configuration, where times are durations and expressions are texts."""
+    """Return the rule of an option in a configuration. Times are durations there, and expressions are texts."""
     return _DURATION if "datetime" in annotation else rule_of(annotation) or TEXT
 
 
@@ -209,7 +210,7 @@ class TableGroup:
     """Tables that are maintained in the same way.
 
     Attributes:
-        catalog: the name of their catalog; None for tables that are given by location.
+        catalog: the name of their catalog; None for tables named by location.
         names: identifiers, with `*` and `?` for any characters.
         excluded: identifiers of tables that are left out.
         locations: the folders of tables without a catalog.
@@ -230,9 +231,9 @@ class MaintenanceConfig:
     """A configuration of maintenance.
 
     Attributes:
-        dry_run: whether nothing is committed, whatever the command line says.
-        catalogs: catalog -> its properties, in addition to those of pyiceberg's configuration.
-        tables: in the order in which they are maintained.
+        dry_run: whether nothing is committed, regardless of the command line.
+        catalogs: catalog -> its properties, in addition to pyiceberg's configuration.
+        tables: the groups, in the order of maintenance.
     """
 
     dry_run: bool
@@ -266,7 +267,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
-    """Parse YAML by pyiceberg's parser, to which all scalars are texts; keys say which are numbers and booleans."""
+    """Parse YAML by pyiceberg's parser, which reads scalars as texts. Keys determine the numbers and booleans."""
     import strictyaml
 
     try:
@@ -285,9 +286,9 @@ def _typed(values: Any, annotations: Mapping[str, str], **parts: Callable[[Any],
     """Convert the texts of YAML by the annotated types of their keys.
 
     Args:
-        values: key -> text. What is no mapping is returned unchanged; it is refused later.
-        annotations: key -> its type; other texts are strings.
-        parts: key -> what converts its value.
+        values: key -> text. A value that is not a mapping is returned unchanged, and refused later.
+        annotations: key -> its type. Texts of other keys are strings.
+        parts: key -> the function that converts its value.
     """
     if not isinstance(values, dict):
         return values
@@ -419,7 +420,7 @@ def _texts(values: Mapping[str, Any], key: str, file: str, place: str) -> tuple[
 
 def _properties(values: Any, file: str, place: str) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        # Not their values, which may be secret.
+        # The error does not show values, which may be secret.
         raise ValidationError(f"{file}: {place}: expected properties with string values")
     return dict(values)
 
@@ -440,8 +441,8 @@ class ChosenTable:
         group: the group.
         pattern: the name or location in the group that chooses the table.
         is_exact: whether `pattern` is the table's own name or location.
-        load: opens the table. If a name or catalog chooses no table, or several groups choose it, it raises an error
-            that says so.
+        load: opens the table. If a name or catalog chooses no table, or several groups choose it, `load` raises an
+            error that says so.
     """
 
     name: str
@@ -507,7 +508,7 @@ class _Listing:
     problems: dict[str, Exception]
 
     def exact(self, name: str) -> list[_Identifier]:
-        """Return the identifiers that a name without wildcards, or of an existing table, stands for."""
+        """Return the identifiers that a name means, if it has no wildcards or is the name of an existing table."""
         listed = [identifier for identifier in self.tables if ".".join(identifier) == name]
         return listed if listed or _has_wildcard(name) else [tuple(name.split("."))]
 
@@ -542,7 +543,7 @@ def _listing(config: MaintenanceConfig, name: str) -> _Listing | Exception:
 def _of_catalog(
     place: int, group: TableGroup, listing: _Listing | Exception
 ) -> Iterator[tuple[_Identifier | str, ChosenTable]]:
-    """Yield the tables of a group of a catalog, with a key that is equal for the same table in other groups."""
+    """Yield the tables of a catalog's group, with a key that is equal for the same table in other groups."""
 
     def failed(name: str, error: Exception) -> ChosenTable:
         return ChosenTable(name, place, group, name, True, _refusal(error))
@@ -595,7 +596,7 @@ def _fits(text: str, pattern: str) -> bool:
 COMMITTED, PLANNED, NOTHING, UNSUITABLE = "committed", "planned", "nothing to do", "not applicable"
 CONFLICT, FAILED = "conflict", "failed"
 
-# How often a job is planned if other commits make its plan obsolete.
+# Maximum number of plans of a job, if other commits make them obsolete.
 _ATTEMPTS = 3
 
 
@@ -607,12 +608,12 @@ class JobResult:
         table: its identifier, joined by dots, or its location; a name or pattern that chooses no table.
         catalog: the table's catalog; None if it was given by location.
         job: the job, or `health` if the table could not be chosen, loaded or examined.
-        status: `committed`, `planned` (nothing is committed in a dry run), `nothing to do`, `not applicable` (not to
-            tables of this format version), `conflict` (other commits came first: run again) or `failed`.
-        findings: what makes the job necessary.
+        status: `committed`, `planned` (nothing is committed in a dry run), `nothing to do`, `not applicable` (to tables
+            of this format version), `conflict` (other commits came first: run again) or `failed`.
+        findings: the findings that make the job necessary.
         plan: the plan in numbers.
-        committed: what was committed, possibly before an error.
-        error: what failed, in one line.
+        committed: the committed changes, possibly before an error.
+        error: the error, in one line.
     """
 
     table: str
@@ -626,7 +627,7 @@ class JobResult:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result by name, as for JSON."""
+        """Return the values of the result by name, in JSON-compatible types."""
         return asdict(self)
 
 
@@ -636,14 +637,14 @@ def run_maintenance(
     """Maintain the tables of a configuration, and yield a result for each table and job.
 
     A job runs if the table's health makes it necessary, if it is for another branch than main, or with the option
-    `always`. Its options are those of the findings that name it and, before them, those of the configuration. Jobs of a
-    table run in the order of `JOBS`, each on the result of the one before.
+    `always`. Its options come from the configuration and from the findings that name it; the configuration takes
+    precedence. Jobs of a table run in the order of `JOBS`, each on the result of the previous job.
 
     Args:
         config: the configuration.
         spark: the session.
         commit: whether plans are committed, unless the configuration says `dry_run`.
-        log: takes lines that say what is being done.
+        log: takes lines about the progress.
     """
     tables = choose_tables(config)
     for place, chosen in enumerate(tables, 1):
@@ -652,7 +653,7 @@ def run_maintenance(
 
 
 def exit_code(statuses: set[str]) -> int:
-    """Return the exit code for the statuses of all results: 1 if one failed, 3 after a conflict, else 0."""
+    """Return the exit code for the statuses of all results: 1 after a failure, 3 after a conflict, else 0."""
     return 1 if FAILED in statuses else 3 if CONFLICT in statuses else 0
 
 
@@ -714,7 +715,7 @@ class _Maintained:
     def _planned(self, job: Job, table: Table, options: Mapping[str, Any]) -> dict[str, Any]:
         """Plan a job, and commit it. If other commits make the plan obsolete, plan again.
 
-        A plan that failed after it had committed a part is reported with this part, and not repeated.
+        If a plan fails after it has committed a part, this part is reported, and the job is not repeated.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             plan = job.plan(table, options)

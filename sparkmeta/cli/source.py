@@ -36,7 +36,7 @@ _LOG_LINES = 3
 
 
 def cli_session(config: Mapping[str, str], remote: str | None, *, show_log: bool) -> SparkSession:
-    """Start the session that a command runs in: on a Spark Connect server, or on this machine.
+    """Start the session for a command: on a Spark Connect server, or on this machine.
 
     Args:
         config: Spark settings.
@@ -67,9 +67,9 @@ def _remote_session(url: str, config: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def _stderr_into(log: IO[bytes] | None) -> Iterator[None]:
-    """Redirect stderr to a file for processes that are started inside.
+    """Redirect stderr to a file for processes that the block starts.
 
-    A logging configuration would not help: Spark's launcher prints its first lines before it reads one.
+    A logging configuration would not help: Spark's launcher prints its first lines before it reads the configuration.
     """
     if log is None:
         yield
@@ -110,7 +110,7 @@ def key_value(text: str) -> tuple[str, str]:
 
 
 class Parsed(click.ParamType[T]):
-    """A parameter whose text a function parses. It raises ValueError for a text that is not valid."""
+    """A parameter whose text a function parses. The function raises ValueError for a text that is not valid."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
@@ -124,10 +124,10 @@ class Parsed(click.ParamType[T]):
 
 
 def moment_of(text: str) -> datetime:
-    """Return the time that an ISO 8601 date or time says, in UTC if it has no zone.
+    """Return the time of an ISO 8601 text. A date or time without a zone is in UTC.
 
     Raises:
-        ValueError: the text says none.
+        ValueError: the text is not a date or time.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -142,7 +142,7 @@ TIMESTAMP = Parsed("timestamp", moment_of)
 
 @dataclass(frozen=True)
 class Source:
-    """The table that a command reads, and the session to read it with."""
+    """The table that a command reads, and the session for it."""
 
     table: str
     catalog: str | None
@@ -266,7 +266,7 @@ _SESSION_OPTIONS = (
 
 
 def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument TABLE and its options to a command, which gets them as `source`."""
+    """Add the argument TABLE and its options to a command. The command gets them as `source`."""
 
     @wraps(command)
     def with_source(**arguments: Any) -> Any:
@@ -289,7 +289,7 @@ def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_catalog(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a catalog to a command, which gets them as `source`."""
+    """Add the options that choose a catalog to a command. The command gets them as `source`."""
 
     @wraps(command)
     def with_catalog(**arguments: Any) -> Any:
@@ -303,7 +303,7 @@ def takes_catalog(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a snapshot to a command, which gets them as `choice`."""
+    """Add the options that choose a snapshot to a command. The command gets them as `choice`."""
 
     @wraps(command)
     def with_snapshot(snapshot_id: int | None, ref: str | None, as_of: datetime | None, **arguments: Any) -> Any:
@@ -323,7 +323,7 @@ def takes_snapshot(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_scan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a scan to a command, which gets them as `scan_options`."""
+    """Add the options of a scan to a command. The command gets them as `scan_options`."""
 
     @wraps(command)
     def with_scan_options(

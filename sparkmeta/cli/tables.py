@@ -52,13 +52,13 @@ _ADDED, _EXISTING, _DELETED = (
 
 @dataclass(frozen=True)
 class MetadataTable:
-    """A metadata table as the command line prints it.
+    """The printed form of a metadata table.
 
     Attributes:
         help: The help text of the command.
         text: The columns of the text output.
         of_snapshot: Whether the table describes one snapshot, which options choose.
-        of_files: Whether the table is read from manifest entries, of which only the needed columns are decoded.
+        of_files: Whether the table is read from manifest entries. Only their needed columns are decoded.
     """
 
     help: str
@@ -175,12 +175,12 @@ class RowOptions:
 
     @property
     def given(self) -> list[str]:
-        """The options that select rows and columns, as far as they are given."""
+        """The options for rows and columns that the command line has."""
         values = {"--where": self.where, "--columns": self.columns or None, "--limit": self.limit}
         return [name for name, value in values.items() if value is not None]
 
     def read_columns(self, text: Sequence[TextColumn], leaves: Iterable[str]) -> list[str] | None:
-        """Return the columns to read. None stands for all.
+        """Return the columns to read; None for all columns.
 
         Args:
             text: the columns of the text output.
@@ -210,7 +210,7 @@ class RowOptions:
 
 
 def _decoded(name: str, leaves: Iterable[str]) -> str:
-    """Return the smallest part of a column that can be decoded alone: a field of certain structs, or the column."""
+    """Return the smallest part of a column that can be decoded separately: a field of some structs, or the column."""
     name = name.replace("`", "")
     metrics = [full for full in (f"{READABLE_METRICS}.{leaf}" for leaf in leaves) if f"{name}.".startswith(f"{full}.")]
     if metrics:
@@ -220,11 +220,11 @@ def _decoded(name: str, leaves: Iterable[str]) -> str:
 
 
 def _path(name: str, row: StructType) -> str | None:
-    """Return a column or nested field as Spark names it, with backticks; None if a row has none of this name.
+    """Return the name of a column or nested field in Spark, with backticks; None if a row does not have it.
 
     Args:
-        name: the names of the fields, with dots between and possibly in them.
-        row: the fields that there are.
+        name: the names of the fields, with dots between them and possibly in them.
+        row: the existing fields.
     """
     for field in sorted(row.fields, key=lambda field: len(field.name), reverse=True):
         if name == field.name:
@@ -237,7 +237,7 @@ def _path(name: str, row: StructType) -> str | None:
 
 
 def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option `--output` to a command, which gets it as `as_json`."""
+    """Add the option `--output` to a command. The command gets it as `as_json`."""
 
     @wraps(command)
     def with_output(output: str, **arguments: Any) -> Any:
@@ -250,7 +250,7 @@ def takes_output(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_row_options(command: Callable[..., Any], *, columns: bool = True) -> Callable[..., Any]:
-    """Add the options for rows and columns to a command, which gets them as `row_options`.
+    """Add the options for rows and columns to a command. The command gets them as `row_options`.
 
     Args:
         command: the command.
@@ -261,7 +261,7 @@ def takes_row_options(command: Callable[..., Any], *, columns: bool = True) -> C
     def with_row_options(as_json: bool, where: str | None, limit: int | None, **arguments: Any) -> Any:
         text = arguments.pop("columns") if columns else None
         options = RowOptions(as_json, tuple(names(text)) if text else (), where, limit)
-        # A command with the flag --files prints rows only with it.
+        # A command with the flag --files prints rows only with this flag.
         if arguments.get("files") is False and options.given:
             raise click.UsageError(f"{options.given[0]} selects among the rows of --files, which is not given")
         return command(row_options=options, **arguments)
@@ -346,7 +346,7 @@ def serve(source: CatalogSource, **arguments: Any) -> None:
     options = serve_options(source.properties, **arguments)
     options.check()
     if source.catalog is None:
-        # Fails before Spark starts if there is no default.
+        # This fails before Spark starts if there is no default.
         configured_catalog(None, source.properties)
     spark = cli_session(FAIR | source.conf, source.remote, show_log=source.verbose)
     log_to_stderr()
@@ -363,7 +363,7 @@ def serve_options(
     """Return the options of a service from arguments of a command. Arguments that are None are left out.
 
     Raises:
-        SettingError: a file can't be read, or has no such content.
+        SettingError: a file can't be read, or its content is not valid.
     """
     from sparkmeta.service.access import ServeOptions
 
