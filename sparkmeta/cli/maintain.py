@@ -609,7 +609,7 @@ def _number_of_days(_: click.Context, __: click.Parameter, days: float) -> float
 @_takes_properties
 @_takes_folder
 def prune(folder: str, properties: tuple[tuple[str, str], ...], older_than: float, commit: bool) -> None:
-    """Delete old, damaged and duplicate files. No plan may read the cache meanwhile."""
+    """Delete old, damaged and duplicate files. No plan may read the cache at the same time."""
     manifest_cache, now = _manifest_cache(folder, properties), int(time.time() * 1000)
     files = cache_contents(manifest_cache).superfluous(now - int(older_than * DAY_MS), now)
     failures = delete_cached(manifest_cache, files) if commit else []

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- Maintenance jobs, in the order in which they run -----------------------------------------------------------------
+# -- Maintenance jobs, in their order ---------------------------------------------------------------------------------
 # A new operation of `table.maintenance` becomes a job by one line in `JOBS`.
 
 
@@ -585,7 +585,7 @@ def _may_match_below(prefix: str, pattern: str) -> bool:
 
 
 def _fits(text: str, pattern: str) -> bool:
-    # A bracket is no wildcard.
+    # A bracket is not a wildcard.
     return fnmatchcase(text, pattern.replace("[", "[[]"))
 
 

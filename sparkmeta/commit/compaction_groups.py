@@ -244,8 +244,8 @@ class Scope:
 
     Attributes:
         usable: row numbers, in the root's table, of leaves and files that may be rewritten.
-        owners: row numbers of data leaves with which delete leaves may be affiliated.
-        keys: spec id -> ids of the stats by which its leaves are clustered.
+        owners: row numbers of data leaves that delete leaves may be affiliated with.
+        keys: spec id -> ids of the stats that determine the order of its leaves.
         sources: spec id -> ids of the stats that hold partition values.
         flushed: leaves that a flush wrote, which does not affiliate deletes.
         old: row numbers of leaves in the layout of versions 1 to 3.

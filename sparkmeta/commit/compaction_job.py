@@ -335,7 +335,7 @@ def rebase(
     entries.
 
     A data file that has left the root may have moved to a leaf of another commit, while its deletion vector has not.
-    New delete leaves are then not affiliated with the data leaf in which the file is masked.
+    New delete leaves are then not affiliated with the data leaf that masks the file.
 
     Args:
         busy: leaves that are not replaced, since the commit itself removes entries from them.

@@ -269,7 +269,8 @@ def validate(head: TableState, validation: Validation, operation: Operation, sta
         start: the snapshot that was read; None for an empty table.
 
     Raises:
-        CommitConflictError: another commit added or removed a relevant file, or the start is no ancestor of the head.
+        CommitConflictError: another commit added or removed a relevant file, or the start is not an ancestor of the
+            head.
     """
     history = snapshots_since(head, start)
     if not history:

@@ -193,8 +193,8 @@ def _reaffiliated(leaves: pa.Table, affinity: Mapping[str, str | None]) -> pa.Ta
 def without_owners(leaves: pa.Table, owners: Collection[str]) -> pa.Table:
     """Return the root's entries for leaves without affinity to the given data leaves.
 
-    A plan reads an affiliated delete leaf only with its data leaf, so the affinity must be dropped if a file may now be
-    in another leaf.
+    A plan reads an affiliated delete leaf only with its data leaf, so the affinity must be dropped if a file may be in
+    another leaf.
     """
     return _disowned(leaves, pc.is_in(leaves.column("referenced_file"), pa.array(sorted(owners), pa.string())))
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 # and expressions are the same if they have the same fields, regardless of their ids.
 
 
-# Types to which narrower types can be promoted on read (table spec, Schema Evolution).
+# Types that narrower types can be promoted to on read (table spec, Schema Evolution).
 _WIDER = ("long", "double", "decimal")
 _NAME_MAPPING = "schema.name-mapping.default"
 
@@ -283,7 +283,7 @@ def refuse_other_deletes(source: TableState, target: TableState) -> None:
     """Refuse to add the deletes of a table to another that can't have them. Reads the delete manifests.
 
     Raises:
-        ValidationError: a live delete is no deletion vector, or the other table can't have deletion vectors.
+        ValidationError: a live delete is not a deletion vector, or the other table can't have deletion vectors.
     """
     if not len(live_deletes(source)):
         return

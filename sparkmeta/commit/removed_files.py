@@ -380,7 +380,7 @@ def has_offset(entry: EntryView) -> Any:
 def deletes_of(state: TableState, data: Relation, leaves: pa.Table, searches: Searches) -> Relation:
     """Return the live deletion vectors of data files, and position delete files that name one of them.
 
-    Among trees, only those of upgraded tables have such position delete files.
+    Trees have such position delete files only after an upgrade.
 
     Args:
         state: the table.

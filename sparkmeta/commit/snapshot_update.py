@@ -559,7 +559,7 @@ class SnapshotUpdate:
                 Iceberg's Java library, a null matches `!=`, NOT IN and NOT LIKE. Defaults to the filters or partitions
                 that the update replaces, or to the whole table if there are none. For added data, also defaults to the
                 whole table if the update removes files by name or adds deletes.
-            from_snapshot_id: the snapshot that was read, from which all checks of this update start. Defaults to the
+            from_snapshot_id: the snapshot that was read. All checks of this update start from it. Defaults to the
                 branch's head when the transaction began.
             isolation: "serializable" or "snapshot".
             ignore_deletes: whether deletes and removals of matching rows do not conflict with the deletes that this

@@ -274,7 +274,7 @@ class _ExpiryStep:
     """The step of the commit.
 
     Attributes:
-        base: the state to which the last attempt was applied.
+        base: the state that the last attempt was applied to.
         changed: its metadata after that attempt.
     """
 

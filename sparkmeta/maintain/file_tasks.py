@@ -136,7 +136,7 @@ def _task_number() -> int:
 
 # -- The z-order of rows ----------------------------------------------------------------------------------------------
 # It interleaves the bits of the ranks of the columns' values. A rank is the place of a value among the values of a
-# sample. So each column has equal weight, whatever its type and the distribution of its values.
+# sample. So each column has equal weight, regardless of its type and the distribution of its values.
 
 
 MOST_COLUMNS: Final = 31

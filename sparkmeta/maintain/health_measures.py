@@ -173,7 +173,7 @@ class PlacedBar(NamedTuple):
         place: its row in the ranges.
         start: its start in the order, from 0 to 1.
         end: its end in the order, from 0 to 1.
-        row: the row in which the bar is drawn. No other bar in it overlaps the bar.
+        row: the row of the picture that has the bar. Bars in a row don't overlap.
     """
 
     place: int
@@ -383,7 +383,7 @@ _LARGEST_BIN = 62
 
 @dataclass(frozen=True)
 class SmallFileLimits:
-    """The limits by which files are counted as small or their rows as deleted.
+    """The limits for small files and for deleted rows.
 
     Attributes:
         target_bytes: the target size of data files.

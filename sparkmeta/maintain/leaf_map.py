@@ -29,7 +29,7 @@ class LeafBar:
     Attributes:
         start: its start in the order, from 0 to 1.
         end: its end in the order, from 0 to 1.
-        row: the row in which it is drawn.
+        row: the row of the map that has the bar.
     """
 
     location: str

@@ -115,7 +115,7 @@ class Maintenance(Generic[TableT]):
 
         The table's rows and the changes of every snapshot stay the same. Only leaves that benefit are rewritten; if
         there are none, the plan commits nothing. Manifests from before an upgrade become leaves in tree layout, except
-        those with position delete files of version 2, which the summary names.
+        for manifests with position delete files of version 2. The summary names these.
 
         Raises:
             ValidationError: an option is out of range, or a column or branch is unknown.

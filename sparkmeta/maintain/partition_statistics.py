@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 
 # -- The rows of a partition statistics file --------------------------------------------------------------------------
 # - full: SELECT spec, partition, sum(live files) FROM all entries of the snapshot
-# - incremental: the same FROM the rows of an ancestor's file UNION ALL what snapshots added UNION ALL (-) what they
-#   removed
+# - incremental: the same FROM the rows of an ancestor's file UNION ALL added entries UNION ALL (-) removed entries
 #
 # Tasks sum entries in Arrow, and one task merges the sums and writes the file. The values are the same as from
 # Iceberg's Java library. A removed file counts as an update of its partition: in a full computation as long as the

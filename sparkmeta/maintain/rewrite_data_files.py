@@ -485,7 +485,7 @@ class DataRewritePlan(RewritePlan[TableT, DataRewriteOptions]):
 
     @property
     def _parts(self) -> Iterator[tuple[int, int]]:
-        """Yield the groups of each commit: from one `NUMBER` to before another.
+        """The groups of each commit: from one `NUMBER` to before another.
 
         If the first commit assigns row ids, it is the only commit: later commits would read rows without row ids.
         """

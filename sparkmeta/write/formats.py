@@ -322,7 +322,7 @@ class ParquetOutput:
             sink: the output stream.
             schema: the schema of the rows, with field ids.
             options: how to write it.
-            sized: the field ids of all primitive columns in order; None for those whose size is not reported.
+            sized: the field ids of all primitive columns in order; None for columns whose size is not reported.
             notes: key-value metadata of the footer.
         """
         self._sink, self._schema, self._options, self._sized, self._notes = sink, schema, options, sized, notes

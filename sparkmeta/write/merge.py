@@ -100,7 +100,7 @@ ResultT = TypeVar("ResultT")
 
 
 class When(StrEnum):
-    """The rows to which a clause applies."""
+    """The rows that a clause applies to."""
 
     MATCHED = "when_matched"
     NOT_MATCHED = "when_not_matched"
@@ -122,7 +122,7 @@ class Clause:
     Attributes:
         when: the rows that it applies to.
         condition: restricts these rows; None for all.
-        action: what it does with the rows.
+        action: the action on the rows.
         values: the values of columns; None for the source's values.
     """
 
@@ -526,7 +526,7 @@ class MergedRows:
 
     @cached_property
     def _changes(self) -> DataFrame:
-        """The rows of the table to which a clause applies: `_CLAUSE`, new values, lineage, `FILE` and `POSITION`.
+        """The rows of the table that a clause applies to: `_CLAUSE`, new values, lineage, `FILE` and `POSITION`.
 
         If it matters which rows match, includes matching rows without a clause too. Each row has the `SOURCE_ROW` that
         it matches. The rows are checkpointed.

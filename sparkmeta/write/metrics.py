@@ -69,7 +69,7 @@ def metric_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) ->
 
 
 def sized_leaves(columns: Sequence[IcebergColumn], modes: Mapping[int, int]) -> tuple[int | None, ...]:
-    """Return the ids of all primitive columns in file order; None for those without metrics."""
+    """Return the ids of all primitive columns in file order; None for columns without metrics."""
 
     def leaves(children: Sequence[IcebergColumn]) -> Iterator[int | None]:
         for column in written(children):

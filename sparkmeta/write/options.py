@@ -152,7 +152,7 @@ class _Properties:
         return number_property(self.values, name, default, least=1, location=self.metadata.location)
 
     def columns_where(self, prefix: str, *, is_enabled: bool) -> frozenset[int]:
-        """Return the ids of the primitive columns for which a property is set to a value."""
+        """Return the ids of the primitive columns whose property is `is_enabled`."""
         location = self.metadata.location
         return frozenset(
             field_id

@@ -275,7 +275,7 @@ class DataFileTasks:
         places: where files are written.
         name: the prefix of the files' names, unique to this write.
         leaves: the columns with metrics.
-        sized: the ids of all primitive columns in order; None for those without metrics.
+        sized: the ids of all primitive columns in order; None for columns without metrics.
         spec_id: the partition spec.
         partition: the type of partition tuples in the result; None if no spec of the table has fields.
         tuple_places: for each field of `partition`, its index in the spec; None for fields of other specs.

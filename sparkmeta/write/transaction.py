@@ -1,4 +1,4 @@
-"""Changes of rows: `RowTransaction` makes several in one commit, `RowTable` each in a commit of its own."""
+"""Changes of rows: `RowTransaction` makes several in one commit, `RowTable` makes each in a separate commit."""
 
 from __future__ import annotations
 
