@@ -88,7 +88,7 @@ class Rewriting:
         locations: resolves the locations in the table's manifests.
         keys: spec id -> ids of stats. Entries are sorted by the lower bounds of these stats, then by path.
         entry_bytes: the mean size of an entry in a leaf.
-        adoption: converts entries to entries of another table, to which the new leaves belong.
+        adoption: converts entries to entries of the table that the new leaves belong to.
     """
 
     reader: ExecutorReader

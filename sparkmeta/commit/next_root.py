@@ -1,6 +1,4 @@
-"""Compute the next root of a V4 tree from a root and a change, and count the change. Without Spark: tasks import
-this.
-"""
+"""Compute the next root of a V4 tree from a root and a change, and count the change. Spark tasks import this."""
 
 from __future__ import annotations
 

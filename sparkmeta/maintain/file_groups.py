@@ -286,8 +286,7 @@ class FileGroups:
 
     @property
     def _keys(self) -> list[str]:
-        """The columns of the partition key. For files of other specs, they are null, as in the table's null
-        partition."""
+        """The columns of the partition key. They are null for files of other specs and of the null partition."""
         spec = self.state.metadata.spec()
         known = self.state.types.partition_fields
         ids = [field.field_id for field in spec.fields if field.field_id in known]

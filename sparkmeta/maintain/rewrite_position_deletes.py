@@ -217,8 +217,7 @@ _STATS_COLUMNS = 2
 
 
 def public_files(written: DataFrame, state: TableState) -> DataFrame:
-    """Return new deletes, rows of `WRITTEN_SCHEMA`, in the form for commits: with the partitions of their data
-    files."""
+    """Return new deletes, rows of `WRITTEN_SCHEMA`, in the form for commits: with their data files' partitions."""
     columns = {
         "content": sql.lit(int(ContentType.POSITION_DELETES)),
         "spec_id": sql.col(_SPEC),

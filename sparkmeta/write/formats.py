@@ -1,6 +1,4 @@
-"""Write data files in Parquet, ORC and Avro, and find what Java's readers can't read. Spark tasks import this
-module.
-"""
+"""Write data files in Parquet, ORC and Avro, and find columns that Java can't read. Spark tasks import this module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tasks that write data files and equality delete files, and choose their locations. Spark tasks import this
-module.
-"""
+"""Tasks that write data files and equality delete files, and choose the locations of these files."""
 
 from __future__ import annotations
 
@@ -216,7 +214,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 
 
 # -- Write data files and equality delete files -----------------------------------------------------------------------
-# Tasks take rows and return one row per file. Spark tasks import this module.
+# Tasks take rows and return one row per file.
 
 
 PARTITION_COLUMN: Final = "_partition_value_{}"
