@@ -155,7 +155,8 @@ class Curve:
     """Adds the place of each row on the curve as a column. Picklable.
 
     Attributes:
-        name: the name of the new column. paths: the columns.
+        name: the name of the new column.
+        paths: the columns.
         bounds: for each column, the values between ranks in ascending order.
         bits: the number of bits of a rank.
     """
@@ -170,7 +171,8 @@ class Curve:
         """Return the curve through the values of a sample.
 
         Args:
-            name: the name of the new column. paths: see `Curve`.
+            name: the name of the new column.
+            paths: see `Curve`.
             sample: rows with the columns.
         """
         bits = min(_MOST_BITS, _ALL_BITS // len(paths))

@@ -154,10 +154,11 @@ class Finding:
         items: the number of manifests, files, snapshots or other objects concerned.
         bytes: the bytes concerned; None if unknown.
         problem: the finding in words.
-        cost: the cost for a plan. gain: the effect of maintenance.
+        cost: the cost for a plan.
+        gain: the effect of maintenance.
         job: the maintenance operation; None if another library does it.
-        call: the call of the job; None if only another library does it. command: the command line of the job; None if
-            there is none.
+        call: the call of the job; None if only another library does it.
+        command: the command line of the job; None if there is none.
         options: the options of the call.
     """
 

@@ -229,8 +229,9 @@ class Layout:
     Attributes:
         data_manifests: the number of manifests with live data files.
         delete_manifests: the number of manifests with live deletes.
-        data_bytes: the bytes of these data manifests. delete_bytes: the bytes of these delete manifests. masked:
-            entries that deletion vectors of manifests mask.
+        data_bytes: the bytes of these data manifests.
+        delete_bytes: the bytes of these delete manifests.
+        masked: entries that deletion vectors of manifests mask.
         root_files: live files that a root lists itself.
         sizes: (exponent, the number of manifests from 2^exponent to less than twice as many bytes).
         depths: the overlaps by partition field and column.

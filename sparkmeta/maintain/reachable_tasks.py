@@ -273,7 +273,7 @@ def _spec_id(root: Root) -> int | None:
 
 def _leaves(root: Root) -> dict[str, pa.ChunkedArray]:
     leaves, dvs = root.leaves, manifest_dvs(root)
-    # Deletion vectors of one leaf are equal only if they are identical.
+    # The same deletion vector must be equal in all roots, so its small id becomes a constant.
     dvs = dvs.set_column(0, DV_SCHEMA.field(0), pa.repeat(pa.scalar(0, pa.int32()), len(dvs)))
     places = pc.index_in(leaves.column("location"), dvs.column("referenced_file").combine_chunks())
     return {
