@@ -665,7 +665,7 @@ class RowTransaction(Transaction[TableT], RowChanges):
             ISOLATION.check("isolation", isolation)
         check_snapshot_options(self.table_metadata)
         if reads and any(hasattr(step, "names") for step in self._steps):
-            problem = "an earlier change of the transaction makes a snapshot, of which this one would not see the rows"
+            problem = "an earlier change of the transaction makes a snapshot, whose rows this change would not see"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
         update, before = self.update_snapshot(branch, properties, idempotency_key=key), len(self._written)
         try:
