@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from sparkmeta.checks import Options, option
+from sparkmeta.checks import NAME, Options, option
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
 from sparkmeta.commit.next_root import Tally
 from sparkmeta.errors import (
@@ -313,7 +313,7 @@ class BranchOptions(Options):
     """The options of operations that commit a snapshot to a branch."""
 
     _: KW_ONLY
-    branch: str = option("main", "the branch to commit to.")
+    branch: str = option("main", "the branch to commit to.", NAME)
     snapshot_properties: Mapping[str, str] | None = option(None, "extra properties for the snapshot's summary.")
 
     def check(self) -> None:
