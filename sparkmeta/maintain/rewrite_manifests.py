@@ -398,6 +398,7 @@ def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:
 
 def plan_rewrite(table: TableT, options: ManifestRewriteOptions) -> ManifestRewritePlan[TableT]:
     """See `Maintenance.rewrite_manifests`."""
+    options.check()
     table.refuse_read_only()
     head = branch_head(table.state, options.branch)
     _refuse(head)
