@@ -19,8 +19,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import pyarrow as pa
-
 from sparkmeta.errors import (
     CorruptFileError,
     FileAccessError,
@@ -91,10 +89,6 @@ def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
 # -- Tell damaged files from files that can't be read -----------------------------------------------------------------
 
 
-# Errors that Arrow and byte decoders raise for damaged content. Arrow's OSError may also come from the store.
-_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, zlib.error)
-
-
 class translated_read_errors:  # noqa: N801  used like a function
     """Translate errors of readers in the block.
 
@@ -116,7 +110,7 @@ class translated_read_errors:  # noqa: N801  used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, _ERRORS) or isinstance(error, SparkmetaError):
+        if error is None or isinstance(error, SparkmetaError) or not _is_read_error(error):
             return
         message = " ".join(str(error).split())[:300]
         if isinstance(error, FileNotFoundError):
@@ -126,6 +120,16 @@ class translated_read_errors:  # noqa: N801  used like a function
             raise FileAccessError(f"{self._location}: {message}") from error
         problem = f"{self._problem}: {message}"
         raise CorruptFileError(self._location, self._field, type(error).__name__, problem) from error
+
+
+def _is_read_error(error: BaseException) -> bool:
+    """Return whether Arrow and byte decoders raise such errors for damaged content.
+
+    Arrow's OSError may also come from the store. Processes that read without Arrow do not import it.
+    """
+    import pyarrow as pa
+
+    return isinstance(error, (pa.ArrowException, OSError, ValueError, LookupError, zlib.error))
 
 
 # -- Credentials that expire ------------------------------------------------------------------------------------------
