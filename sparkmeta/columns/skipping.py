@@ -30,7 +30,7 @@ from pyiceberg.expressions import (
 from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import FEW, IN_LIMIT, AllOf, AnyOf, BoundTest, leaf_tests, stats_tests
+from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
 from sparkmeta.columns.conditions import (
     ColumnLiteral,
     Comparison,
@@ -46,6 +46,7 @@ from sparkmeta.columns.conditions import (
     one_of,
     prefix_end,
 )
+from sparkmeta.columns.implied_tests import FEW, IN_LIMIT, leaf_tests, stats_tests
 from sparkmeta.columns.predicate import COMPARISONS
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import literal_array

@@ -19,7 +19,8 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import AllOf, Columns, Source, partition_tests, reads_as, stats_tests, summary_tests
+from sparkmeta.columns.bounds import AllOf, Columns, Source, reads_as
+from sparkmeta.columns.implied_tests import partition_tests, stats_tests, summary_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, must_match, summary_might_match

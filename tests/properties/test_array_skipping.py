@@ -11,7 +11,8 @@ from hypothesis import given
 from pyiceberg import types as t
 from pyiceberg.expressions import In, Or
 
-from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest, partition_tests, stats_tests
+from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
+from sparkmeta.columns.implied_tests import partition_tests, stats_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.transforms import inclusive_projection
 from sparkmeta.entries.records import as_numbers

@@ -23,9 +23,10 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 
 from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import decode_bounds, summary_tests
+from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.columns.conditions import fold
 from sparkmeta.columns.expression_json import leaf_to_json
+from sparkmeta.columns.implied_tests import summary_tests
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter, row_predicate
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import FieldSummary, summary_might_match

@@ -33,10 +33,10 @@ class Memory:
 
 
 def read(reader: Memory, ranges: list[FileRange]) -> list[bytes]:
-    contents = dict(read_ranges(reader, content))
-    assert len(reader.requests) == request_count(content)
-    assert [*range(len(content))] == sorted(contents)
-    return [contents[place] for place in range(len(content))]
+    contents = dict(read_ranges(reader, ranges))
+    assert len(reader.requests) == request_count(ranges)
+    assert [*range(len(ranges))] == sorted(contents)
+    return [contents[place] for place in range(len(ranges))]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,9 +52,9 @@ def _small_limits() -> object:
 def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
     """For ranges in any order, overlapping or beyond the file's end."""
     reader = Memory()
-    assert read(reader, content) == [Memory().read_range(*part) for part in content]
-    joined = [part.size for part in reader.requests if part not in content]
-    assert len(reader.requests) <= len(content)
+    assert read(reader, ranges) == [Memory().read_range(*part) for part in ranges]
+    joined = [part.size for part in reader.requests if part not in ranges]
+    assert len(reader.requests) <= len(ranges)
     assert max(joined, default=0) <= LARGEST
 
 
@@ -73,21 +73,21 @@ def test_each_range_has_its_bytes(ranges: list[FileRange]) -> None:
 )
 def test_neighbours_are_one_request(ranges: list[tuple[str, int, int]], requests: list[tuple[str, int, int]]) -> None:
     reader = Memory()
-    read(reader, [FileRange(*part) for part in content])
+    read(reader, [FileRange(*part) for part in ranges])
     assert sorted(reader.requests) == requests
 
 
 def test_requests_run_side_by_side() -> None:
     """Each request waits until all of them run."""
-    content = [FileRange(str(number), 0, 3) for number in range(16)]
-    assert read(Memory(Barrier(16)), content) == [CONTENT[:3]] * 16
+    ranges = [FileRange(str(number), 0, 3) for number in range(16)]
+    assert read(Memory(Barrier(16)), ranges) == [CONTENT[:3]] * 16
 
 
 @pytest.mark.parametrize(("size", "running"), [(3, 16), (300, 2), (900, 1)])
 def test_requests_wait_for_their_bytes_to_be_taken(size: int, running: int) -> None:
     reader = Memory()
-    content = [FileRange(str(number), 0, size) for number in range(100)]
-    taken = read_ranges(reader, content)
+    ranges = [FileRange(str(number), 0, size) for number in range(100)]
+    taken = read_ranges(reader, ranges)
     next(taken)
     assert len(reader.requests) <= running
     taken.close()
@@ -110,6 +110,6 @@ def test_items_are_read_ahead_in_order() -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    content = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
+    ranges = [FileRange(f"file:///no/{number}", 0, 3) for number in range(3)]
     with pytest.raises(NotFoundError, match="file:///no/0"):
-        list(read_ranges(LocalFiles(), content))
+        list(read_ranges(LocalFiles(), ranges))
