@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 import sparkmeta as sm
 from sparkmeta.cli.job import argument
 from sparkmeta.cli.output import report_error
+from sparkmeta.cli.serve import log_to_stderr, serve_options
 from sparkmeta.cli.source import configured_catalog, key_value
-from sparkmeta.cli.tables import log_to_stderr, serve_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,8 +28,9 @@ from sparkmeta.errors import (
 )
 from sparkmeta.plan.choose import Choice, choose
 from sparkmeta.plan.files import count_files, plan_files, plan_schema
-from sparkmeta.plan.filter import PrunedManifests, ScanFilter, live_files, prune_manifests
+from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
+from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.tasks import PARTITION_JSON, SplitPlanning, partition_json, plan_tasks, task_json

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import manifests_of_list
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
 from sparkmeta.manifests.reader import ManifestReader, read_manifest_list, root_location
 from sparkmeta.manifests.types import TableTypes

@@ -25,7 +25,7 @@ from sparkmeta.avro.schema import (
     with_partition_ids,
 )
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import (
     EntryBuilder,
     ManifestPart,

@@ -12,7 +12,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.views import HoldsViews
 from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
-from sparkmeta.maintain.reachable import plan_purge
+from sparkmeta.maintain.purge import plan_purge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
-    from sparkmeta.maintain.reachable import PurgePlan
+    from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.table import Table
 
 Identifier = str | tuple[str, ...]

@@ -21,6 +21,7 @@ from sparkmeta.cli.output import (
     progress,
     timestamp,
 )
+from sparkmeta.cli.serve import serve
 from sparkmeta.cli.source import (
     VERBOSE,
     CatalogSource,
@@ -36,7 +37,6 @@ from sparkmeta.cli.tables import (
     METADATA_TABLES,
     RowOptions,
     metadata_command,
-    serve,
     takes_output,
     takes_row_options,
     text_columns,

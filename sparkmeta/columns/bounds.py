@@ -1,4 +1,7 @@
-"""Bounds of columns: their binary form (table spec, Appendix D), and comparisons with them that a filter implies."""
+"""Bounds of columns: their binary form (table spec, Appendix D), and comparisons with them.
+
+This imports only numpy and pyarrow, so that Spark tasks can use it.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from pyiceberg.transforms import BucketTransform, TruncateTransform, UnknownTran
 from sparkmeta.columns.conditions import Junction, balanced, fold
 from sparkmeta.columns.terms import FieldReference, TransformedColumn, TransformReference
 from sparkmeta.errors import InvalidFilterError, UnsupportedError, shown
-from sparkmeta.spec.json_node import iso_date, iso_time, iso_timestamp
+from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

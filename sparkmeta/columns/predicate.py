@@ -63,7 +63,7 @@ from sparkmeta.columns.filter_text import as_text, parse_text
 from sparkmeta.columns.terms import FieldReference, SchemaFields, TransformedColumn, bound_transform
 from sparkmeta.columns.types import Place, place_literal
 from sparkmeta.errors import InvalidFilterError, shown
-from sparkmeta.spec.json_node import DAY_MICROS
+from sparkmeta.spec.iso_times import DAY_MICROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -42,7 +42,7 @@ from pyspark.sql import types as spark
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.errors import shown
-from sparkmeta.spec.json_node import DAY_MICROS, EPOCH_DAY, iso_days, iso_nanos, iso_nanos_of_day, iso_timestamp
+from sparkmeta.spec.iso_times import DAY_MICROS, EPOCH_DAY, iso_days, iso_nanos, iso_nanos_of_day, iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sparkmeta.checks import NAME, Options, option
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, branch_head, snapshot_summary
-from sparkmeta.commit.next_root import Tally
+from sparkmeta.commit.tally import Tally
 from sparkmeta.errors import (
     CommitConflictError,
     CommitFailedError,

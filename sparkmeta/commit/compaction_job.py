@@ -45,7 +45,7 @@ from sparkmeta.commit.next_root import (
     without_owners,
 )
 from sparkmeta.commit.sorted_manifests import sampled_bounds, sorted_among_tasks, spread, task_reader
-from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, dv_row, masked_ordinals
 from sparkmeta.manifests.v4.root import Root, version
 from sparkmeta.manifests.v4.write import leaf_count, read_rows_stream, rows_stream, write_owned_leaves

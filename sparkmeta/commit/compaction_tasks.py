@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import restamped
 from sparkmeta.commit.sorted_manifests import combined, cut, ordered, range_tables, task_rows
-from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection, kept_rows
+from sparkmeta.entries.arrays import kept_rows
 from sparkmeta.entries.locations import table_with_locations
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.decoder import EntryDecoder

@@ -34,7 +34,8 @@ from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
 from sparkmeta.plan.deletes.rules import is_dv, is_global_delete, partition_key
-from sparkmeta.plan.filter import DELETES, ScanFilter, is_live_entry, matching_manifests, stats_match, tuple_matches
+from sparkmeta.plan.filter import DELETES, ScanFilter, is_live_entry, stats_match, tuple_matches
+from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.storage.reading import location_key
 

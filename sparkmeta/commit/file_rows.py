@@ -13,18 +13,10 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.write import ManifestFormat
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.commit.next_root import tally_of
 from sparkmeta.commit.sorted_manifests import SortedManifests, added_entries, key_table
-from sparkmeta.entries.arrays import (
-    FILE_COLUMNS,
-    MANIFEST,
-    ORDINAL,
-    PARTITION,
-    EntryProjection,
-    uuid_bytes,
-    whole,
-    with_plain_types,
-)
+from sparkmeta.commit.tally import tally_of
+from sparkmeta.entries.arrays import uuid_bytes, whole, with_plain_types
+from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import VALUE_SIZES, VALUE_SIZES_TYPE, map_type, stats_of_maps
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.manifests.v4.convert import PartitionValues, added_version, content_stats

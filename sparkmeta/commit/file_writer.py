@@ -37,7 +37,6 @@ from sparkmeta.commit.leaves import (
 )
 from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.new_files import ListedFiles, NewFiles, distinct_partitions, file_rows, listed_rows
-from sparkmeta.commit.next_root import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
 from sparkmeta.commit.relation import few
 from sparkmeta.commit.removed_files import partitions_of
@@ -50,8 +49,9 @@ from sparkmeta.commit.sorted_manifests import (
     sampled_bounds,
     sorted_among_tasks,
 )
+from sparkmeta.commit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.vector_targets import find_targets
-from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from sparkmeta.avro.write import ManifestFormat
     from sparkmeta.commit.file_rows import FileRows, ListedRows
     from sparkmeta.commit.new_snapshot import SnapshotNames
-    from sparkmeta.commit.next_root import PartitionKey
     from sparkmeta.commit.options import ListOptions, TreeOptions
     from sparkmeta.commit.removed_files import Searches
+    from sparkmeta.commit.tally import PartitionKey
     from sparkmeta.state import TableState
 
 

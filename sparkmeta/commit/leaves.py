@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
-from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, EntryProjection
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, is_live, one_of, version

@@ -15,9 +15,10 @@ from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.file_rows import checked_table
-from sparkmeta.commit.next_root import file_sizes
 from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, task_rows
-from sparkmeta.entries.arrays import PARTITION, EntryProjection, whole
+from sparkmeta.commit.tally import file_sizes
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import PARTITION, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.raw_entries import RemovedEntries, encoded_entries

@@ -16,7 +16,6 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
-from sparkmeta.commit.next_root import Tally
 from sparkmeta.commit.relation import is_few
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
@@ -25,7 +24,9 @@ from sparkmeta.commit.search import (
     manifests_sharing_partitions,
     new_entries,
 )
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, EntryProjection, entry_count, whole
+from sparkmeta.commit.tally import Tally
+from sparkmeta.entries.arrays import entry_count, whole
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.rules import partition_key

@@ -28,7 +28,7 @@ from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
     from sparkmeta.commit.base_root import BaseRoot
-    from sparkmeta.commit.next_root import Tally
+    from sparkmeta.commit.tally import Tally
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import Summary
     from sparkmeta.state import TableState

@@ -25,9 +25,10 @@ from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.commit.new_files import ListedFiles
 from sparkmeta.commit.new_snapshot import with_root
-from sparkmeta.commit.next_root import KindCount, Tally
 from sparkmeta.commit.sorted_manifests import file_count, spread, task_reader
-from sparkmeta.entries.arrays import FILE_COLUMNS, MANIFEST, live_counts
+from sparkmeta.commit.tally import KindCount, Tally
+from sparkmeta.entries.arrays import live_counts
+from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.placement import Placement
@@ -36,7 +37,8 @@ from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.plan.deletes.rules import OLDER_DV
-from sparkmeta.plan.filter import is_live_entry, live_files, live_manifests
+from sparkmeta.plan.filter import is_live_entry
+from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, materialize
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyiceberg.transforms import HourTransform, MonthTransform, Transform, YearTransform
 
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import PARTITION
+from sparkmeta.entries.projection import PARTITION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import parse_filter, referenced_names
 from sparkmeta.columns.terms import SchemaFields
 from sparkmeta.commit.new_files import PARTITION_KEY, keys_of, new_partitions, replaces_everything, rows_of
-from sparkmeta.commit.next_root import FileKey, KindCount, PartitionKey, Tally, sums_by_kind, tally_of
+from sparkmeta.commit.next_root import FileKey
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.relation import (
     few,
@@ -45,12 +45,15 @@ from sparkmeta.commit.search import (
     rows_by_manifest,
     search_all,
 )
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, identities, whole
+from sparkmeta.commit.tally import KindCount, PartitionKey, Tally, sums_by_kind, tally_of
+from sparkmeta.entries.arrays import identities, whole
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.rules import partition_key
-from sparkmeta.plan.filter import ScanFilter, all_rows_match, live_manifests, matching_entries, matching_manifests
+from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
+from sparkmeta.plan.prune import live_manifests, matching_manifests
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, FileKind

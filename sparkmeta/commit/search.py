@@ -14,7 +14,8 @@ from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import conform, same_manifest_dv
-from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection, whole
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, whole_manifests
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.v4.decode import LeafSearch, entries_of_rows, root_entries
@@ -23,8 +24,8 @@ from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.plan.choose import DV_COLUMNS
 from sparkmeta.plan.filter import is_live_entry as entry_is_live
-from sparkmeta.plan.filter import live_manifests
 from sparkmeta.plan.pairs import leaf_overlaps, overlaps
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 

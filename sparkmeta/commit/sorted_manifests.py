@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ENTRY, ManifestFormat, encode_entries, packed_size, with_version_info, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, live_count, with_plain_types
+from sparkmeta.entries.arrays import live_count, with_plain_types
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.errors import UnsupportedError, ValidationError
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
 from sparkmeta.session import local_frame, map_arrow, read_tasks

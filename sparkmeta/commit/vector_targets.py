@@ -45,7 +45,7 @@ from sparkmeta.commit.search import (
     search_all,
 )
 from sparkmeta.commit.sorted_manifests import task_rows
-from sparkmeta.entries.arrays import MANIFEST, PARTITION
+from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS
@@ -57,7 +57,7 @@ from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.locations import Locations
-from sparkmeta.storage.content import stored_vector
+from sparkmeta.storage.vectors import stored_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

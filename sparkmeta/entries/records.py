@@ -20,15 +20,8 @@ from sparkmeta.columns.bounds import (
     ordered_bounds,
     promoted_days,
 )
-from sparkmeta.entries.arrays import (
-    CONTENT_STATS,
-    MANIFEST,
-    PARTITION,
-    EntryProjection,
-    kept_rows,
-    whole,
-    with_plain_types,
-)
+from sparkmeta.entries.arrays import kept_rows, whole, with_plain_types
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import (
     BOUNDS,

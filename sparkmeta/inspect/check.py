@@ -14,15 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import (
-    CONTENT_STATS,
-    MANIFEST,
-    ORDINAL,
-    PARTITION,
-    EntryProjection,
-    whole,
-    with_plain_types,
-)
+from sparkmeta.entries.arrays import whole, with_plain_types
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.check_tasks import (

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Data, manifest_data, read_header
 from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import EntryProjection, manifest_counts, whole
+from sparkmeta.entries.arrays import manifest_counts, whole
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import column_metric, part_of
 from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
 from sparkmeta.manifests.decoder import decode

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, EntryProjection
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import stats_for_maps, with_metrics_maps
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.files import files_selection
@@ -32,9 +32,10 @@ from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.metadata import Snapshot, TableMetadata, ancestors_of, snapshot_of
-from sparkmeta.storage.content import read_ranges, stored_vector, vector_of, vector_range
+from sparkmeta.storage.content import read_ranges
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.reading import binary_files
+from sparkmeta.storage.vectors import stored_vector, vector_of, vector_range
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

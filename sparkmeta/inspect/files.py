@@ -18,13 +18,14 @@ from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.types import public_value, spark_type
-from sparkmeta.entries.arrays import CONTENT_STATS, PARTITION
+from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.entries.records import PART_SCHEMA, part_bytes
 from sparkmeta.errors import InvalidArgumentError, UnsupportedError
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.plan.filter import is_live_entry, live_manifests, partition_value, public_partition
+from sparkmeta.plan.filter import is_live_entry, partition_value, public_partition
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.partitioning import has_unknown_values
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyspark.sql import Column, DataFrame
 
-    from sparkmeta.entries.arrays import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.state import TableState
 
 

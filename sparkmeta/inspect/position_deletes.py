@@ -13,7 +13,8 @@ from pyspark.sql.types import StructType as SparkStructType
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns.types import spark_type
 from sparkmeta.inspect.tasks import DeleteRows, RowField
-from sparkmeta.plan.filter import is_live_entry, live_manifests, public_partition, public_partition_type
+from sparkmeta.plan.filter import is_live_entry, public_partition, public_partition_type
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.reading import with_content

@@ -17,8 +17,9 @@ from sparkmeta.entries.locations import resolved
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.locations import Locations
-from sparkmeta.storage.content import translated_read_errors, vector_of, vector_range
+from sparkmeta.storage.content import translated_read_errors
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.vectors import vector_of, vector_range
 
 # -- Deleted rows in position delete files ----------------------------------------------------------------------------
 # Columns are resolved by field id (table spec, Column Projection): missing ones have their initial default or null,

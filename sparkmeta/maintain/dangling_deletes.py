@@ -14,14 +14,16 @@ from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, S
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
-from sparkmeta.commit.next_root import KindCount, TreeChange
+from sparkmeta.commit.next_root import TreeChange
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.commit.removed_files import Removal, removal_of
+from sparkmeta.commit.tally import KindCount
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import DV_COLUMNS
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
-from sparkmeta.plan.filter import is_live_entry, live_manifests, manifest_path, public_partition
+from sparkmeta.plan.filter import is_live_entry, manifest_path, public_partition
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 

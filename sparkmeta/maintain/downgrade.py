@@ -20,12 +20,14 @@ from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.lists import list_properties, manifest_format, with_row_ids
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id
 from sparkmeta.commit.sorted_manifests import EntryManifests, task_reader
-from sparkmeta.entries.arrays import FILE_COLUMNS, MANIFEST, live_count, whole
+from sparkmeta.entries.arrays import live_count, whole
+from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.maintain.rewrite_manifests import CONTENTS, ManifestRewriteOptions, target_bytes
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
-from sparkmeta.plan.filter import is_live_entry, live_files
+from sparkmeta.plan.filter import is_live_entry
+from sparkmeta.plan.prune import live_files
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.spec.upgrade import (

@@ -74,7 +74,7 @@ class ExpiryOptions(Options):
     )
     cleanup: str = option(
         ALL,
-        "which files to delete: `all`, only those of `metadata` (lists, roots, manifests and statistics), or `none`.",
+        "which files to delete: `all`, only `metadata` (lists, roots, manifests and statistics), or `none`.",
         one_of(ALL, METADATA, NONE),
     )
 

@@ -18,9 +18,10 @@ from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.columns.sql import Sql
 from sparkmeta.commit.attempts import BranchOptions
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.maintain.file_tasks import Packing
+from sparkmeta.maintain.rewrite_tasks import Packing
 from sparkmeta.plan.choose import choose
-from sparkmeta.plan.filter import ScanFilter, prune_manifests
+from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.rows.planned import PARTITION_KEY, RowPlan, names_file, plan_rows
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.write.options import WriteOptions
@@ -126,7 +127,7 @@ class DataRewriteOptions(BranchOptions):
     )
     delete_ratio_threshold: float = option(
         0.3,
-        "rewrite files of which at least this share of rows is deleted, by deletion vectors and position delete files "
+        "rewrite files with at least this share of deleted rows, by deletion vectors and position delete files "
         "that name the file.",
         SHARE,
     )
@@ -142,7 +143,7 @@ class DataRewriteOptions(BranchOptions):
         "the order of groups: `bytes-asc`, `bytes-desc`, `files-asc`, `files-desc` or `none`.",
         one_of("none", "bytes-asc", "bytes-desc", "files-asc", "files-desc"),
     )
-    partial_progress_enabled: bool = option(False, "commit groups in several commits, some of which may fail.")
+    partial_progress_enabled: bool = option(False, "commit groups in several commits; some may fail.")
     partial_progress_max_commits: int = option(10, "the maximum number of commits.", _COUNT)
     partial_progress_max_failed_commits: int | None = option(
         None, "how many of the commits may fail. Defaults to all but one.", _FROM_ZERO

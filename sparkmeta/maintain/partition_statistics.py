@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from sparkmeta.checks import option
 from sparkmeta.commit.attempts import SnapshotPlanSummary
 from sparkmeta.commit.sorted_manifests import task_reader
-from sparkmeta.entries.arrays import PARTITION
+from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.inspect.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
 from sparkmeta.inspect.files import refuse_unknown_transforms
@@ -174,7 +174,7 @@ class PartitionStatsSummary(SnapshotPlanSummary):
             return f"{self.table}: the table is empty"
         if self.is_empty:
             return f"{self.table}: snapshot {self.snapshot_id} has partition statistics"
-        since = f", from those of snapshot {self.base_snapshot_id} and the {self.snapshots} snapshots since"
+        since = f", from the statistics of snapshot {self.base_snapshot_id} and the {self.snapshots} snapshots since"
         what = f"partition statistics of snapshot {self.snapshot_id} are computed"
         return (
             f"{self.table}: {what}{since if self.method == INCREMENTAL else ' in full'}\n"

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.entries.arrays import EntryProjection, kept_rows, may_be_live
+from sparkmeta.entries.arrays import kept_rows, may_be_live
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked

@@ -28,11 +28,11 @@ from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, Spark
 from sparkmeta.inspect.human import byte_size
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, DataRewriteOptions, FileGroups
-from sparkmeta.maintain.file_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
+from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.rows.arrow_reader import PLANNED, parts, task_rows
 from sparkmeta.rows.file_rows import START, STOP
-from sparkmeta.rows.layouts import PLANNED, parts, task_rows
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow

@@ -29,12 +29,14 @@ from sparkmeta.commit.sorted_manifests import (
     spread,
     task_reader,
 )
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, PARTITION, live_count, live_counts
+from sparkmeta.entries.arrays import live_count, live_counts
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
-from sparkmeta.maintain.file_tasks import ManifestTasks
+from sparkmeta.maintain.rewrite_tasks import ManifestTasks
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.plan.filter import ScanFilter, is_live_entry, matching_manifests
+from sparkmeta.plan.filter import ScanFilter, is_live_entry
+from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import refuse_encrypted

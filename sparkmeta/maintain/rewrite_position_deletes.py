@@ -21,13 +21,13 @@ from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, S
 from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, manifest_format, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
-from sparkmeta.commit.next_root import KindCount, Tally, file_kind
 from sparkmeta.commit.options import ListOptions, check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.sorted_manifests import EntryManifests, most_tasks, task_reader
+from sparkmeta.commit.tally import KindCount, Tally, file_kind
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.arrays import CONTENT_STATS, FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, stats_struct
+from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, stats_struct
 from sparkmeta.errors import CommitConflictError, translated_errors
 from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
@@ -37,15 +37,8 @@ from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
-from sparkmeta.plan.filter import (
-    ScanFilter,
-    full_partition,
-    is_live_entry,
-    live_manifests,
-    manifest_path,
-    prune_manifests,
-    tuple_matches,
-)
+from sparkmeta.plan.filter import ScanFilter, full_partition, is_live_entry, manifest_path, tuple_matches
+from sparkmeta.plan.prune import live_manifests, prune_manifests
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType, Status

@@ -26,7 +26,8 @@ from sparkmeta.maintain.sketches import SKETCH_SCHEMA, ColumnSketches, merge_ske
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import count_files, plan_files
-from sparkmeta.plan.filter import ScanFilter, prune_manifests
+from sparkmeta.plan.filter import ScanFilter
+from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.rows.changelog import fields_of_rows
 from sparkmeta.rows.read import RowScan, read_rows
 from sparkmeta.session import map_arrow

@@ -20,7 +20,9 @@ from sparkmeta.avro.container import Data
 from sparkmeta.avro.decode import decode_records, manifest_header
 from sparkmeta.avro.schema import manifest_schema
 from sparkmeta.columns.bounds import bound_arrow_type, inverted
-from sparkmeta.entries.arrays import (
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.locations import with_locations
+from sparkmeta.entries.projection import (
     CONTENT_STATS,
     FILE_COLUMNS,
     MANIFEST,
@@ -28,11 +30,8 @@ from sparkmeta.entries.arrays import (
     PARTITION,
     EntryProjection,
     SpecTuples,
-    narrowed,
     stats_struct,
-    whole,
 )
-from sparkmeta.entries.locations import with_locations
 from sparkmeta.entries.records import (
     EntryBuilder,
     ManifestContext,

@@ -19,8 +19,9 @@ from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL, EntryProjection, field_id, kept_rows
+from sparkmeta.entries.arrays import field_id, kept_rows
 from sparkmeta.entries.locations import with_locations
+from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import (
     PART_SCHEMA,
     EntryBuilder,

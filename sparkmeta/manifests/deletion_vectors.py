@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
-from sparkmeta.entries.arrays import MANIFEST, ORDINAL
+from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.session import local_frame, map_arrow

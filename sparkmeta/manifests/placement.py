@@ -17,7 +17,7 @@ from sparkmeta.entries.arrays import entry_count
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkmeta.entries.arrays import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
 
 MOST_ENTRIES = 10_000
 """Maximum entries that the driver decodes and converts to Spark rows."""

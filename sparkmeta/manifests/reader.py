@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import decode_manifest_list, inline_manifest_list
-from sparkmeta.entries.arrays import MANIFEST
+from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.entries.records import (
     has_metrics_maps,
     manifest_parts,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkmeta.entries.arrays import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.manifests.cache import ManifestCache
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.manifests.v4.layout import TreeTypes

@@ -13,7 +13,7 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTrans
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StructType
 
 from sparkmeta.columns.bounds import ANY, reads_as
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection, SpecTuples
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection, SpecTuples
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.layout import TreeTypes
 from sparkmeta.spec.avro_name import avro_name

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.entries.arrays import EntryProjection, live_count
+from sparkmeta.entries.arrays import live_count
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.manifests.v4.root import is_live as live_rows
@@ -23,7 +24,7 @@ from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
-    from sparkmeta.plan.filter import PrunedManifests
+    from sparkmeta.plan.prune import PrunedManifests
     from sparkmeta.state import TableState
 
 

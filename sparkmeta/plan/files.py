@@ -1,7 +1,7 @@
 """The engine on one page: which data files a scan reads, and which deletes apply to each.
 
     ScanFilter -> PrunedManifests -> Choice    -> ScanEntries -> MatchedEntries -> rows of plan_files
-    filter.py     filter.py          choose.py    match.py       match.py          files.py
+    filter.py     prune.py           choose.py    match.py       match.py          files.py
 
 Each step is one function that takes the value of the previous step. Each value holds the previous one, so a
 `MatchedEntries` leads back to its choice, manifests and filter. `Scan` creates the first three values, each once;
@@ -41,16 +41,15 @@ from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.plan.filter import (
     DELETES,
     DELETES_TYPE,
-    PrunedManifests,
     SharedTexts,
     data_projection,
-    live_files,
     manifest_path,
     public_partition,
     public_partition_type,
     residual_json,
 )
 from sparkmeta.plan.match import MatchedEntries, data_entries, match_deletes, read_entries
+from sparkmeta.plan.prune import PrunedManifests, live_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

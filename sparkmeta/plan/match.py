@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkmeta.columns import sql
-from sparkmeta.entries.arrays import MANIFEST, EntryProjection
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.plan.choose import dv_projection

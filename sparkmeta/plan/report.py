@@ -12,15 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.plan.files import plan_files
-from sparkmeta.plan.filter import (
-    DELETES,
-    PrunedManifests,
-    data_projection,
-    is_live_entry,
-    live_manifests,
-    stats_match,
-    tuple_matches,
-)
+from sparkmeta.plan.filter import DELETES, data_projection, is_live_entry, stats_match, tuple_matches
+from sparkmeta.plan.prune import PrunedManifests, live_manifests
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

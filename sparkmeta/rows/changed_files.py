@@ -13,21 +13,15 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from sparkmeta.entries.arrays import EntryProjection, whole
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one, snapshots_between
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
-from sparkmeta.plan.filter import (
-    DELETES,
-    NO_DELETES,
-    data_projection,
-    matching_manifests,
-    may_match,
-    prune_manifests,
-    shown_deletes,
-)
+from sparkmeta.plan.filter import DELETES, NO_DELETES, data_projection, may_match, shown_deletes
 from sparkmeta.plan.match import match_deletes, read_entries
+from sparkmeta.plan.prune import matching_manifests, prune_manifests
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.planned import (
     DELETE_SET,
@@ -45,8 +39,9 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
-    from sparkmeta.plan.filter import PrunedManifests, ScanFilter
+    from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.plan.match import ScanEntries
+    from sparkmeta.plan.prune import PrunedManifests
     from sparkmeta.spec.metadata import Snapshot
 
 

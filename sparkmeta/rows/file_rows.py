@@ -26,8 +26,9 @@ from sparkmeta.rows.resolve import FromFile, IcebergColumn, MappedName, Source, 
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
 from sparkmeta.spec.locations import Locations
-from sparkmeta.storage.content import stored_vector, translated_read_errors
+from sparkmeta.storage.content import translated_read_errors
 from sparkmeta.storage.executors import ExecutorReader
+from sparkmeta.storage.vectors import stored_vector
 
 # -- The deletes of a data file ---------------------------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.

@@ -29,9 +29,10 @@ from sparkmeta.rows.planned import NUMBER, POSITION, Flags, Indices, PlannedFile
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations
-from sparkmeta.storage.content import FileRange, read_ranges, request_count, vector_of, vector_range
+from sparkmeta.storage.content import FileRange, read_ranges, request_count
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.reading import binary_files
+from sparkmeta.storage.vectors import vector_of, vector_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

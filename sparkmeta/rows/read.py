@@ -27,10 +27,11 @@ from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
+from sparkmeta.rows.arrow_reader import metadata_type, read_by_tasks
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
 from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS
-from sparkmeta.rows.layouts import layouts, metadata_type, read_by_tasks
+from sparkmeta.rows.layouts import layouts
 from sparkmeta.rows.planned import (
     FILES,
     NUMBER,

@@ -1,111 +1,22 @@
-"""Read JSON documents with errors that name file, field and value, and dates and times in ISO 8601."""
+"""Read JSON documents with errors that name file, field and value."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
-import re
 import uuid
 import zlib
 from dataclasses import dataclass
-from datetime import date
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pydantic import PrivateAttr
 from pyiceberg.typedef import IcebergBaseModel
 
-from sparkmeta.errors import CorruptFileError, shown
+from sparkmeta.errors import CorruptFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-
-# -- Dates and times in ISO 8601 --------------------------------------------------------------------------------------
-
-
-EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
-DAY_MICROS: Final = 86_400_000_000
-_CYCLE_YEARS: Final = 400
-_CYCLE_DAYS: Final = 146_097
-
-_DATE: Final = r"(?P<year>[+-]?\d{4,9})-(?P<month>\d\d)-(?P<day>\d\d)"
-_TIME: Final = r"(?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?)?"
-_OFFSET: Final = r"(?P<offset>[zZ]|[+-]\d\d:?\d\d)"
-_ISO_DATE: Final = re.compile(_DATE, re.ASCII)
-_ISO_TIME: Final = re.compile(_TIME, re.ASCII)
-_ISO_TIMESTAMP: Final = re.compile(f"{_DATE}(?:[T ]{_TIME}{_OFFSET}?)?", re.ASCII)
-
-
-def iso_days(text: str) -> int:
-    """Return the days of a date since 1970-01-01."""
-    return _days(_matched(_ISO_DATE, text, "a date, YYYY-MM-DD"))
-
-
-def iso_nanos_of_day(text: str) -> int:
-    """Return the nanoseconds of a time of day."""
-    return _nanos_of_day(_matched(_ISO_TIME, text, "a time, HH:MM[:SS[.ffffff]]"))
-
-
-def iso_nanos(text: str, zoned: bool) -> int:
-    """Return the nanoseconds of a timestamp since 1970-01-01T00:00:00; with `zoned`, it has an offset from UTC."""
-    parts = _matched(_ISO_TIMESTAMP, text, "a timestamp, YYYY-MM-DDTHH:MM[:SS[.ffffff]]")
-    if zoned and not parts["offset"]:
-        raise ValueError("a timestamptz needs its offset from UTC, as in 2026-01-31T00:00:00+00:00")
-    if not zoned and parts["offset"]:
-        raise ValueError("a timestamp without time zone has no offset")
-    return _days(parts) * DAY_MICROS * 1000 + _nanos_of_day(parts) - _offset_nanos(parts["offset"])
-
-
-def _matched(pattern: re.Pattern[str], text: str, expected: str) -> dict[str, str | None]:
-    if not (match := pattern.fullmatch(text)):
-        raise ValueError(f"{shown(text)} is not {expected}")
-    return match.groupdict()
-
-
-def _days(parts: dict[str, str | None]) -> int:
-    year, month, day = (int(parts[part] or 0) for part in ("year", "month", "day"))
-    cycles, year_of_cycle = divmod(year - 2000, _CYCLE_YEARS)
-    return date(2000 + year_of_cycle, month, day).toordinal() - EPOCH_DAY + cycles * _CYCLE_DAYS
-
-
-def _nanos_of_day(parts: dict[str, str | None]) -> int:
-    hour, minute, second = (int(parts[part] or 0) for part in ("hour", "minute", "second"))
-    if hour > 23 or minute > 59 or second > 59:
-        raise ValueError("hours go up to 23, minutes and seconds up to 59")
-    return (hour * 3600 + minute * 60 + second) * 1_000_000_000 + int((parts["fraction"] or "").ljust(9, "0"))
-
-
-def _offset_nanos(offset: str | None) -> int:
-    if not offset or offset in "zZ":
-        return 0
-    minutes = int(offset[1:3]) * 60 + int(offset[-2:])
-    return (-minutes if offset[0] == "-" else minutes) * 60_000_000_000
-
-
-def iso_date(days: int) -> str:
-    """Return the date of days since 1970-01-01 in ISO 8601. Years before 0 and after 9999 have a sign."""
-    cycles, day_of_cycle = divmod(days + EPOCH_DAY - date(2000, 1, 1).toordinal(), _CYCLE_DAYS)
-    within = date.fromordinal(date(2000, 1, 1).toordinal() + day_of_cycle)
-    year = within.year + cycles * _CYCLE_YEARS
-    sign = "-" if year < 0 else "+" if year > 9999 else ""
-    return f"{sign}{abs(year):04}-{within.month:02}-{within.day:02}"
-
-
-def iso_time(ticks: int, per_second: int = 1_000_000) -> str:
-    """Return the time of day in ISO 8601, with as few digits of the second as possible."""
-    seconds, fraction = divmod(ticks, per_second)
-    digits = f"{fraction:0{len(str(per_second)) - 1}}".rstrip("0")
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{digits}" if digits else "")
-
-
-def iso_timestamp(ticks: int, per_second: int = 1_000_000) -> str:
-    """Return the time of ticks since 1970-01-01T00:00:00 in ISO 8601."""
-    days, ticks_of_day = divmod(ticks, 86_400 * per_second)
-    return f"{iso_date(days)}T{iso_time(ticks_of_day, per_second)}"
-
-
-# -- JSON documents ---------------------------------------------------------------------------------------------------
 
 
 _GZIP = b"\x1f\x8b"

@@ -17,7 +17,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos, to_human_timestamp
 
 from sparkmeta.errors import first_line
-from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids, iso_date, iso_days, iso_nanos, iso_timestamp
+from sparkmeta.spec.iso_times import iso_date, iso_days, iso_nanos, iso_timestamp
+from sparkmeta.spec.json_node import JsonNode, KeepsJson, check_unique_ids
 from sparkmeta.spec.partitioning import partition_spec_from_json, partition_type, spec_partition_type
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Read files, whole or in ranges, and vectors in Puffin files. Light: Spark tasks import this."""
+"""Read files, whole or in ranges, with repeated requests and clear errors. Light: Spark tasks import this."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from sparkmeta.errors import (
     UnsupportedError,
     is_access_problem,
 )
-from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector
 from sparkmeta.storage.location import local_path, scheme
 
 if TYPE_CHECKING:
@@ -550,48 +549,3 @@ def _finished(running: deque[tuple[T, int, Future[R]]]) -> tuple[T, R]:
 def _threads() -> ThreadPoolExecutor:
     """Return shared threads, since some FileIOs keep connections by thread."""
     return ThreadPoolExecutor(_THREADS, "sparkmeta-ranges")
-
-
-# -- Read deletion vectors from Puffin files --------------------------------------------------------------------------
-
-
-def stored_vector(
-    reader: RangeReader, location: str, offset: int | None, size: int | None, record_count: int
-) -> PositionBitmap:
-    """Read a deletion vector.
-
-    Args:
-        reader: Opens the Puffin file.
-        location: The Puffin file.
-        offset: The entry's content_offset.
-        size: The entry's content_size_in_bytes.
-        record_count: The entry's record_count.
-
-    Raises:
-        NotFoundError: The file is missing.
-        CorruptFileError: The entry does not say where the vector is, or the vector is not there.
-    """
-    place = vector_range(location, offset, size)
-    return vector_of(reader.read_range(*place), place, record_count)
-
-
-def vector_range(location: str, offset: int | None, size: int | None) -> FileRange:
-    """Return the place of a deletion vector. Raises CorruptFileError if its entry does not say where it is."""
-    for name, value in (("content_offset", offset), ("content_size_in_bytes", size)):
-        if value is None or value < 0:
-            raise CorruptFileError(location, name, value, "a deletion vector's entry must say where it is")
-    assert offset is not None
-    assert size is not None
-    return FileRange(location, offset, size)
-
-
-def vector_of(blob: bytes, place: FileRange, record_count: int) -> PositionBitmap:
-    """Return the positions in the bytes that were read at the place of a deletion vector.
-
-    Raises:
-        CorruptFileError: The file ends too early, or the bytes are not this deletion vector.
-    """
-    if len(blob) != place.size:
-        problem = f"{place.size} bytes there are not all in the file"
-        raise CorruptFileError(place.location, "content_offset", place.offset, problem)
-    return read_deletion_vector(blob, place.location, record_count)

@@ -19,9 +19,10 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import bound_value
 from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
-from sparkmeta.plan.filter import is_live_entry, live_manifests
+from sparkmeta.plan.filter import is_live_entry
+from sparkmeta.plan.prune import live_manifests
+from sparkmeta.rows.arrow_reader import task_rows
 from sparkmeta.rows.columns import NAME_MAPPING, name_mapping, projected_column
-from sparkmeta.rows.layouts import task_rows
 from sparkmeta.rows.resolve import own_names
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.settings import setting

@@ -22,10 +22,11 @@ from sparkmeta.spec.bitmap import PositionBitmap, read_deletion_vector, write_de
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID
 from sparkmeta.spec.locations import Locations
 from sparkmeta.spec.puffin import Blob, deletion_vector_blob, write_puffin
-from sparkmeta.storage.content import read_ranges, vector_of, vector_range
+from sparkmeta.storage.content import read_ranges
 from sparkmeta.storage.executors import ExecutorReader, ExecutorWriter
 from sparkmeta.storage.files import Files
 from sparkmeta.storage.location import join
+from sparkmeta.storage.vectors import vector_of, vector_range
 from sparkmeta.storage.writing import discard
 from sparkmeta.write.partition_file import PositionFile
 

@@ -23,7 +23,8 @@ from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
-from sparkmeta.plan.filter import is_live_entry, live_manifests
+from sparkmeta.plan.filter import is_live_entry
+from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType

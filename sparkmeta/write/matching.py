@@ -24,15 +24,9 @@ from sparkmeta.commit.relation import few_or_many
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
-from sparkmeta.plan.filter import (
-    ScanFilter,
-    all_rows_match,
-    manifest_path,
-    matching_entries,
-    prune_manifests,
-    public_partition,
-)
-from sparkmeta.rows.layouts import filter_leaves, planned_parts, task_rows
+from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
+from sparkmeta.plan.prune import prune_manifests
+from sparkmeta.rows.arrow_reader import filter_leaves, planned_parts, task_rows
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks

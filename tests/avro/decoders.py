@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.avro import decode
-from sparkmeta.entries.arrays import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import SparkmetaError
 

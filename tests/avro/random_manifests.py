@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.spec.entry import METRICS_MAPS
 from tests.avro import avro_files
 from tests.avro.test_container import varint

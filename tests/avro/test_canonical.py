@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkmeta.avro.schema import canonical_schema, manifest_fields
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from tests.avro.avro_files import avro_file, data_file, entry, entry_schema, field, mislabelled_file, pairs
 from tests.avro.decoders import decoded

@@ -20,7 +20,7 @@ from sparkmeta import avro
 from sparkmeta.avro import decode, program
 from sparkmeta.avro.program import NotCompilable, compile_program
 from sparkmeta.avro.schema import manifest_schema
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.spec.entry import METRICS_MAPS
 from tests.avro.avro_files import avro_file, data_file, entry, entry_schema, field, pairs, plain_map

@@ -32,7 +32,7 @@ from pyiceberg.types import (
 
 from sparkmeta.avro.write import ManifestFormat, encode_entries, entry_schema
 from sparkmeta.columns.bounds import encode_bounds
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.storage.executors import ExecutorWriter
 
 INTS, LONGS = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)

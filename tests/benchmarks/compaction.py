@@ -32,7 +32,8 @@ from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.leaves import leaf_format
 from sparkmeta.commit.new_files import file_rows
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, SnapshotNames, snapshot_summary
-from sparkmeta.commit.next_root import Tally, TreeChange
+from sparkmeta.commit.next_root import TreeChange
+from sparkmeta.commit.tally import Tally
 from sparkmeta.manifests.v4.write import write_leaves
 from tests.benchmarks.deletes import cloned
 from tests.benchmarks.growth import Growth, questions

@@ -105,7 +105,7 @@ def _pyiceberg(location: str, data: bytes) -> int:
 
 def _sparkmeta(compiled: bool, columns: Sequence[str], stats: Mapping[int, str], location: str, data: bytes) -> int:
     from sparkmeta.avro import decode
-    from sparkmeta.entries.arrays import EntryProjection
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.entries.records import ManifestContext, ManifestPart
 
     projection = EntryProjection.of(columns, {PARTITION_FIELD_ID: "int"}, stats)

@@ -14,7 +14,7 @@ from pyiceberg import types as t
 from pyiceberg.expressions.literals import literal
 
 from sparkmeta.columns.types import Place, place_literal
-from sparkmeta.spec.json_node import iso_date, iso_time, iso_timestamp
+from sparkmeta.spec.iso_times import iso_date, iso_time, iso_timestamp
 
 INT, LONG, FLOAT, DOUBLE = t.IntegerType(), t.LongType(), t.FloatType(), t.DoubleType()
 DATE, TIME, TS, TSTZ, NS = t.DateType(), t.TimeType(), t.TimestampType(), t.TimestamptzType(), t.TimestampNanoType()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.rows.layouts import read_by_tasks
+from sparkmeta.rows.arrow_reader import read_by_tasks
 from sparkmeta.storage.location import local_path
 from tests.conftest import configured
 from tests.peers import corpus as peers

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import EntryProjection, stats_struct
+from sparkmeta.entries.projection import EntryProjection, stats_struct
 from sparkmeta.entries.records import MAP_CHILDREN, map_type, stats_of_maps, with_metrics_maps
 from sparkmeta.errors import CorruptFileError
 

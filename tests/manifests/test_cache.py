@@ -20,7 +20,7 @@ import sparkmeta as sm
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.cli import main
 from sparkmeta.columns.bounds import AllOf, BoundTest
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryFilter, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryFilter, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, ManifestContext, ManifestPart
 from sparkmeta.errors import CorruptFileError, SettingError
 from sparkmeta.manifests.cache import ManifestCache

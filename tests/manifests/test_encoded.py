@@ -22,7 +22,7 @@ from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.avro.schema import bytes_for_fixed, manifest_schema, parse
 from sparkmeta.avro.write import COLUMNS, ENTRY, ManifestFormat, entry_schema, write_manifest
 from sparkmeta.columns.bounds import decode_bounds
-from sparkmeta.entries.arrays import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests import raw_entries
 from sparkmeta.manifests.raw_entries import encoded_entries

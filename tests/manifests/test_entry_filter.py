@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.columns.bounds import AllOf, BoundTest
-from sparkmeta.entries.arrays import EntryFilter, EntryProjection
+from sparkmeta.entries.projection import EntryFilter, EntryProjection
 from sparkmeta.entries.records import EntryBuilder
 from sparkmeta.manifests.decoder import ArrowRecords
 from tests.avro.decoders import PART, decoded, plain

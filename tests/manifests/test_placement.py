@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.entries.arrays import FILE_COLUMNS
+from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.errors import from_spark
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from tests import trees

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkmeta.entries.arrays import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA
 from sparkmeta.errors import NotFoundError
 from sparkmeta.manifests.decoder import EntryDecoder

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.entries.arrays import EntryProjection
+from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.plan import coplan_tasks
 from tests.costs import limit
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds, position_deletes

@@ -19,7 +19,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 import sparkmeta as sm
-from sparkmeta.entries.arrays import FILE_COLUMNS
+from sparkmeta.entries.projection import FILE_COLUMNS
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests import deletion_vectors
 from sparkmeta.manifests.v4 import spark as leaf

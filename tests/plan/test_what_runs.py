@@ -11,7 +11,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.plan.choose import choose
-from sparkmeta.plan.filter import prune_manifests
+from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.scan import Scan, table_scan
 from sparkmeta.storage import files
 from sparkmeta.storage.files import LocalFiles

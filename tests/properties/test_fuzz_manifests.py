@@ -12,7 +12,7 @@ import pytest
 from sparkmeta.avro.container import Data, Windows
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.avro.manifest_list import decode_manifest_list
-from sparkmeta.entries.arrays import FILE_COLUMNS, EntryProjection
+from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart
 from sparkmeta.errors import SparkmetaError
 from sparkmeta.spec.locations import Locations

@@ -16,8 +16,8 @@ from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringT
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.maintain.file_groups import DataRewriteOptions, FileSizes
-from sparkmeta.maintain.file_tasks import Curve, Packing
 from sparkmeta.maintain.rewrite_data_files import row_order
+from sparkmeta.maintain.rewrite_tasks import Curve, Packing
 from sparkmeta.spec.new_table import new_metadata
 
 SCHEMA = Schema(

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 import sparkmeta as sm
 from sparkmeta.errors import NotFoundError, UnsupportedError, from_spark
-from sparkmeta.rows.layouts import read_by_tasks
+from sparkmeta.rows.arrow_reader import read_by_tasks
 from tests.conftest import configured
 from tests.peers import corpus as peers
 from tests.peers.java import Java

@@ -11,7 +11,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.errors import NotFoundError, SparkmetaError, from_spark
-from sparkmeta.rows.layouts import read_by_tasks
+from sparkmeta.rows.arrow_reader import read_by_tasks
 from sparkmeta.session import is_connect
 from tests.conftest import configured
 from tests.rows.row_table import RowTable

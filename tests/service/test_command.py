@@ -18,7 +18,7 @@ import requests
 from click.testing import CliRunner
 
 from sparkmeta.cli import main
-from sparkmeta.cli.tables import serve_options
+from sparkmeta.cli.serve import serve_options
 from sparkmeta.errors import SettingError
 from sparkmeta.service.access import one_token
 from tests.handmade import HandmadeTable, data

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection, narrowed, whole
+from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
 from sparkmeta.entries.records import column_metric, derived_stats, true_where
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema, tree_stats_type

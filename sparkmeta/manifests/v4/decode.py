@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, narrowed, whole
+from sparkmeta.entries.arrays import narrowed, whole
 from sparkmeta.entries.locations import table_with_locations
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import (
     ManifestContext,
     ManifestPart,

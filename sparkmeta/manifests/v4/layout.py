@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type, inverted, promoted_days
-from sparkmeta.entries.arrays import CONTENT_STATS, EntryProjection, SpecTuples, field_id, whole, with_field_id
+from sparkmeta.entries.arrays import field_id, whole, with_field_id
+from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection, SpecTuples
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.parquet_file import parquet_bytes
 from sparkmeta.spec.entry import (

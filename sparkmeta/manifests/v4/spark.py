@@ -18,16 +18,9 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.conditions import unpushed
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import (
-    CONTENT_STATS,
-    MANIFEST,
-    ORDINAL,
-    PARTITION,
-    EntryProjection,
-    narrowed,
-    stats_struct,
-)
+from sparkmeta.entries.arrays import narrowed
 from sparkmeta.entries.locations import ENTRY_LOCATIONS
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import BOUNDS, CONTENT_ENTRY, DELETE_FILE_PATH_ID, ROW_ID_OFFSET, FieldSpec, Status

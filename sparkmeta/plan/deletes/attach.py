@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import MANIFEST, EntryProjection, whole
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.groups import (
     FACTS,

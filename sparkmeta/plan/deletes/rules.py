@@ -16,7 +16,8 @@ from pyiceberg.types import DoubleType, FloatType, IcebergType, UUIDType
 from sparkmeta.columns import sql
 from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.sql import Sql
-from sparkmeta.entries.arrays import CONTENT_STATS, PARTITION, identities, whole
+from sparkmeta.entries.arrays import identities, whole
+from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType

@@ -1,0 +1,134 @@
+"""Drop a table and delete the files that its metadata and manifests reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparkmeta.errors import CommitFailedError
+from sparkmeta.maintain.reachable_tasks import (
+    Deletion,
+    delete_files,
+)
+from sparkmeta.operations.table_operations import BaseTable
+from sparkmeta.session import local_frame
+from sparkmeta.spec.expiry import Expired, expired_ids, refuse_without_gc
+from sparkmeta.spec.metadata import refuse_encrypted
+from sparkmeta.storage.files import executor_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+from sparkmeta.maintain.reachable import UNREACHABLE, count_files, public_files, unreachable_files
+
+# Its files are the ones that its metadata and manifests reference.
+
+
+_METADATA = "metadata"
+
+
+@dataclass(frozen=True)
+class PurgeSummary:
+    """The files that a purge deletes; `str` formats them.
+
+    Attributes:
+        table: the table's name.
+        files: content -> the number of files.
+        bytes: content -> the size of these files, as far as metadata records it.
+        missing: the number of missing lists and manifests. Files that they list are kept.
+        by_catalog: whether the catalog deletes the files, now or later.
+    """
+
+    table: str
+    files: Mapping[str, int]
+    bytes: Mapping[str, int]
+    missing: int
+    by_catalog: bool
+
+    def __str__(self) -> str:
+        who = "the catalog deletes" if self.by_catalog else "a purge deletes"
+        total = f"{self.table}: {who} {sum(self.files.values())} files with at least {sum(self.bytes.values())} bytes"
+        gone = f"  {self.missing} lists and manifests are missing; the files that they list stay"
+        sizes = {content: f", {size} bytes" for content, size in self.bytes.items() if size}
+        counts = (f"  {content}: {count} files{sizes.get(content, '')}" for content, count in self.files.items())
+        return "\n".join([total, *counts, *([gone] if self.missing else [])])
+
+
+@dataclass(frozen=True)
+class PurgePlan:
+    """A plan to drop a table and delete its files, carried out by `commit`.
+
+    Files shared with other tables are deleted as well. Files that no snapshot references are kept.
+
+    Attributes:
+        table: the table.
+        drop: drops the table and returns its remaining files.
+        by_catalog: whether the catalog then deletes the table's files itself.
+    """
+
+    table: BaseTable
+    drop: Callable[[], Sequence[str]]
+    by_catalog: bool
+
+    def files(self) -> DataFrame:
+        """Return one row per file: content, file_path, file_size_in_bytes; see `ExpiryPlan.files`. Runs jobs.
+
+        Metadata files have the content "metadata".
+        """
+        return public_files(self._files)
+
+    def summary(self) -> PurgeSummary:
+        """Return the plan in numbers. Runs the jobs of `files`."""
+        return PurgeSummary(self.table.full_name, *count_files(self._files), self.by_catalog)
+
+    def commit(self) -> Deletion | None:
+        """Drop the table, then delete its files in tasks. This can't be undone.
+
+        If this process dies in between, the table is gone from its catalog and files remain. If a manifest is damaged,
+        nothing is dropped.
+
+        Returns:
+            The outcome of the deletion; None if the catalog deletes the files itself.
+
+        Raises:
+            NoSuchTableError: the table is gone.
+            CommitFailedError: the table has changed since the plan. Nothing was dropped.
+            CatalogError: the catalog refused to drop it, or did not answer.
+        """
+        if self.table.refresh().metadata_location != self.table.metadata_location:
+            raise CommitFailedError(f"{self.table.full_name}: the table has changed since the plan: plan again")
+        if self.by_catalog:
+            self.drop()
+            return None
+        writer, files = executor_writer(self.table.state.files), self._files
+        # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
+        count_files(files)
+        self.table.state.files.delete_many(self.drop())
+        return delete_files(files, writer)
+
+    @cached_property
+    def _files(self) -> DataFrame:
+        state, metadata = self.table.state, self.table.metadata
+        paths = [*(entry.metadata_file for entry in metadata.metadata_log), self.table.metadata_location]
+        rows = [{"content": _METADATA, "path": path} for path in dict.fromkeys(paths)]
+        everything = Expired(tuple(metadata.snapshots), tuple(metadata.refs))
+        of_snapshots = unreachable_files(state, expired_ids(metadata, everything))
+        return of_snapshots.union(local_frame(state.spark, pa.Table.from_pylist(rows, UNREACHABLE)))
+
+
+def plan_purge(table: BaseTable, drop: Callable[[], Sequence[str]], *, by_catalog: bool) -> PurgePlan:
+    """Plan to drop a table and delete its files; see `PurgePlan`.
+
+    Raises:
+        ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
+        UnsupportedError: only Spark can open the table's files, or the table is encrypted.
+    """
+    refuse_without_gc(table.metadata)
+    if not by_catalog:
+        refuse_encrypted(table.metadata, "so that its manifests can't be read")
+        executor_writer(table.state.files)
+    return PurgePlan(table, drop, by_catalog)
