@@ -12,6 +12,8 @@ OLDEST := build/oldest
 SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcomponents
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
 WORKERS ?= 2
+# Chooses the long tests that `make test` runs (tests/dealing.py). `make test-all` runs all.
+DEAL ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Tests that make plans. `make soak` runs them with each planning strategy.
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/rewrite tests/health tests/test_engine.py tests/test_cli.py
@@ -24,7 +26,7 @@ OTHERS := -m 'not java and not benchmark'
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo test connect connect-all newest oldest slices newest-env oldest-env check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices newest-env oldest-env check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,7 +83,10 @@ build/protocol/.ready: $(STAMP)
 demo: setup jars ## Create tables of some thousand files, and plan scans
 	$(PY) jobs/demo.py
 
-test: setup jars rest s3a protocol connect ## Run the tests, some of them also on Spark Connect
+test: setup jars rest s3a protocol connect ## Run the tests and a share of the long ones, some of them also on Spark Connect
+	$(PY) -m pytest $(PARALLEL) --durations=20 --deal $(DEAL)
+
+test-all: setup jars rest s3a protocol connect-all ## Run all tests, most of them also on Spark Connect: two hours
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars rest ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files

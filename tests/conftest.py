@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-from collections import Counter
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +20,7 @@ from pytest_spark.config import SparkConfigBuilder
 from sparkmeta.session import is_connect, local_config, prepare_environment
 from sparkmeta.storage import reading
 from tests.connect_server import LOG, connect_server
+from tests.dealing import dealt, longest_first, record
 from tests.peers.store import corpus_folder
 from tests.rest.proxy import Proxy, rest_proxy
 from tests.rest.server import rest_server
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 JARS = ROOT / "build" / "jars"
-# Seconds of each file of tests, as `--record-durations` wrote them: the longest files run first, so that no process is
-# left alone with one at the end.
-DURATIONS = ROOT / "tests" / "durations.json"
 # Files whose tests compile their queries in the slice too.
 COMPILED = {"test_predicate.py", "test_deletes.py", "test_leaves.py"}
 ICEBERG = "org.apache.iceberg.spark"
@@ -72,7 +68,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--planning", choices=["auto", "join", "colocated"], help=text)
     text = "Refuse what serverless Spark refuses (tests/serverless.py). Tests that set such settings are skipped."
     parser.addoption("--serverless", action="store_true", help=text)
-    text = "Write the seconds of each file of tests to tests/durations.json, for the order of later runs."
+    text = "Run a share of the long tests, chosen by this hexadecimal number (tests/dealing.py). Without it, run all."
+    parser.addoption("--deal", type=lambda number: int(number, 16), metavar="NUMBER", help=text)
+    text = "Write the seconds of a case of each test to tests/durations.json, for the deals of later runs."
     parser.addoption("--record-durations", action="store_true", help=text)
 
 
@@ -100,10 +98,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_report_header() -> str:
-    """The versions that the tests run with."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """The versions that the tests run with, and which long tests run."""
+    deal = config.option.deal
+    share = "all tests" if deal is None else f"a share of the long tests: --deal {deal:x} repeats it"
     packages = [f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "pandas", "numpy", "numba", "pyiceberg")]
-    return ", ".join([f"python {python_version()}", *packages])
+    return [", ".join([f"python {python_version()}", *packages]), share]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -114,13 +114,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if not config.option.record_durations:
         return
-    seconds: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
-    whole = {file: round(total) for file, total in seconds.most_common() if round(total)}
-    DURATIONS.write_text(json.dumps(whole, indent=0) + "\n")
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    tests = [report for report in reports if isinstance(report, pytest.TestReport)]
+    record(tests, whole=config.option.deal is None and config.args == ["tests"])
 
 
 def iceberg_jar() -> Path | None:
@@ -181,8 +177,11 @@ def iceberg_catalog(name: str, folder: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seconds = json.loads(DURATIONS.read_text())
-    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
+    if config.option.deal is not None:
+        chosen = dealt(items, config.option.deal)
+        config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
+        items[:] = chosen
+    longest_first(items)
     reasons = {}
     if iceberg_jar() is None:
         reasons["java"] = "no Iceberg runtime: run `make jars`, or name a jar in SPARKMETA_JARS"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.core]
 
 LISTED = tuple(name for name in OPERATIONS if name != "compact_manifests")
 

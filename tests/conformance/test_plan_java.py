@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tests.peers.corpus import PeerTable
     from tests.peers.filters import Filter
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.core]
 
 BATCH = 12
 SLICE = 4  # filters a table, where not all run
