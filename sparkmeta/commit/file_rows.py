@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -48,7 +48,18 @@ _COLUMNS = {field: column for column, field in _FIELDS.items()} | {
     "deletion_vector.offset": "content_offset",
     "deletion_vector.size_in_bytes": "content_size_in_bytes",
 }
-DESCRIPTION_COLUMNS = (*_FIELDS, "content_offset", "content_size_in_bytes", PARTITION, *METRICS_MAP_IDS, VALUE_SIZES)
+SEQUENCE_NUMBER = "explicit_sequence_number"
+"""A column that new files may have: their data sequence numbers; null for the commit's number."""
+
+DESCRIPTION_COLUMNS = (
+    *_FIELDS,
+    "content_offset",
+    "content_size_in_bytes",
+    PARTITION,
+    *METRICS_MAP_IDS,
+    VALUE_SIZES,
+    SEQUENCE_NUMBER,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,6 @@ class FileRows:
         specs: spec id -> its fields.
         default_spec: the spec of rows without `spec_id`.
         columns: ids of all columns in any schema of the table.
-        sequence_number: the data sequence number of the files; None for the commit's number.
     """
 
     table: str
@@ -88,8 +98,6 @@ class FileRows:
     specs: Mapping[int, tuple[TupleField, ...]]
     default_spec: int
     columns: frozenset[int]
-    _: KW_ONLY
-    sequence_number: int | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -104,8 +112,8 @@ class FileRows:
         """Return the files as rows of `tree_schema` with status ADDED, without the fields that the commit sets.
 
         Args:
-            files: columns of `inspect.files` and `VALUE_SIZES` in any order. Missing ones are null; extra ones are
-                ignored.
+            files: columns of `inspect.files`, `VALUE_SIZES` and `SEQUENCE_NUMBER` in any order. Missing ones are null;
+                extra ones are ignored.
 
         Raises:
             ValidationError: a file lacks a required field or a value of its partition, or has an unknown spec, format
@@ -118,7 +126,7 @@ class FileRows:
         values["file_format"] = pc.utf8_lower(values["file_format"])
         values["equality_ids"] = _without_empty_lists(values["equality_ids"], values["content_type"])
         values["deletion_vector"] = self._vectors(files, values["content_type"])
-        values["version_info"] = added_version(rows, self.schema, self.sequence_number)
+        values["version_info"] = added_version(rows, self.schema, self._column(files, SEQUENCE_NUMBER, pa.int64()))
         self._check(values)
         return self._table(values | self._details(files, values))
 

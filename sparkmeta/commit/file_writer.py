@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -86,14 +86,13 @@ class FileWriter:
     """Converts the new files of a commit to entries: up to `direct_files` in the root, the rest in leaves.
 
     If a commit adds at least `affiliated_deletes` deletion vectors for files of one data leaf, they go to delete leaves
-    affiliated with it. Files get the data sequence number `sequence_number`, or the commit's number if it is None.
+    affiliated with it.
     """
 
     state: TableState
     form: LeafFormat
     options: TreeOptions
     searches: Searches
-    sequence_number: int | None = None
 
     def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> NewFiles:
         """Convert files to entries. Many files are written to leaves by jobs.
@@ -160,7 +159,7 @@ class FileWriter:
 
     @property
     def _rows(self) -> FileRows:
-        return replace(file_rows(self.state), sequence_number=self.sequence_number)
+        return file_rows(self.state)
 
     def _written(self, entries: DataFrame) -> pa.Table:
         return write_leaves(_clustered(entries, self.state), self.form)
@@ -283,19 +282,15 @@ _CONTENTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 
 @dataclass(frozen=True)
 class ListedFileWriter:
-    """Converts the new files of a commit to entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests.
-
-    Files get the data sequence number `sequence_number`, or the commit's number if it is None.
-    """
+    """Converts the new files of a commit to entries: up to `MOST_ON_DRIVER` as rows, the rest in manifests."""
 
     state: TableState
     names: SnapshotNames
     options: ListOptions
-    sequence_number: int | None = None
 
     @cached_property
     def _rows(self) -> ListedRows:
-        return replace(listed_rows(self.state), sequence_number=self.sequence_number)
+        return listed_rows(self.state)
 
     def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> ListedFiles:
         """See `SnapshotWriter.add`.
@@ -309,7 +304,7 @@ class ListedFileWriter:
         head = files.select(*columns, *hinted).limit(room + 1).toArrow()
         if len(head) > room:
             with translated_errors():
-                return self._in_manifests(files.select(*columns), allowed)
+                return self.in_manifests(files.select(*columns), allowed)
         entries = self._rows.entries(head)
         refuse_kinds(entries, allowed, self.state.metadata.location)
         named = frozenset(head.column(_MANIFEST_PATH).drop_null().to_pylist()) if hinted else frozenset[str]()
@@ -319,7 +314,13 @@ class ListedFileWriter:
 
     # -- Many -------------------------------------------------------------------------------------------------------
 
-    def _in_manifests(self, files: DataFrame, allowed: Collection[int]) -> ListedFiles:
+    def in_manifests(self, files: DataFrame, allowed: Collection[int]) -> ListedFiles:
+        """Write files to manifests, sorted by partition, then sequence number. Runs jobs.
+
+        Args:
+            files: rows with `DESCRIPTION_COLUMNS`.
+            allowed: the content types that the operation may add.
+        """
         tasks = FileTasks(self._rows, self._forms, frozenset(allowed), self.names.snapshot_id)
         placed = files.withColumn(PLACE, F.monotonically_increasing_id())
         encoded = materialize(map_arrow(placed, tasks.encode, tasks.schema))
@@ -331,7 +332,8 @@ class ListedFileWriter:
         by_kind = sums_by_kind((FileKind(row.kind), KindCount(row.files, row.records, row["size"])) for row in sums)
         written = [self._write(encoded, *key, count) for key, count in of_form.items()]
         partitions = self._partitions(encoded, sorted({spec_id for _, spec_id in of_form}))
-        return ListedFiles(leaves=pa.concat_tables(written), tally=Tally(by_kind, partitions))
+        manifests = pa.concat_tables([MANIFEST_FILE_SCHEMA.empty_table(), *written])
+        return ListedFiles(leaves=manifests, tally=Tally(by_kind, partitions))
 
     @cached_property
     def _forms(self) -> dict[tuple[int, int], ManifestFormat]:

@@ -28,6 +28,7 @@ from sparkmeta.commit.conflicts import (
     refuse_replaced_data,
     validate,
 )
+from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, snapshot_summary
 from sparkmeta.commit.other_table import frame_of, table_of
 from sparkmeta.commit.removed_files import (
@@ -80,12 +81,10 @@ class AddedPart:
     Attributes:
         files: the files, or a table whose live files are added.
         kinds: the content types that they may have.
-        data_sequence_number: their data sequence number; None for the commit's number.
     """
 
     files: DataFrame | TableState
     kinds: tuple[int, ...]
-    data_sequence_number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ class Attempt:
         for part in self.changes.added:
             files = part.files
             if not isinstance(files, TableState):
-                new = writer.add(files, part.kinds, added, part.data_sequence_number)
+                new = writer.add(files, part.kinds, added)
             elif part.kinds == DELETES:
                 new = writer.add_vectors(files, added)
             else:
@@ -523,7 +522,9 @@ class SnapshotUpdate:
         self._changes.removed.append(removed)
         self._changes.replaced.append(ReplacedPart(removed, data_sequence_number))
         if added is not None:
-            self._changes.added.append(AddedPart(self._frame(added), (*DATA, *DELETES), data_sequence_number))
+            number = F.lit(data_sequence_number).cast("long")
+            added = self._frame(added).withColumn(SEQUENCE_NUMBER, number)
+            self._changes.added.append(AddedPart(added, (*DATA, *DELETES)))
         if deletes is not None:
             self._changes.added.append(AddedPart(self._frame(deletes), DELETES))
         return self

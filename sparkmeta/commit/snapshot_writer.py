@@ -53,16 +53,13 @@ class SnapshotWriter(Protocol):
     def begin(self, head: TableState) -> TableState:
         """Begin an attempt onto a branch's head and return the state that the commit edits."""
 
-    def add(
-        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
-    ) -> NewFiles:
+    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """Convert new files to entries. Many are written to manifests by jobs.
 
         Args:
             files: columns of `inspect.files`. Rows of deletion vectors may have the `manifest_path` of their data file.
             allowed: the content types that the operation may add.
             added: the new files of the commit so far.
-            sequence_number: the data sequence number of the files; None for the commit's number.
 
         Raises:
             ValidationError: a row does not describe a file of this table.
@@ -140,12 +137,9 @@ class ListWriter:
         self._state = head
         return head
 
-    def add(
-        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
-    ) -> NewFiles:
+    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
-        writer = ListedFileWriter(self.state, self.names, self._options, sequence_number)
-        return writer.add(files, allowed, added.on_driver)
+        return ListedFileWriter(self.state, self.names, self._options).add(files, allowed, added.on_driver)
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_table`."""
@@ -293,11 +287,9 @@ class TreeWriter:
         self._state = with_root(head, self._base)
         return self._state
 
-    def add(
-        self, files: DataFrame, allowed: Collection[int], added: NewFiles, sequence_number: int | None = None
-    ) -> NewFiles:
+    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
-        return replace(self._files, sequence_number=sequence_number).add(files, allowed, added.on_driver)
+        return self._files.add(files, allowed, added.on_driver)
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:
         """See `SnapshotWriter.add_table`."""

@@ -12,27 +12,26 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from sparkmeta.arrow_types import spark_schema
-from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.checks import at_least, option
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, commit_steps
 from sparkmeta.commit.base_root import base_root
-from sparkmeta.commit.lists import ManifestRewriter, NewList, manifest_format, without_manifests
+from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
+from sparkmeta.commit.file_writer import ListedFileWriter
+from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
 from sparkmeta.commit.options import ListOptions, check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
-from sparkmeta.commit.sorted_manifests import EntryManifests, most_tasks, task_reader
-from sparkmeta.commit.tally import KindCount, Tally, file_kind
+from sparkmeta.commit.sorted_manifests import most_tasks, task_reader
+from sparkmeta.commit.tally import Tally
 from sparkmeta.commit.write_target import WriteTarget
-from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, MANIFEST, ORDINAL, PARTITION, stats_struct
+from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, translated_errors
 from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS, public_rows, refuse_rewrite
 from sparkmeta.maintain.file_groups import FileSizes
-from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, target_bytes
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
@@ -41,7 +40,7 @@ from sparkmeta.plan.filter import ScanFilter, full_partition, is_live_entry, man
 from sparkmeta.plan.prune import live_manifests, prune_manifests
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.bitmap import write_deletion_vector
-from sparkmeta.spec.entry import CONTENT_ENTRY, DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType, Status
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, DELETE_FILE_POS_ID, ContentType
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.summary import summary_number
 from sparkmeta.storage.files import executor_writer
@@ -60,7 +59,7 @@ from sparkmeta.write.tasks import Places, deleted_on_failure, named_on_failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.commit.attempts import Step
     from sparkmeta.spec.metadata import TableMetadata
@@ -201,106 +200,31 @@ def _unsuitable_files(matching: DataFrame, state: TableState, min_input_files: i
     return files.withColumn("helps", helps).where("helps").select(*matching.columns)
 
 
-# -- New delete files as rows and as entries --------------------------------------------------------------------------
-# A commit to a tree takes rows, and Avro manifests take entries.
-
-
-_SPEC, _DATA_PATH = "partition_spec_id", "location"
-_STATS_COLUMNS = 2
+# -- New delete files in the form for commits -------------------------------------------------------------------------
 
 
 def public_files(written: DataFrame, state: TableState) -> DataFrame:
     """Return new deletes, rows of `WRITTEN_SCHEMA`, in the form for commits: with their data files' partitions."""
     columns = {
+        "data_path": sql.col("location"),
         "content": sql.lit(int(ContentType.POSITION_DELETES)),
-        "spec_id": sql.col(_SPEC),
+        "spec_id": sql.col("partition_spec_id"),
         **({PARTITION: full_partition(state)} if state.types.partition_fields else {}),
         "manifest_path": manifest_path(state.data_manifests, sql.col(MANIFEST)),
-        "data_path": sql.col(_DATA_PATH),
     }
-    named = _data(state).selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
+    projection = state.projection(("version_info", "location", "partition_spec_id"))
+    data = state.entries(live_manifests(state.data_manifests), projection).where(is_live_entry().text)
+    named = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
     return written.join(named, "data_path").drop("data_path")
 
 
-def write_delete_manifests(
-    written: DataFrame, state: TableState, snapshot_id: int, name: str
-) -> tuple[pa.Table, Tally]:
-    """Write manifests of new deletes, and return their rows of `MANIFEST_FILE_SCHEMA` and counts. Runs jobs.
-
-    The entries are ADDED in the snapshot, and have explicit sequence numbers.
-
-    Args:
-        written: rows of `WRITTEN_SCHEMA`.
-        snapshot_id: the snapshot that adds the deletes.
-        name: the beginning of the names of manifests.
-    """
-    size = F.coalesce("deletion_vector.size_in_bytes", "file_size_in_bytes")
-    sums = [F.count("*").alias("files"), F.sum("record_count").alias("records"), F.sum(size).alias("size")]
-    target = target_bytes(state.metadata, ManifestRewriteOptions())
-    manifests, tally = [MANIFEST_FILE_SCHEMA.empty_table()], Tally(partitions=None)
-    with translated_errors():
-        entries = materialize(_entries(written, state, snapshot_id))
-        for row in entries.groupBy(_SPEC, "file_format").agg(*sums).toArrow().to_pylist():
-            spec_id, kind = row.pop(_SPEC), file_kind(int(ContentType.POSITION_DELETES), row.pop("file_format"))
-            tally = tally.plus(Tally({kind: KindCount(**row)}, None))
-            of_spec = entries.where(F.col(_SPEC) == spec_id)
-            form = manifest_format(state, ContentType.DELETE_MANIFEST, spec_id, name, target)
-            writer = EntryManifests(state, form, snapshot_id, row["files"], _STATS_COLUMNS)
-            manifests.append(writer.write(of_spec, of_spec))
-    return pa.concat_tables(manifests), tally
-
-
-def _data(state: TableState) -> DataFrame:
-    """Return the live data entries with their partitions."""
-    projection = state.projection(("version_info", _DATA_PATH, _SPEC))
-    return state.entries(live_manifests(state.data_manifests), projection).where(is_live_entry().text)
-
-
-def _entries(written: DataFrame, state: TableState, snapshot_id: int) -> DataFrame:
-    """Return new deletes as content entries."""
-    partition = [PARTITION] if state.types.partition_fields else []
-    data = _data(state).select(F.col(_DATA_PATH).alias("data_path"), _SPEC, *partition)
-    version = F.struct(
-        F.lit(int(Status.ADDED)).alias("status"),
-        F.lit(snapshot_id).cast("long").alias("snapshot_id"),
-        F.col("sequence_number"),
-        F.lit(None).cast("long").alias("file_sequence_number"),
-    )
-    vector = F.struct(
-        F.col("content_offset").alias("offset"),
-        F.col("content_size_in_bytes").alias("size_in_bytes"),
-        F.lit(None).cast("binary").alias("inline_content"),
-    )
-    known: dict[str, Column] = {
-        "content_type": F.lit(int(ContentType.POSITION_DELETES)),
-        "location": F.col("file_path"),
-        "file_format": F.col("file_format"),
-        "version_info": version,
-        "deletion_vector": vector,
-        _SPEC: F.col(_SPEC),
-        "record_count": F.col("record_count"),
-        "file_size_in_bytes": F.col("file_size_in_bytes"),
-        "referenced_file": F.col("referenced_data_file"),
-    }
-    types = spark_schema(pa.schema([field.arrow for field in CONTENT_ENTRY]))
-    columns = [known.get(name, F.lit(None)).cast(types[name].dataType).alias(name) for name in FILE_COLUMNS]
-    stats = F.struct(
-        _stats(DELETE_FILE_PATH_ID, pa.string(), "first_path", "last_path"),
-        _stats(DELETE_FILE_POS_ID, pa.int64(), "first_position", "last_position"),
-    )
-    places = [F.lit(0).alias(MANIFEST), F.lit(0).cast("long").alias(ORDINAL)]
-    return written.join(data, "data_path").select(*columns, *partition, stats.alias(CONTENT_STATS), *places)
-
-
-def _stats(field_id: int, bound: pa.DataType, lower: str, upper: str) -> Column:
-    """Return the stats of a column of position delete files. Deletion vectors have none."""
-    known = {"lower_bound": F.col(lower), "upper_bound": F.col(upper)}
-    counts = {"value_count": F.col("record_count"), "null_value_count": F.lit(0)}
-    is_file = F.col(lower).isNotNull()
-    values = {**known, **{name: F.when(is_file, count) for name, count in counts.items()}}
-    kind = spark_schema(pa.schema([pa.field("stats", stats_struct(bound))]))["stats"].dataType
-    fields = [values.get(name, F.lit(None)).alias(name) for name in kind.fieldNames()]  # type: ignore[attr-defined]
-    return F.struct(*fields).cast(kind).alias(str(field_id))
+def listed_files(written: DataFrame, state: TableState) -> DataFrame:
+    """Return `public_files` as manifests list them: with counts, and as new as the deletes that they replace."""
+    is_file, path, position = F.col("file_format") != "PUFFIN", F.lit(DELETE_FILE_PATH_ID), F.lit(DELETE_FILE_POS_ID)
+    values = {"value_counts": F.col("record_count"), "null_value_counts": F.lit(0).cast("long")}
+    counts = {name: F.when(is_file, F.create_map(path, count, position, count)) for name, count in values.items()}
+    files = public_files(written, state).withColumns({**counts, SEQUENCE_NUMBER: F.col("sequence_number")})
+    return files.drop("column_sizes", "split_offsets")
 
 
 # -- Rewrite the position deletes of chosen entries -------------------------------------------------------------------
@@ -433,16 +357,22 @@ class DeleteRewriteStep(RewriteStep):
             raise CommitConflictError(f"{head.metadata.location}: its format version has changed: plan again")
         is_same = head.snapshot == planned.snapshot
         removal = removal_of(self.rewrite.entries, planned) if is_same else self._removal(head)
-        names, snapshot_id = self.names, self.names.snapshot_id
-        added, tally = self._once(
-            snapshot_id, lambda: write_delete_manifests(self.new, planned, snapshot_id, names.file("m"))
-        )
+        snapshot_id = self.names.snapshot_id
+        added, tally = self._once(snapshot_id, self._added)
         masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
         unchanged = without_manifests(head.manifest_files, removal.masks.keys())
         rest, _ = self._once((snapshot_id, masks), lambda: (self._without(head, removal), Tally()))
         counts = LeafCounts(len(added) + len(rest), len(unchanged), len(removal.masks))
         summary = self.summary(head, counts, removed=removal.tally, added=tally)
-        return NewList(head, self.branch, names).commit(pa.concat_tables([added, rest, unchanged]), summary())
+        return NewList(head, self.branch, self.names).commit(pa.concat_tables([added, rest, unchanged]), summary())
+
+    def _added(self) -> tuple[pa.Table, Tally]:
+        """Write manifests of the new deletes."""
+        state = self.rewrite.state
+        writer = ListedFileWriter(state, self.names, ListOptions.of(state.metadata))
+        files = writer.in_manifests(listed_files(self.new, state), (int(ContentType.POSITION_DELETES),))
+        assert files.leaves is not None
+        return files.leaves, files.tally
 
     def _without(self, head: TableState, removal: Removal) -> pa.Table:
         """Rewrite the manifests that list removed entries without these, and return the rows of the new manifests."""

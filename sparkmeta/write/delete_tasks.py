@@ -241,8 +241,6 @@ def _merged(masks: list[dict[str, Any]]) -> tuple[bytes, int]:
 # -- Write masks of data files to delete files ------------------------------------------------------------------------
 
 
-ENDS: Final = ("first_path", "last_path", "first_position", "last_position")
-"""The least and greatest values of the columns of a position delete file."""
 BOUNDS: Final = ("lower_bounds", "upper_bounds")
 
 WRITTEN_SCHEMA = pa.schema(
@@ -258,17 +256,12 @@ WRITTEN_SCHEMA = pa.schema(
         pa.field("split_offsets", pa.list_(pa.int64())),
         *(pa.field(name, map_type(name)) for name in ("column_sizes", *BOUNDS)),
         pa.field("sequence_number", pa.int64()),
-        pa.field("first_path", pa.string()),
-        pa.field("last_path", pa.string()),
-        pa.field("first_position", pa.int64()),
-        pa.field("last_position", pa.int64()),
     ]
 )
 """The new deletion vectors and position delete files, with columns of `inspect.files`.
 
-Also a data file whose positions they delete, the greatest sequence number of the deletes that they replace, and `ENDS`
-of position delete files. As in Java's files, only delete files of a single data file have `BOUNDS`, and none have
-counts.
+Also a data file whose positions they delete, and the greatest sequence number of the deletes that they replace. All
+position delete files have `BOUNDS`.
 """
 
 
@@ -360,14 +353,9 @@ class PositionFileTasks:
             "split_offsets": file.split_offsets,
             "column_sizes": sorted(file.column_sizes.items()),
             "sequence_number": max(sequence_numbers, default=None),
-            "first_path": file.first_path,
-            "last_path": file.last_path,
-            "first_position": file.first_position,
-            "last_position": file.last_position,
+            "lower_bounds": _bounds(file.first_path, file.first_position),
+            "upper_bounds": _bounds(file.last_path, file.last_position),
         }
-        if columns["referenced_data_file"] is not None:
-            for name, position in zip(BOUNDS, (file.first_position, file.last_position), strict=True):
-                columns[name] = _bounds(file.first_path, position)
         return _written({name: [value] for name, value in columns.items()}, 1)
 
 

@@ -32,7 +32,6 @@ from sparkmeta.spec.table_properties import choice_property, number_property
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.delete_tasks import (
     BOUNDS,
-    ENDS,
     MASK_SCHEMA,
     WRITTEN_SCHEMA,
     PositionFileTasks,
@@ -129,7 +128,7 @@ GROUP: Final = "group"
 _PATH_ID: Final = DELETE_FILE_PATH_ID
 # Up to this many bytes of masks, writing on the driver is faster than starting tasks.
 _DRIVER_BYTES: Final = 16 << 20
-_NOT_SHOWN: Final = ("data_path", "sequence_number", *ENDS)
+_NOT_SHOWN: Final = ("data_path", "sequence_number")
 _BOUNDED: Final = pa.schema([pa.field("file_path", pa.string()), pa.field("data_path", pa.string())])
 
 
@@ -330,7 +329,10 @@ class _FileWriter(_Writer):
                 named = older.drop_columns(["data_path", "delete"]).append_column("file_path", paths)
                 superseded = local_frame(self.state.spark, named).dropDuplicates(["file_path"])
         data_files = local_frame(self.state.spark, self.files.table.select(["file_path"]))
-        return WrittenDeletes(self.written(older), superseded, data_files)
+        # As in Java's files, only delete files of a single data file have bounds.
+        of_one = F.col("referenced_data_file").isNotNull()
+        files = self.written(older).withColumns({name: F.when(of_one, F.col(name)) for name in BOUNDS})
+        return WrittenDeletes(files, superseded, data_files)
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
         return PositionFileTasks(writer, self.folder, delete_codec(self.state.metadata.properties), self.target_bytes)

@@ -277,18 +277,16 @@ class Adoption(TableMatch):
         )
 
 
-def added_version(rows: int, schema: pa.Schema, sequence_number: int | None = None) -> pa.StructArray:
+def added_version(rows: int, schema: pa.Schema, numbers: pa.Array | None = None) -> pa.StructArray:
     """Return the `version_info` of new files: the commit sets snapshot id and sequence numbers.
 
     Args:
         rows: the number of files.
         schema: of the entries.
-        sequence_number: the data sequence number of files whose rows are older than the commit.
+        numbers: the data sequence numbers of files whose rows are older than the commit; null for others.
     """
-    added = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows)
-    snapshot_id, file_sequence_number = (pa.nulls(rows, pa.int64()) for _ in range(2))
-    number = pa.repeat(pa.scalar(sequence_number, pa.int64()), rows)
-    children = [added, snapshot_id, number, file_sequence_number]
+    added, unknown = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows), pa.nulls(rows, pa.int64())
+    children = [added, unknown, unknown if numbers is None else numbers, unknown]
     return pa.StructArray.from_arrays(children, fields=list(schema.field("version_info").type))
 
 
