@@ -46,8 +46,6 @@ from sparkmeta.commit.sorted_manifests import (
     file_count,
     key_schema,
     range_count,
-    sampled_bounds,
-    sorted_among_tasks,
 )
 from sparkmeta.commit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.vector_targets import find_targets
@@ -352,11 +350,10 @@ class ListedFileWriter:
         of_form = encoded.where((F.col(CONTENT) == content) & (F.col(SPEC_ID) == spec_id))
         keys = tuple(field_id for field_id, _ in form.partition)
         ranges = range_count(count, len(self.state.types.column_types), self.options.target_bytes)
-        bounds = self._bounds(of_form.select(KEYS), form, count, ranges)
         tasks = SortedManifests(form, keys)
-        cut = partial(cut_rows, tasks, bounds)
-        written = sorted_among_tasks(of_form.select(ROWS), cut, tasks.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
-        table = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
+        schema = key_schema(dict(form.partition), keys)
+        sample = map_arrow(of_form.select(KEYS), partial(read_keys, schema), schema)
+        table = tasks.run(of_form.select(ROWS), partial(cut_rows, tasks), sample, -(-count // FILES_PER_KEY), ranges)
         self.names.written.update(table.column("manifest_path").to_pylist())
         if (written_count := file_count(table)) != count:
             raise ValidationError(
@@ -364,12 +361,6 @@ class ListedFileWriter:
                 f"{count} were counted before: the files to add have changed meanwhile"
             )
         return table
-
-    def _bounds(self, keys: DataFrame, form: ManifestFormat, count: int, ranges: int) -> pa.Table:
-        """Return the last keys of the ranges. If there are several, runs a job that samples the keys."""
-        schema = key_schema(dict(form.partition), [field_id for field_id, _ in form.partition])
-        sample = map_arrow(keys, partial(read_keys, schema), schema)
-        return sampled_bounds(sample, schema.empty_table(), -(-count // FILES_PER_KEY), ranges)
 
     def _partitions(self, encoded: DataFrame, spec_ids: Collection[int]) -> frozenset[PartitionKey] | None:
         """Return the partitions of the files; None if there are too many."""

@@ -281,7 +281,7 @@ class NewList:
         state, metadata = self.state, self.state.metadata
         version = metadata.format_version
         sequence_number = 0 if version == 1 else metadata.last_sequence_number + 1
-        rows = _stamped(manifests, self.names.snapshot_id, sequence_number)
+        rows = stamped(manifests, self.names.snapshot_id, sequence_number)
         if version >= 2:
             rows = with_counts(state, rows)
         fields: dict[str, Any] = {
@@ -330,14 +330,15 @@ def list_properties(
     return properties
 
 
-def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int) -> pa.Table:
-    """Set the commit's snapshot id and sequence number on new manifests (semantics 9.5)."""
+def stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_row_id: int | None = None) -> pa.Table:
+    """Set the numbers of a snapshot on new manifests (semantics 9.5)."""
     new = is_new(manifests)
     columns = {name: whole(manifests.column(name)) for name in manifests.column_names}
     columns["min_sequence_number"] = pc.coalesce(
         columns["min_sequence_number"], pc.if_else(new, pa.scalar(sequence_number, pa.int64()), None)
     )
-    for name, number in (("added_snapshot_id", snapshot_id), ("sequence_number", sequence_number)):
+    numbers = {"added_snapshot_id": snapshot_id, "sequence_number": sequence_number}
+    for name, number in (numbers if first_row_id is None else {**numbers, "first_row_id": first_row_id}).items():
         columns[name] = pc.if_else(new, pa.scalar(number, pa.int64()), columns[name])
     return pa.table(columns, MANIFEST_FILE_SCHEMA)
 

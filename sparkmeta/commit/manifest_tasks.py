@@ -15,7 +15,7 @@ from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import ManifestFormat, write_manifest
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.file_rows import checked_table
-from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, task_rows
+from sparkmeta.commit.sorted_manifests import SortedManifests, added_entries, manifest_pieces, task_rows
 from sparkmeta.commit.tally import file_sizes
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import PARTITION, EntryProjection
@@ -80,6 +80,27 @@ class RewriteTasks:
             removed = RemovedEntries(read_inline_vector(vector, source["location"]), self.snapshot_id)
         data = manifest_data(self.reader, source)
         return encoded_entries(data, part_of(source), projection, form, removed, self.snapshot_id)
+
+
+# -- Sort the live entries of Avro manifests ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ManifestTasks(SortedManifests):
+    """Reads, sorts and writes the entries of one partition spec. Picklable."""
+
+    reader: ExecutorReader
+
+    def cut_parts(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut the live entries of parts of manifests, rows of `PART_SCHEMA`, into ranges, rows of `RANGE_SCHEMA`.
+
+        Args:
+            bounds: the last keys of the ranges.
+        """
+        projection = self.form.projection
+        for row in task_rows(batches):
+            entries = encoded_entries(manifest_data(self.reader, row), part_of(row), projection, self.form)
+            yield from self.cut_entries(bounds, entries)
 
 
 # -- Write another table's live files to Avro manifests ---------------------------------------------------------------

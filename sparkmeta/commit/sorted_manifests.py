@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from sparkmeta.avro.write import ENTRY, ManifestFormat, encode_entries, packed_s
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.entries.arrays import live_count, with_plain_types
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.errors import UnsupportedError, ValidationError
+from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.v4.write import leaf_count, pieces, put_behind, read_rows_stream, rows_stream
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import Status
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
     Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    Cut = Callable[[pa.Table, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 # -- Sort entries with Spark ------------------------------------------------------------------------------------------
@@ -178,8 +179,8 @@ def _sort_keys(keys: pa.Table) -> list[tuple[str, str]]:
 
 # Estimated bytes of a manifest entry: without metrics, and per column with metrics.
 _ENTRY_BYTES, _COLUMN_BYTES = 100, 12
-# Maximum number of ranges that a task cuts its entries into.
-_MOST_RANGES = 16_384
+MOST_RANGES = 16_384
+"""Maximum number of ranges that a task cuts its entries into."""
 # Bytes of entries that a task cuts into ranges at once.
 _CUT_BYTES = 64 << 20
 
@@ -194,6 +195,20 @@ class SortedManifests:
 
     form: ManifestFormat
     keys: tuple[int, ...]
+
+    def run(self, units: DataFrame, cut_units: Cut, keys: DataFrame, count: int, ranges: int) -> pa.Table:
+        """Sort entries among tasks, write them, and return the manifests' rows of `MANIFEST_FILE_SCHEMA`. Runs jobs.
+
+        Args:
+            units: units of work of `cut_units`.
+            cut_units: takes the last keys of the ranges and units, and returns entries as rows of `RANGE_SCHEMA`.
+            keys: keys of entries, as `key_table`. They are sampled if there are several ranges.
+            count: the approximate number of `keys`.
+            ranges: the number of ranges.
+        """
+        bounds = sampled_bounds(keys, key_schema(dict(self.form.partition), self.keys).empty_table(), count, ranges)
+        written = sorted_among_tasks(units, partial(cut_units, bounds), self.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
+        return written.toArrow().cast(MANIFEST_FILE_SCHEMA)
 
     def cut_entries(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut entries with the column `entry` into ranges, rows of `RANGE_SCHEMA`.
@@ -228,7 +243,7 @@ def range_count(entries: int, columns: int, target_bytes: int) -> int:
         columns: the approximate number of columns with metrics.
         target_bytes: the target size of a manifest.
     """
-    return max(1, min(_MOST_RANGES, entries * (_ENTRY_BYTES + _COLUMN_BYTES * columns) // target_bytes))
+    return max(1, min(MOST_RANGES, entries * (_ENTRY_BYTES + _COLUMN_BYTES * columns) // target_bytes))
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -251,6 +266,13 @@ def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:
     columns = {f"k{place}": pc.struct_field(tuples, [str(key)]) for place, key in enumerate(keys)}
     columns["sequence_number"] = pc.struct_field(entries.column("version_info"), "sequence_number")
     return pa.table({**columns, MANIFEST: entries.column(MANIFEST), ORDINAL: entries.column(ORDINAL)})
+
+
+def key_columns(entries: DataFrame, keys: Sequence[int]) -> DataFrame:
+    """Return the sort keys of entries, as `key_table`."""
+    columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(keys)]
+    number = F.col("version_info.sequence_number").alias("sequence_number")
+    return entries.select(*columns, number, MANIFEST, ORDINAL)
 
 
 def key_schema(partition: Mapping[int, str], keys: Sequence[int]) -> pa.Schema:
@@ -320,62 +342,3 @@ def added_entries(entries: pa.RecordBatch, form: ManifestFormat, snapshot_id: in
 def _with_entry(entries: pa.RecordBatch, form: ManifestFormat) -> pa.RecordBatch:
     names = [name for name in _SORTED if name in entries.schema.names]
     return entries.select(names).append_column(ENTRY, encode_entries(entries, form))
-
-
-# -- Write entries with typed stats, sorted by partition --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EntryManifests:
-    """Writes live entries of one content and partition spec to Avro manifests.
-
-    Attributes:
-        snapshot_id: the manifests' snapshot. Files that it added are ADDED, all others EXISTING.
-        count: the number of entries.
-        columns: the approximate number of columns with stats.
-    """
-
-    state: TableState
-    form: ManifestFormat
-    snapshot_id: int
-    count: int
-    columns: int
-
-    def write(self, entries: DataFrame, keys: DataFrame) -> pa.Table:
-        """Write the manifests and return their rows of `MANIFEST_FILE_SCHEMA`. Runs jobs.
-
-        Args:
-            entries: all columns of content entries, `partition` and `content_stats`, with inheritance applied.
-            keys: the same entries with the columns that sort them: `partition`, `version_info`, `manifest`, `ordinal`.
-
-        Raises:
-            ValidationError: the number of entries differs from `count`.
-        """
-        bounds = self._bounds(keys)
-        tasks = EntryTasks(self.form, self._keys, self.snapshot_id)
-        written = sorted_among_tasks(
-            entries, partial(tasks.cut_rows, bounds), tasks.write_ranges, MANIFEST_FILE_SCHEMA, self._ranges
-        )
-        table = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
-        if (count := file_count(table)) != self.count:
-            raise ValidationError(
-                f"{self.state.metadata.location}: partition spec {self.form.spec_id} has {self.count} live files in "
-                f"snapshot {self.snapshot_id}: {count} were written"
-            )
-        return table
-
-    @property
-    def _keys(self) -> tuple[int, ...]:
-        return tuple(field_id for field_id, _ in self.form.partition)
-
-    @cached_property
-    def _ranges(self) -> int:
-        return range_count(self.count, self.columns, self.form.target_bytes)
-
-    def _bounds(self, keys: DataFrame) -> pa.Table:
-        """Return the last keys of the ranges. Runs a job if there are several ranges."""
-        columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(self._keys)]
-        sequence_number = F.col("version_info.sequence_number").alias("sequence_number")
-        no_keys = key_schema(dict(self.state.types.spec_fields[self.form.spec_id]), self._keys).empty_table()
-        narrow = keys.select(*columns, sequence_number, MANIFEST, ORDINAL)
-        return sampled_bounds(narrow, no_keys, self.count, self._ranges)

@@ -17,13 +17,14 @@ from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Options, described
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
-from sparkmeta.commit.lists import list_properties, manifest_format, with_row_ids
+from sparkmeta.commit.lists import list_properties, manifest_format, stamped, with_row_ids
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id
-from sparkmeta.commit.sorted_manifests import EntryManifests, task_reader
+from sparkmeta.commit.options import ListOptions
+from sparkmeta.commit.sorted_manifests import EntryTasks, file_count, key_columns, range_count, task_reader
 from sparkmeta.entries.arrays import live_count, whole
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
-from sparkmeta.maintain.rewrite_manifests import CONTENTS, ManifestRewriteOptions, target_bytes
+from sparkmeta.maintain.rewrite_manifests import CONTENTS
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
 from sparkmeta.plan.filter import is_live_entry
@@ -245,13 +246,19 @@ class GroupJob:
         stats = {*types.column_types, *([DELETE_FILE_PATH_ID] if content else [])}
         of_spec = F.col("partition_spec_id") == spec_id
         frame = self._live(manifests, FILE_COLUMNS, stats).where(of_spec)
-        keys = self._live(manifests, ("partition_spec_id",)).where(of_spec)
-        writer = EntryManifests(state, form, snapshot.snapshot_id, entries, len(types.column_types))
-        table = writer.write(frame, keys)
-        return _stamped(
-            table, snapshot.snapshot_id, snapshot.sequence_number or 0,
-            first_row_id if content == 0 and with_row_ids == entries else None,
-        )  # fmt: skip
+        keys = tuple(field_id for field_id, _ in form.partition)
+        key_rows = key_columns(self._live(manifests, ("partition_spec_id",)).where(of_spec), keys)
+        tasks = EntryTasks(form, keys, snapshot.snapshot_id)
+        ranges = range_count(entries, len(types.column_types), self.target_bytes)
+        table = tasks.run(frame, tasks.cut_rows, key_rows, entries, ranges)
+        if (count := file_count(table)) != entries:
+            raise ValidationError(
+                f"{state.metadata.location}: partition spec {spec_id} has {entries} live files in snapshot "
+                f"{snapshot.snapshot_id}: {count} were written"
+            )
+        # All entries with row ids have their own row ids.
+        row_id = first_row_id if content == 0 and with_row_ids == entries else None
+        return stamped(table, snapshot.snapshot_id, snapshot.sequence_number or 0, row_id)
 
     @cached_property
     def _of_content(self) -> tuple[pa.Table, pa.Table]:
@@ -264,19 +271,6 @@ class GroupJob:
         state = self.group.state
         frame = state.entries(manifests, state.projection({*columns, "version_info"}, stats))
         return frame.where(is_live_entry().text)
-
-
-def _stamped(manifests: pa.Table, snapshot_id: int, sequence_number: int, first_row_id: int | None) -> pa.Table:
-    """Set a snapshot's id and numbers on manifests. All entries with row ids have their own row ids."""
-    known = {
-        "added_snapshot_id": snapshot_id,
-        "sequence_number": sequence_number,
-        "first_row_id": first_row_id,
-    }
-    for name, number in known.items():
-        values = pa.repeat(pa.scalar(number, pa.int64()), len(manifests))
-        manifests = manifests.set_column(manifests.schema.get_field_index(name), name, values)
-    return manifests.cast(MANIFEST_FILE_SCHEMA)
 
 
 # -- The plan to downgrade a table to format version 3 ----------------------------------------------------------------
@@ -442,7 +436,7 @@ class _DowngradeStep:
     def _written(self, group: LeafGroup) -> pa.Table:
         key = (group.keys, group.heads[0].snapshot_id)
         if key not in self.written:
-            target = target_bytes(group.state.metadata, ManifestRewriteOptions())
+            target = ListOptions.of(group.state.metadata).target_bytes
             self.written[key] = GroupJob(group, self.names.file("m"), target).run()
             self.names.written.update(self.written[key].column("manifest_path").to_pylist())
         return self.written[key]
@@ -467,7 +461,7 @@ def _refuse(state: TableState, groups: Sequence[LeafGroup]) -> None:
     for group in groups:
         refuse_unknown_transforms(group.state, group.manifests.column("partition_spec_id").to_pylist())
     manifest_codec(state.metadata)
-    target_bytes(state.metadata, ManifestRewriteOptions())
+    ListOptions.of(state.metadata)
     task_reader(state)
 
 

@@ -5,35 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyspark.sql import functions as F
 
-from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA
 from sparkmeta.avro.write import manifest_codec
 from sparkmeta.checks import Rule, is_whole, names_of, option
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.commit.attempts import BranchOptions, RewritePlan, RewriteStep, SnapshotPlanSummary, rewritten_by_others
 from sparkmeta.commit.lists import NewList, manifest_format, refuse_rewrite, without_manifests
+from sparkmeta.commit.manifest_tasks import ManifestTasks
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head
 from sparkmeta.commit.options import MOST_BYTES, ListOptions
-from sparkmeta.commit.sorted_manifests import (
-    file_count,
-    key_schema,
-    sampled_bounds,
-    sorted_among_tasks,
-    spread,
-    task_reader,
-)
+from sparkmeta.commit.sorted_manifests import MOST_RANGES, file_count, key_columns, spread, task_reader
 from sparkmeta.entries.arrays import live_count, live_counts
-from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
-from sparkmeta.maintain.rewrite_tasks import ManifestTasks
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.filter import ScanFilter, is_live_entry
 from sparkmeta.plan.prune import matching_manifests
@@ -45,7 +34,6 @@ from sparkmeta.spec.summary import summary_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkmeta.avro.write import ManifestFormat
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
@@ -194,70 +182,40 @@ def total_bytes(manifests: pa.Table) -> int:
 # -- The Spark jobs that rewrite a group of Avro manifests ------------------------------------------------------------
 
 
-# Maximum number of ranges that a task cuts its entries into.
-_MOST_RANGES = 16_384
 # Estimated bytes of an entry, for manifests without counts.
 _ENTRY_BYTES = 200
 
 
-@dataclass(frozen=True)
-class ManifestJob:
-    """The Spark jobs that rewrite a group.
+def write_group(state: TableState, group: ManifestGroup, options: ManifestRewriteOptions, name: str) -> pa.Table:
+    """Write the live entries of a group to new manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
 
-    Attributes:
+    Args:
+        state: the table with the group.
+        group: the manifests to rewrite.
+        options: the options of the rewrite.
         name: the beginning of the names of new manifests.
+
+    Raises:
+        UnsupportedError: tasks can't open the table's files.
+        CorruptFileError: a manifest is damaged.
+        ValidationError: the manifests hold another number of files than the manifest list says.
     """
-
-    state: TableState
-    group: ManifestGroup
-    options: ManifestRewriteOptions
-    name: str
-
-    def run(self) -> pa.Table:
-        """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
-
-        Raises:
-            UnsupportedError: tasks can't open the table's files.
-            CorruptFileError: a manifest is damaged.
-            ValidationError: the manifests hold another number of files than the manifest list says.
-        """
-        state, group = self.state, self.group
-        tasks = ManifestTasks(self._form, group.keys, task_reader(state))
-        ranges = min(group.parts, _MOST_RANGES)
-        bounds = self._bounds(ranges)
-        projection = state.projection(("first_row_id",))
-        units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
-        cut = partial(tasks.cut_parts, bounds)
-        written = sorted_among_tasks(units, cut, tasks.write_ranges, MANIFEST_FILE_SCHEMA, ranges)
-        with translated_errors():
-            manifests = written.toArrow().cast(MANIFEST_FILE_SCHEMA)
-        self._check_count(manifests)
-        return manifests
-
-    def _check_count(self, written: pa.Table) -> None:
-        known, count = live_count(self.group.manifests), file_count(written)
-        if known is not None and known != count:
-            raise ValidationError(
-                f"{self.state.metadata.location}: the manifest list says that the {CONTENTS[self.group.content]} "
-                f"manifests of partition spec {self.group.spec_id} have {known} live files: they have {count}"
-            )
-
-    @cached_property
-    def _form(self) -> ManifestFormat:
-        target = target_bytes(self.state.metadata, self.options)
-        return manifest_format(self.state, self.group.content, self.group.spec_id, self.name, target)
-
-    def _bounds(self, ranges: int) -> pa.Table:
-        """Return the last keys of the ranges. Runs a job that reads only keys."""
-        state, group = self.state, self.group
-        frame = state.entries(group.manifests, state.projection(("version_info",)))
-        live = frame.where(is_live_entry().text)
-        columns = [F.col(f"{PARTITION}.`{key}`").alias(f"k{place}") for place, key in enumerate(group.keys)]
-        keys = live.select(*columns, F.col("version_info.sequence_number").alias("sequence_number"), MANIFEST, ORDINAL)
-        entries = live_count(group.manifests)
-        entries = total_bytes(group.manifests) // _ENTRY_BYTES if entries is None else entries
-        no_keys = key_schema(dict(state.types.spec_fields[group.spec_id]), group.keys).empty_table()
-        return sampled_bounds(keys, no_keys, entries, ranges)
+    form = manifest_format(state, group.content, group.spec_id, name, target_bytes(state.metadata, options))
+    tasks = ManifestTasks(form, group.keys, task_reader(state))
+    projection = state.projection(("first_row_id",))
+    units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
+    entries = state.entries(group.manifests, state.projection(("version_info",))).where(is_live_entry().text)
+    known = live_count(group.manifests)
+    about = total_bytes(group.manifests) // _ENTRY_BYTES if known is None else known
+    ranges = min(group.parts, MOST_RANGES)
+    with translated_errors():
+        written = tasks.run(units, tasks.cut_parts, key_columns(entries, group.keys), about, ranges)
+    if known is not None and known != (count := file_count(written)):
+        raise ValidationError(
+            f"{state.metadata.location}: the manifest list says that the {CONTENTS[group.content]} manifests of "
+            f"partition spec {group.spec_id} have {known} live files: they have {count}"
+        )
+    return written
 
 
 # -- The plan to rewrite Avro manifests -------------------------------------------------------------------------------
@@ -386,7 +344,7 @@ class _ManifestStep(RewriteStep):
         return NewList(head, self.branch, self.names).commit(listed, summary())
 
     def _write(self, group: ManifestGroup) -> pa.Table:
-        manifests = ManifestJob(self.planned_on, group, self.options, self.names.file("m")).run()
+        manifests = write_group(self.planned_on, group, self.options, self.names.file("m"))
         self.names.written.update(manifests.column("manifest_path").to_pylist())
         return manifests
 

@@ -12,13 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.avro.container import manifest_data
-from sparkmeta.commit.sorted_manifests import SortedManifests, task_rows
-from sparkmeta.entries.records import part_of
 from sparkmeta.errors import SparkmetaError
-from sparkmeta.manifests.raw_entries import encoded_entries
 from sparkmeta.rows.file_rows import RowReader
-from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.write.tasks import PARTITION_COLUMN, DataFileTasks, partition_codes
 
 # -- The tasks that pack data files into groups. Without Spark --------------------------------------------------------
@@ -277,25 +272,3 @@ class PackTasks:
         if len(values.dictionary_encode("encode").dictionary) > 1:
             raise SparkmetaError(f"files of one group differ in the partition field {field}")
         return values.slice(0, 1)
-
-
-# -- Read live entries of Avro manifests as bytes ---------------------------------------------------------------------
-# The entries are sorted and written to other manifests.
-
-
-@dataclass(frozen=True)
-class ManifestTasks(SortedManifests):
-    """Reads, sorts and writes the entries of one partition spec. Picklable."""
-
-    reader: ExecutorReader
-
-    def cut_parts(self, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cut the live entries of parts of manifests, rows of `PART_SCHEMA`, into ranges, rows of `RANGE_SCHEMA`.
-
-        Args:
-            bounds: the last keys of the ranges.
-        """
-        projection = self.form.projection
-        for row in task_rows(batches):
-            entries = encoded_entries(manifest_data(self.reader, row), part_of(row), projection, self.form)
-            yield from self.cut_entries(bounds, entries)
