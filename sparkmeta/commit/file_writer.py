@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from sparkmeta.avro.write import ManifestFormat
     from sparkmeta.commit.file_rows import FileRows, ListedRows
     from sparkmeta.commit.new_snapshot import SnapshotNames
-    from sparkmeta.commit.options import ListOptions, TreeOptions
+    from sparkmeta.commit.options import TreeOptions
     from sparkmeta.commit.removed_files import Searches
     from sparkmeta.commit.tally import PartitionKey
     from sparkmeta.state import TableState
@@ -284,7 +284,6 @@ class ListedFileWriter:
 
     state: TableState
     names: SnapshotNames
-    options: ListOptions
 
     @cached_property
     def _rows(self) -> ListedRows:
@@ -336,10 +335,10 @@ class ListedFileWriter:
     @cached_property
     def _forms(self) -> dict[tuple[int, int], ManifestFormat]:
         """The formats of new manifests by content and partition spec, without specs that tasks refuse."""
-        name, target = self.names.file("m"), self.options.target_bytes
+        name = self.names.file("m")
         known = self.state.specs.keys() - self.state.types.unwritable_fields.keys()
         return {
-            (content, spec_id): manifest_format(self.state, kind, spec_id, name, target)
+            (content, spec_id): manifest_format(self.state, kind, spec_id, name)
             for content, kind in enumerate(_CONTENTS)
             for spec_id in sorted(known)
         }
@@ -349,12 +348,12 @@ class ListedFileWriter:
         form = self._forms[content, spec_id]
         of_form = encoded.where((F.col(CONTENT) == content) & (F.col(SPEC_ID) == spec_id))
         keys = tuple(field_id for field_id, _ in form.partition)
-        ranges = range_count(count, len(self.state.types.column_types), self.options.target_bytes)
+        ranges = range_count(count, len(self.state.types.column_types), form.target_bytes)
         tasks = SortedManifests(form, keys)
         schema = key_schema(dict(form.partition), keys)
         sample = map_arrow(of_form.select(KEYS), partial(read_keys, schema), schema)
-        table = tasks.run(of_form.select(ROWS), partial(cut_rows, tasks), sample, -(-count // FILES_PER_KEY), ranges)
-        self.names.written.update(table.column("manifest_path").to_pylist())
+        cut = partial(cut_rows, tasks)
+        table = self.names.noted(tasks.run(of_form.select(ROWS), cut, sample, -(-count // FILES_PER_KEY), ranges))
         if (written_count := file_count(table)) != count:
             raise ValidationError(
                 f"{self.state.metadata.location}: {written_count} files of partition spec {spec_id} were written, and "

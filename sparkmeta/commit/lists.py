@@ -43,7 +43,7 @@ def manifest_format(
     content: ContentType,
     spec_id: int,
     name: str,
-    target_bytes: int,
+    target_bytes: int | None = None,
     format_version: int | None = None,
 ) -> ManifestFormat:
     """Return the format of a table's manifests with entries of one content and partition spec.
@@ -51,7 +51,7 @@ def manifest_format(
     Args:
         content: `DATA_MANIFEST` or `DELETE_MANIFEST`.
         name: the prefix of the files' names.
-        target_bytes: the target size of a manifest.
+        target_bytes: the target size of a manifest. Defaults to the table's.
         format_version: the format version of the manifests. Defaults to the table's.
 
     Raises:
@@ -72,7 +72,7 @@ def manifest_format(
         level,
         metadata_folder(metadata),
         name,
-        target_bytes,
+        target_bytes or ListOptions.of(metadata).target_bytes,
         executor_writer(state.files),
         state.types.spec_tuples,
     )
@@ -134,27 +134,27 @@ def _packed_from_end(places: Iterable[int], sizes: list[int], target: int) -> It
 # -- Write the new files of a commit to Avro manifests ----------------------------------------------------------------
 
 
-def write_added(state: TableState, entries: pa.Table, snapshot_id: int, name: str, target_bytes: int) -> pa.Table:
+def write_added(state: TableState, entries: pa.Table, names: SnapshotNames) -> pa.Table:
     """Write a few new files to manifests, one or more per partition spec, and return the manifests' rows.
 
     Args:
+        state: the table.
         entries: see `added_entries`.
-        name: the prefix of the manifests' names.
-        target_bytes: the target size of a manifest.
+        names: the snapshot that adds the files, which notes the manifests.
     """
-    written = [MANIFEST_FILE_SCHEMA.empty_table()]
+    written, name = [MANIFEST_FILE_SCHEMA.empty_table()], names.file("m")
     deletes = pc.not_equal(entries.column("content_type"), int(ContentType.DATA))
     for kind, mask in ((ContentType.DATA_MANIFEST, pc.invert(deletes)), (ContentType.DELETE_MANIFEST, deletes)):
         of_kind = entries.filter(mask)
         for spec_id in sorted(of_kind.column("partition_spec_id").unique().to_pylist()):
             of_spec = of_kind.filter(pc.equal(of_kind.column("partition_spec_id"), spec_id)).combine_chunks()
-            form = manifest_format(state, kind, spec_id, name, target_bytes)
-            table = pa.Table.from_batches([added_entries(batch, form, snapshot_id) for batch in of_spec.to_batches()])
-            for piece in manifest_pieces(table, form):
+            form = manifest_format(state, kind, spec_id, name)
+            encoded = [added_entries(batch, form, names.snapshot_id) for batch in of_spec.to_batches()]
+            for piece in manifest_pieces(pa.Table.from_batches(encoded), form):
                 data, row = write_manifest(piece, form)
                 state.files.write_new(row.column("manifest_path")[0].as_py(), data)
                 written.append(row)
-    return pa.concat_tables(written)
+    return names.noted(pa.concat_tables(written))
 
 
 # -- Rewrite and merge manifests --------------------------------------------------------------------------------------
@@ -165,15 +165,11 @@ class ManifestRewriter:
     """Rewrites manifests of a table, a few on the driver and more by a job.
 
     Attributes:
-        snapshot_id: the snapshot whose changes the new manifests record.
-        name: the prefix of the new manifests' names.
-        target_bytes: the target size of a manifest.
+        names: the snapshot whose changes the new manifests record, which notes them.
     """
 
     state: TableState
-    snapshot_id: int
-    name: str
-    target_bytes: int
+    names: SnapshotNames
 
     def without_entries(self, manifests: pa.Table, removed: Mapping[str, PositionBitmap]) -> pa.Table:
         """Rewrite manifests without their removed entries, and return the rows of the new manifests in order.
@@ -208,19 +204,19 @@ class ManifestRewriter:
     def _written(self, groups: Sequence[pa.Table], removed: Mapping[str, PositionBitmap]) -> pa.Table:
         if not groups:
             return MANIFEST_FILE_SCHEMA.empty_table()
-        state, forms = self.state, {}
+        state, name, forms = self.state, self.names.file("m"), {}
         for content, spec_id in {(_first(group, "content"), _first(group, "partition_spec_id")) for group in groups}:
             kind = ContentType.DELETE_MANIFEST if content else ContentType.DATA_MANIFEST
-            forms[content, spec_id] = manifest_format(state, kind, spec_id, self.name, self.target_bytes)
+            forms[content, spec_id] = manifest_format(state, kind, spec_id, name)
         units = pa.Table.from_pylist([self._unit(*each, removed) for each in enumerate(groups)], schema=UNIT_SCHEMA)
-        tasks = RewriteTasks(task_reader(state), forms, self.snapshot_id)
+        tasks = RewriteTasks(task_reader(state), forms, self.names.snapshot_id)
         size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
         with translated_errors():
             if len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes:
                 written = map_on_driver(units, tasks.rewrite, GROUP_MANIFEST_SCHEMA)
             else:
                 written = map_arrow(spread(state.spark, units), tasks.rewrite, GROUP_MANIFEST_SCHEMA).toArrow()
-        return written.cast(GROUP_MANIFEST_SCHEMA).sort_by(GROUP).drop_columns([GROUP])
+        return self.names.noted(written.cast(GROUP_MANIFEST_SCHEMA).sort_by(GROUP).drop_columns([GROUP]))
 
     def _unit(self, place: int, group: pa.Table, removed: Mapping[str, PositionBitmap]) -> dict[str, Any]:
         state = self.state

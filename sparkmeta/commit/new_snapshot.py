@@ -27,6 +27,8 @@ from sparkmeta.storage.content import FileRange, read_ranges
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sparkmeta.commit.base_root import BaseRoot
     from sparkmeta.commit.tally import Tally
     from sparkmeta.spec.metadata import TableMetadata
@@ -133,6 +135,11 @@ class SnapshotNames:
     def file(self, what: str) -> str:
         """Return a unique name for a file of this attempt."""
         return f"{self.snapshot_id}-{self.attempts}-{what}-{uuid.uuid4()}"
+
+    def noted(self, manifests: pa.Table) -> pa.Table:
+        """Note that an attempt has written manifests, rows of `MANIFEST_FILE_SCHEMA`, and return them."""
+        self.written.update(manifests.column("manifest_path").to_pylist())
+        return manifests
 
 
 @dataclass(frozen=True)

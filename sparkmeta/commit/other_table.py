@@ -25,6 +25,7 @@ from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, AdoptedSpec, TableTasks
 from sparkmeta.commit.new_files import ListedFiles
 from sparkmeta.commit.new_snapshot import with_root
+from sparkmeta.commit.options import ListOptions
 from sparkmeta.commit.sorted_manifests import file_count, spread, task_reader
 from sparkmeta.commit.tally import KindCount, Tally
 from sparkmeta.entries.arrays import live_counts
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.new_snapshot import SnapshotNames
-    from sparkmeta.commit.options import ListOptions, TreeOptions
+    from sparkmeta.commit.options import TreeOptions
     from sparkmeta.manifests.v4.write import LeafFormat
 
 
@@ -517,7 +518,6 @@ class ListedTable:
     source: TableState
     target: TableState
     names: SnapshotNames
-    options: ListOptions
 
     def data_files(self) -> ListedFiles:
         """Write the data files. Many are written by a job.
@@ -559,7 +559,8 @@ class ListedTable:
         decoder = reader.decoder(Placement.DRIVER) if on_driver else self._task_decoder()
         specs = self._specs(match, content)
         tasks = TableTasks(decoder, projection, match, specs, self.names.snapshot_id, dangling)
-        units = _units(reader.task_parts(manifests, projection), self.options.target_bytes)
+        target_bytes = ListOptions.of(self.target.metadata).target_bytes
+        units = _units(reader.task_parts(manifests, projection), target_bytes)
         with translated_errors():
             in_root = pa.Table.from_batches(
                 tasks.write(reader.root_batches(manifests, projection)), SIZED_MANIFEST_SCHEMA
@@ -570,9 +571,7 @@ class ListedTable:
                 written = map_arrow(
                     spread(self.target.spark, units), tasks.write_units, SIZED_MANIFEST_SCHEMA
                 ).toArrow()
-        rows = pa.concat_tables([in_root, written.cast(SIZED_MANIFEST_SCHEMA)])
-        self.names.written.update(rows.column("manifest_path").to_pylist())
-        return rows
+        return self.names.noted(pa.concat_tables([in_root, written.cast(SIZED_MANIFEST_SCHEMA)]))
 
     def _task_decoder(self) -> EntryDecoder:
         files = task_reader(self.source)
@@ -591,7 +590,7 @@ class ListedTable:
         name = self.names.file("m")
         return {
             spec_id: AdoptedSpec(
-                manifest_format(self.target, content, target_spec_id, name, self.options.target_bytes),
+                manifest_format(self.target, content, target_spec_id, name),
                 tuple(
                     None if isinstance(field.transform, VoidTransform) else field.field_id
                     for field in self.source.specs[spec_id].fields

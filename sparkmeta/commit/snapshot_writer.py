@@ -139,7 +139,7 @@ class ListWriter:
 
     def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
-        return ListedFileWriter(self.state, self.names, self._options).add(files, allowed, added.on_driver)
+        return ListedFileWriter(self.state, self.names).add(files, allowed, added.on_driver)
 
     def add_table(self, source: TableState, added: NewFiles, *, with_deletes: bool) -> NewFiles:  # noqa: ARG002
         """See `SnapshotWriter.add_table`."""
@@ -155,15 +155,11 @@ class ListWriter:
         return self._table(source).vectors()
 
     def _table(self, source: TableState) -> ListedTable:
-        return ListedTable(replace(source, session=self.state.session), self.state, self.names, self._options)
-
-    @property
-    def _options(self) -> ListOptions:
-        return ListOptions.of(self.state.metadata)
+        return ListedTable(replace(source, session=self.state.session), self.state, self.names)
 
     @property
     def _rewriter(self) -> ManifestRewriter:
-        return ManifestRewriter(self.state, self.names.snapshot_id, self.names.file("m"), self._options.target_bytes)
+        return ManifestRewriter(self.state, self.names)
 
     def commit(self, added: NewFiles, removal: Removal, summary: Callable[[LeafCounts], Summary]) -> TableMetadata:
         """See `SnapshotWriter.commit`.
@@ -171,7 +167,7 @@ class ListWriter:
         The list contains the commit's new data manifests, the other data manifests, then delete manifests in the same
         order (semantics 9.7). Manifests without live files are dropped unless the commit has written them.
         """
-        options = self._options
+        options = ListOptions.of(self.state.metadata)
         new = self._new_manifests(added)
         existing, replaced = self._without(removal.masks)
         listed = []
@@ -188,12 +184,9 @@ class ListWriter:
     def _new_manifests(self, added: NewFiles) -> pa.Table:
         """Return the manifests with new files. Files that are still rows are written to manifests first."""
         if self._of_rows is None:
-            target = self._options.target_bytes
             self._of_rows = MANIFEST_FILE_SCHEMA.empty_table()
             if added.rows is not None and len(added.rows):
-                name = self.names.file("m")
-                self._of_rows = write_added(self.state, added.rows, self.names.snapshot_id, name, target)
-            self._note(self._of_rows)
+                self._of_rows = write_added(self.state, added.rows, self.names)
         return self._of_rows if added.leaves is None else pa.concat_tables([self._of_rows, added.leaves])
 
     def _without(self, removed: Mapping[str, PositionBitmap]) -> tuple[pa.Table, int]:
@@ -209,7 +202,6 @@ class ListWriter:
         }
         fresh = [place for place, key in keys.items() if key not in self._successors]
         written = self._rewriter.without_entries(listed.take(pa.array(fresh, pa.int64())), removed)
-        self._note(written)
         self._successors |= {keys[place]: written.slice(row, 1) for row, place in enumerate(fresh)}
         rows = [
             self._successors[keys[place]] if place in keys else listed.slice(place, 1) for place in range(len(paths))
@@ -224,7 +216,6 @@ class ListWriter:
         keys = {places: tuple(_sources(group)) for places, group in groups.items()}
         fresh = [places for places in groups if keys[places] not in self._merged]
         written = self._rewriter.merged([groups[places] for places in fresh])
-        self._note(written)
         self._merged |= {keys[places]: written.slice(row, 1) for row, places in enumerate(fresh)}
         rows = [
             self._merged[keys[each.places]] if each.is_merged else manifests.take(pa.array(each.places, pa.int64()))
@@ -232,9 +223,6 @@ class ListWriter:
         ]
         replaced = sum(len(group) - (pc.sum(is_new(group)).as_py() or 0) for group in groups.values())
         return pa.concat_tables([manifests.slice(0, 0), *rows]), replaced
-
-    def _note(self, written: pa.Table) -> None:
-        self.names.written.update(written.column("manifest_path").to_pylist())
 
 
 def _sources(manifests: pa.Table) -> Iterable[tuple[str, int | None]]:

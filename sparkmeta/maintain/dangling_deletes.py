@@ -15,7 +15,6 @@ from sparkmeta.commit.base_root import base_root
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, branch_head, with_root
 from sparkmeta.commit.next_root import TreeChange
-from sparkmeta.commit.options import ListOptions
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.tally import KindCount
 from sparkmeta.errors import UnsupportedError
@@ -218,12 +217,9 @@ class _DanglingStep(RewriteStep):
             counts = LeafCounts(kept=len(base.root.leaves))
             change = TreeChange(removed=removal.keys, masks=removal.masks)
             return new.commit(change, self.summary(head, counts, removed=removal.tally))
-        options = ListOptions.of(head.metadata)
-        rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), options.target_bytes)
         listed = head.manifest_files
         unchanged = without_manifests(listed, removal.masks.keys())
-        manifests = rewriter.without_entries(listed, removal.masks)
-        self.names.written.update(manifests.column("manifest_path").to_pylist())
+        manifests = ManifestRewriter(head, self.names).without_entries(listed, removal.masks)
         counts = LeafCounts(len(manifests), len(unchanged), len(manifests))
         summary = self.summary(head, counts, removed=removal.tally)
         return NewList(head, self.branch, self.names).commit(pa.concat_tables([manifests, unchanged]), summary())

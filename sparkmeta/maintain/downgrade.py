@@ -205,12 +205,10 @@ class GroupJob:
 
     Attributes:
         name: the beginning of the names of new manifests.
-        target_bytes: the target size of a manifest.
     """
 
     group: LeafGroup
     name: str
-    target_bytes: int
 
     def run(self) -> pa.Table:
         """Write the manifests, and return their rows of `MANIFEST_FILE_SCHEMA`.
@@ -239,7 +237,7 @@ class GroupJob:
     def _write(self, content: int, spec_id: int, entries: int, with_row_ids: int, first_row_id: int | None) -> pa.Table:
         state, types = self.group.state, self.group.state.types
         kind = ContentType.DELETE_MANIFEST if content else ContentType.DATA_MANIFEST
-        form = manifest_format(state, kind, spec_id, self.name, self.target_bytes, LIST_VERSION)
+        form = manifest_format(state, kind, spec_id, self.name, format_version=LIST_VERSION)
         snapshot = state.snapshot
         assert snapshot is not None
         manifests = self._of_content[content]
@@ -249,7 +247,7 @@ class GroupJob:
         keys = tuple(field_id for field_id, _ in form.partition)
         key_rows = key_columns(self._live(manifests, ("partition_spec_id",)).where(of_spec), keys)
         tasks = EntryTasks(form, keys, snapshot.snapshot_id)
-        ranges = range_count(entries, len(types.column_types), self.target_bytes)
+        ranges = range_count(entries, len(types.column_types), form.target_bytes)
         table = tasks.run(frame, tasks.cut_rows, key_rows, entries, ranges)
         if (count := file_count(table)) != entries:
             raise ValidationError(
@@ -436,9 +434,7 @@ class _DowngradeStep:
     def _written(self, group: LeafGroup) -> pa.Table:
         key = (group.keys, group.heads[0].snapshot_id)
         if key not in self.written:
-            target = ListOptions.of(group.state.metadata).target_bytes
-            self.written[key] = GroupJob(group, self.names.file("m"), target).run()
-            self.names.written.update(self.written[key].column("manifest_path").to_pylist())
+            self.written[key] = self.names.noted(GroupJob(group, self.names.file("m")).run())
         return self.written[key]
 
     def _write_list(self, head: Head, metadata: TableMetadataV4, manifests: pa.Table) -> str:

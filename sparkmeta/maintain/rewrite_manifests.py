@@ -200,7 +200,7 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
         CorruptFileError: a manifest is damaged.
         ValidationError: the manifests hold another number of files than the manifest list says.
     """
-    form = manifest_format(state, group.content, group.spec_id, name, target_bytes(state.metadata, options))
+    form = manifest_format(state, group.content, group.spec_id, name, options.target_manifest_bytes)
     tasks = ManifestTasks(form, group.keys, task_reader(state))
     projection = state.projection(("first_row_id",))
     units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
@@ -344,9 +344,7 @@ class _ManifestStep(RewriteStep):
         return NewList(head, self.branch, self.names).commit(listed, summary())
 
     def _write(self, group: ManifestGroup) -> pa.Table:
-        manifests = write_group(self.planned_on, group, self.options, self.names.file("m"))
-        self.names.written.update(manifests.column("manifest_path").to_pylist())
-        return manifests
+        return self.names.noted(write_group(self.planned_on, group, self.options, self.names.file("m")))
 
 
 def _inherited(state: TableState) -> dict[str, tuple[Any, ...]]:

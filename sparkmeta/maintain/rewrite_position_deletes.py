@@ -21,11 +21,10 @@ from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
 from sparkmeta.commit.file_writer import ListedFileWriter
 from sparkmeta.commit.lists import ManifestRewriter, NewList, without_manifests
 from sparkmeta.commit.new_snapshot import LeafCounts, branch_head, with_root
-from sparkmeta.commit.options import ListOptions, check_snapshot_options
+from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.sorted_manifests import most_tasks, task_reader
-from sparkmeta.commit.tally import Tally
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, translated_errors
@@ -57,11 +56,10 @@ from sparkmeta.write.files import checkpointed
 from sparkmeta.write.tasks import Places, deleted_on_failure, named_on_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.attempts import Step
+    from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
     from sparkmeta.write.delete_tasks import WriteTasks
@@ -330,6 +328,7 @@ def _applied(state: TableState) -> DataFrame:
 
 _APPEND = "append"
 _KEY = ["location", "blob_offset"]
+_KINDS = (int(ContentType.POSITION_DELETES),)
 
 
 @dataclass
@@ -342,13 +341,14 @@ class DeleteRewriteStep(RewriteStep):
     Attributes:
         rewrite: the deletes that are replaced.
         new: the new deletes, rows of `WRITTEN_SCHEMA`.
-        manifests: the manifests that attempts have written and the counts of added files, by the values that they
-            depend on.
+        added: snapshot id -> the manifests of the new deletes.
+        rest: the rewritten manifests, by snapshot id and the deletion vectors of replaced entries.
     """
 
     rewrite: DeleteRewrite
     new: DataFrame
-    manifests: dict[object, tuple[pa.Table, Tally]] = field(default_factory=dict)
+    added: dict[int, NewFiles] = field(default_factory=dict)
+    rest: dict[object, pa.Table] = field(default_factory=dict)
 
     def apply_to(self, head: TableState) -> TableMetadata:
         """See `RewriteStep.apply_to`."""
@@ -358,33 +358,18 @@ class DeleteRewriteStep(RewriteStep):
         is_same = head.snapshot == planned.snapshot
         removal = removal_of(self.rewrite.entries, planned) if is_same else self._removal(head)
         snapshot_id = self.names.snapshot_id
-        added, tally = self._once(snapshot_id, self._added)
+        if snapshot_id not in self.added:
+            files = listed_files(self.new, planned)
+            self.added[snapshot_id] = ListedFileWriter(planned, self.names).in_manifests(files, _KINDS)
         masks = tuple((location, write_deletion_vector(removal.masks[location])) for location in sorted(removal.masks))
-        unchanged = without_manifests(head.manifest_files, removal.masks.keys())
-        rest, _ = self._once((snapshot_id, masks), lambda: (self._without(head, removal), Tally()))
-        counts = LeafCounts(len(added) + len(rest), len(unchanged), len(removal.masks))
-        summary = self.summary(head, counts, removed=removal.tally, added=tally)
-        return NewList(head, self.branch, self.names).commit(pa.concat_tables([added, rest, unchanged]), summary())
-
-    def _added(self) -> tuple[pa.Table, Tally]:
-        """Write manifests of the new deletes."""
-        state = self.rewrite.state
-        writer = ListedFileWriter(state, self.names, ListOptions.of(state.metadata))
-        files = writer.in_manifests(listed_files(self.new, state), (int(ContentType.POSITION_DELETES),))
-        assert files.leaves is not None
-        return files.leaves, files.tally
-
-    def _without(self, head: TableState, removal: Removal) -> pa.Table:
-        """Rewrite the manifests that list removed entries without these, and return the rows of the new manifests."""
-        target = ListOptions.of(head.metadata).target_bytes
-        rewriter = ManifestRewriter(head, self.names.snapshot_id, self.names.file("m"), target)
-        return rewriter.without_entries(head.manifest_files, removal.masks)
-
-    def _once(self, key: object, write: Callable[[], tuple[pa.Table, Tally]]) -> tuple[pa.Table, Tally]:
-        if key not in self.manifests:
-            self.manifests[key] = write()
-            self.names.written.update(self.manifests[key][0].column("manifest_path").to_pylist())
-        return self.manifests[key]
+        if (snapshot_id, masks) not in self.rest:
+            rewriter = ManifestRewriter(head, self.names)
+            self.rest[snapshot_id, masks] = rewriter.without_entries(head.manifest_files, removal.masks)
+        added, unchanged = self.added[snapshot_id], without_manifests(head.manifest_files, removal.masks.keys())
+        new = pa.concat_tables([added.leaves, self.rest[snapshot_id, masks]])
+        counts = LeafCounts(len(new), len(unchanged), len(removal.masks))
+        summary = self.summary(head, counts, removed=removal.tally, added=added.tally)
+        return NewList(head, self.branch, self.names).commit(pa.concat_tables([new, unchanged]), summary())
 
     def _removal(self, head: TableState) -> Removal:
         """Return the removal from a snapshot that others have committed since the plan.
