@@ -27,6 +27,7 @@ from sparkmeta.commit.leaves import (
     existing,
     leaf_format,
     leaf_frame,
+    leaf_parts,
     live_owners,
     named_owners,
     partition_columns,
@@ -162,30 +163,14 @@ class RewriteJob:
 
     def _leaf_sources(self, places: Sequence[int]) -> list[dict[str, Any]]:
         """Return leaves as structs of `BIN_SCHEMA`."""
-        dvs = self.scope.root.manifest_dv_of
-        sources = []
-        for place, row in zip(
-            places, self.root.select(_LEAF_COLUMNS).take(pa.array(places, pa.int64())).to_pylist(), strict=True
-        ):
-            dv = dvs.get(row["location"])
-            blob = dv["deletion_vector"] if dv else {}
-            sources.append(
-                {
-                    "location": row["location"],
-                    "file_format": row["file_format"].upper() if place in self.scope.old else None,
-                    "partition_spec_id": row["partition_spec_id"],
-                    "file_size_in_bytes": row["file_size_in_bytes"],
-                    "snapshot_id": row["version_info"]["snapshot_id"],
-                    "sequence_number": row["version_info"]["sequence_number"],
-                    "first_row_id": row["first_row_id"],
-                    "record_count": row["record_count"],
-                    "dv_location": dv["location"] if dv else None,
-                    "dv_offset": blob.get("offset"),
-                    "dv_size": blob.get("size_in_bytes"),
-                    "dv_content": blob.get("inline_content"),
-                    "masked": dv["record_count"] if dv else 0,
-                }
-            )
+        leaves, dvs = self.root.take(pa.array(places, pa.int64())), self.scope.root.manifest_dv_of
+        parts = leaf_parts(leaves).append_column("record_count", leaves.column("record_count"))
+        sources: list[dict[str, Any]] = parts.to_pylist()
+        for place, leaf in zip(places, sources, strict=True):
+            dv = dvs.get(leaf["location"])
+            leaf["dv"] = None if dv is None else dv_row(leaf[MANIFEST], leaf, dv)
+            if place not in self.scope.old:
+                leaf["file_format"] = None
         return sources
 
     def _bin(self, number: int, group: Group, leaves: Sequence[int], *, files: bool = True) -> dict[str, Any]:
@@ -264,17 +249,6 @@ class RewriteJob:
             frames.append(map_arrow(bins, partial(self.rewriting([]).read_keys, group.spec_id), schema))
         entries = pc.sum(self.root.column("record_count").take(pa.array(group.leaves, pa.int64()))).as_py()
         return sampled_bounds(reduce(lambda left, right: left.unionByName(right), frames), in_root, entries, ranges)
-
-
-_LEAF_COLUMNS = [
-    "location",
-    "file_format",
-    "partition_spec_id",
-    "file_size_in_bytes",
-    "version_info",
-    "first_row_id",
-    "record_count",
-]
 
 
 def written_leaves(written: DataFrame) -> dict[int, list[pa.Table]]:

@@ -19,10 +19,10 @@ from sparkmeta.commit.sorted_manifests import combined, cut, ordered, range_tabl
 from sparkmeta.entries.arrays import kept_rows
 from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
-from sparkmeta.entries.records import ManifestContext, ManifestPart
+from sparkmeta.entries.records import PART_SCHEMA, part_of
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.deletion_vectors import inlined, unmasked
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
 from sparkmeta.manifests.v4.convert import Adoption, conversion_projection, converted
 from sparkmeta.manifests.v4.decode import leaf_entries
 from sparkmeta.manifests.v4.layout import TreeTypes, tree_schema
@@ -40,25 +40,9 @@ from sparkmeta.spec.entry import Status
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader
 
-# A leaf to read: the values that its entries inherit, and its manifest DV, if any. file_format: the format of a
-# manifest in the layout of versions 1 to 3; null for a leaf in the tree's layout.
-_LEAF = pa.struct(
-    [
-        pa.field("location", pa.string()),
-        pa.field("file_format", pa.string()),
-        pa.field("partition_spec_id", pa.int32()),
-        pa.field("file_size_in_bytes", pa.int64()),
-        pa.field("snapshot_id", pa.int64()),
-        pa.field("sequence_number", pa.int64()),
-        pa.field("first_row_id", pa.int64()),
-        pa.field("record_count", pa.int64()),
-        pa.field("dv_location", pa.string()),
-        pa.field("dv_offset", pa.int64()),
-        pa.field("dv_size", pa.int64()),
-        pa.field("dv_content", pa.binary()),
-        pa.field("masked", pa.int64()),
-    ]
-)
+# A leaf to read, as a part of `PART_SCHEMA`, and its manifest DV, if any. file_format: the format of a manifest in the
+# layout of versions 1 to 3; null for a leaf in the tree's layout.
+_LEAF = pa.struct([*PART_SCHEMA, pa.field("record_count", pa.int64()), pa.field("dv", pa.struct([*DV_SCHEMA]))])
 
 # Leaves and files that one task reads. group: the number of the group. parts: the number of leaves that the task
 # writes. files: entries of the root, as an Arrow stream.
@@ -143,7 +127,7 @@ class Rewriting:
         schema = key_schema(keys, stats)
         for row in task_rows(batches):
             for leaf in row["leaves"]:
-                for batch in self._decoded(leaf, projection):
+                for batch in self._decoder.entries(leaf, projection):
                     paths = [
                         (PARTITION, str(fields[key])) if key in fields else (CONTENT_STATS, str(key), "lower_bound")
                         for key in keys
@@ -179,10 +163,10 @@ class Rewriting:
             CorruptFileError: a leaf or a manifest DV is damaged, or a leaf has another number of entries than its root
                 says.
         """
-        dvs = [_dv_row(place, leaf) for place, leaf in enumerate(leaves) if leaf["masked"]]
+        dvs = [leaf["dv"] for leaf in leaves if leaf["dv"] is not None]
         masks = {dv[MANIFEST]: dv for dv in inlined(dvs, self.reader)}
-        for place, leaf in enumerate(leaves):
-            yield from self._live_entries(leaf, masks.get(place))
+        for leaf in leaves:
+            yield from self._live_entries(leaf, masks.get(leaf[MANIFEST]))
 
     def _live_entries(self, leaf: Mapping[str, Any], mask: Mapping[str, Any] | None) -> Iterator[pa.Table]:
         unmasked_rows = None if mask is None else unmasked(leaf["record_count"], mask)
@@ -201,17 +185,16 @@ class Rewriting:
         """Yield all entries of a leaf in physical order: at once for the tree's layout, else by thousands."""
         spec_id = leaf["partition_spec_id"]
         if leaf["file_format"] is not None:
-            batches = self._decoded(leaf, conversion_projection(self.types, spec_id))
+            batches = self._decoder.entries(leaf, conversion_projection(self.types, spec_id))
             yield from converted(batches, self.types, spec_id, leaf["location"])
             return
-        context = ManifestContext(leaf["snapshot_id"], leaf["sequence_number"], leaf["first_row_id"])
-        part = ManifestPart(0, leaf["location"], spec_id, context)
-        entries = leaf_entries(self.reader.read(leaf["location"]), part, self.types)
+        entries = leaf_entries(self.reader.read(leaf["location"]), part_of(leaf), self.types)
         yield table_with_locations(entries, self.locations, leaf["location"])
 
-    def _decoded(self, leaf: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
-        decoder = EntryDecoder(self.reader, None, self.locations)
-        return decoder.entries({**leaf, MANIFEST: 0, "part": 0, "parts": 1}, projection)
+    @property
+    def _decoder(self) -> EntryDecoder:
+        """The decoder of manifests in the layout of versions 1 to 3."""
+        return EntryDecoder(self.reader, None, self.locations)
 
     def _key_table(self, table: pa.Table, spec_id: int) -> pa.Table:
         return key_table(table, self.keys[spec_id])
@@ -239,19 +222,6 @@ def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         pending.append(table)
     if pending:
         yield combined(pending)
-
-
-def _dv_row(place: int, leaf: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        MANIFEST: place,
-        "referenced_file": leaf["location"],
-        "location": leaf["dv_location"],
-        "offset": leaf["dv_offset"],
-        "size_in_bytes": leaf["dv_size"],
-        "inline_content": leaf["dv_content"],
-        "record_count": leaf["masked"],
-        "leaf_entries": leaf["record_count"],
-    }
 
 
 # -- Order ----------------------------------------------------------------------------------------------------------

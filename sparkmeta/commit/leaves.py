@@ -44,12 +44,12 @@ def few_entries(state: TableState, leaves: pa.Table, projection: EntryProjection
     if state.access.driver is None:
         return leaf_frame(state, leaves, projection).toArrow().cast(projection.schema)
     decoder = EntryDecoder(state.access.driver, state.types.tree_types, state.types.locations)
-    return map_on_driver(_units(leaves), partial(decoder.decode_parts, projection), projection.schema)
+    return map_on_driver(leaf_parts(leaves), partial(decoder.decode_parts, projection), projection.schema)
 
 
 def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection) -> DataFrame:
     """Return every physical entry of leaves as a lazy DataFrame. `manifest` is the leaf's index among the leaves."""
-    units = _units(leaves)
+    units = leaf_parts(leaves)
     tasks = state.access.tasks
     if tasks is None or not len(units) or state.access.spark_opens(units.column("location")[0].as_py()):
         types = state.types
@@ -61,7 +61,8 @@ def leaf_frame(state: TableState, leaves: pa.Table, projection: EntryProjection)
     return map_by_tasks(state.spark, units, decode, projection.schema)
 
 
-def _units(leaves: pa.Table) -> pa.Table:
+def leaf_parts(leaves: pa.Table) -> pa.Table:
+    """Return leaves as rows of `PART_SCHEMA`, one per leaf. `manifest` is the leaf's index."""
     return whole_manifests(leaf_manifests(leaves, pa.array(range(len(leaves)), pa.int32())))
 
 

@@ -54,8 +54,8 @@ def test_a_leaf_of_fewer_entries_than_its_root_counts_is_refused() -> None:
     content = write_manifest(pa.Table.from_pylist([entry], tree_schema({})), "data")
     reader: Any = SimpleNamespace(read=lambda _: content)
     form: Any = SimpleNamespace(stats={}, schema=tree_schema({}))
-    leaf = {"location": "leaf", "snapshot_id": 1, "sequence_number": 1, "first_row_id": None, "masked": 0}
-    leaf |= {"file_format": None, "partition_spec_id": 0}
+    leaf = {"manifest": 0, "location": "leaf", "snapshot_id": 1, "sequence_number": 1, "first_row_id": None}
+    leaf |= {"file_format": None, "partition_spec_id": 0, "part": 0, "parts": 1, "dv": None}
     rewriting = Rewriting(reader, form, TreeTypes({}, frozenset(), {0: []}, {0: []}), Locations("/t", 4), {}, 1.0)
     assert [len(table) for table in rewriting.live_entries([leaf | {"record_count": 1}])] == [1]
     with pytest.raises(CorruptFileError, match="leaf: entries is 1: the root's entry for the leaf counts 2 entries"):
