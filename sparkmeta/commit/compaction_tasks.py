@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import restamped
-from sparkmeta.commit.sorted_manifests import combined, cut, ordered, range_tables, task_rows
+from sparkmeta.commit.sorted_manifests import combined, cut, ordered, packed, range_tables, task_rows
 from sparkmeta.entries.arrays import kept_rows
 from sparkmeta.entries.locations import table_with_locations
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
@@ -113,7 +113,7 @@ class Rewriting:
     def cut_bins(self, spec_id: int, bounds: pa.Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut the entries of bins into ranges, rows of `RANGE_SCHEMA`, given the last key of each range."""
         for row in task_rows(batches):
-            for table in _joined(self._entries(row)):
+            for table in map(combined, packed(self._entries(row), CUT_ENTRIES, len)):
                 yield from cut(table, self._key_table(table, spec_id), bounds)
 
     def read_keys(self, spec_id: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -210,18 +210,6 @@ class Rewriting:
 
     def _adopted(self, entries: pa.Table) -> pa.Table:
         return entries if self.adoption is None else self.adoption(entries)
-
-
-def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows of small tables in larger ones of at most `CUT_ENTRIES`, or of one table."""
-    pending: list[pa.Table] = []
-    for table in tables:
-        if pending and sum(map(len, pending)) + len(table) > CUT_ENTRIES:
-            yield combined(pending)
-            pending = []
-        pending.append(table)
-    if pending:
-        yield combined(pending)
 
 
 # -- Order ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from sparkmeta.commit.base_root import with_counts
 from sparkmeta.commit.manifest_tasks import GROUP, GROUP_MANIFEST_SCHEMA, REMOVED, UNIT_SCHEMA, RewriteTasks
 from sparkmeta.commit.new_snapshot import SnapshotNames, next_row_id, with_snapshot
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, spread, task_reader
+from sparkmeta.commit.sorted_manifests import added_entries, manifest_pieces, packed, spread, task_reader
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import UnsupportedError, translated_errors
@@ -113,22 +113,11 @@ def merge_bins(manifests: pa.Table, options: ListOptions) -> list[Bin]:
     sizes = manifests.column("manifest_length").to_pylist()
     chosen = []
     for spec_id in sorted(places, reverse=True):
-        for packed in _packed_from_end(places[spec_id], sizes, options.target_bytes):
-            least = options.min_count if 0 in packed else 2
-            chosen.append(Bin(packed, is_merged=len(packed) >= max(2, least)))
+        from_end = [*packed(reversed(places[spec_id]), options.target_bytes, sizes.__getitem__)]
+        for members in (tuple(reversed(pack)) for pack in reversed(from_end)):
+            least = options.min_count if 0 in members else 2
+            chosen.append(Bin(members, is_merged=len(members) >= max(2, least)))
     return chosen
-
-
-def _packed_from_end(places: Iterable[int], sizes: list[int], target: int) -> Iterator[tuple[int, ...]]:
-    bins: list[list[int]] = []
-    total = 0
-    for place in reversed([*places]):
-        if not bins or total + sizes[place] > target:
-            bins.append([])
-            total = 0
-        bins[-1].append(place)
-        total += sizes[place]
-    return (tuple(reversed(packed)) for packed in reversed(bins))
 
 
 # -- Write the new files of a commit to Avro manifests ----------------------------------------------------------------

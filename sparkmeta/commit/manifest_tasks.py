@@ -1,4 +1,4 @@
-"""The tasks that rewrite, merge and adopt Avro manifests. Without Spark: tasks import this."""
+"""The tasks that rewrite, merge, sort and adopt Avro manifests. Without Spark: tasks import this."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from sparkmeta.commit.manifest_tasks import SIZE, SIZED_MANIFEST_SCHEMA, Adopted
 from sparkmeta.commit.new_files import ListedFiles
 from sparkmeta.commit.new_snapshot import with_root
 from sparkmeta.commit.options import ListOptions
-from sparkmeta.commit.sorted_manifests import file_count, spread, task_reader
+from sparkmeta.commit.sorted_manifests import file_count, packed, spread, task_reader
 from sparkmeta.commit.tally import KindCount, Tally
 from sparkmeta.entries.arrays import live_counts
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
@@ -48,8 +48,6 @@ from sparkmeta.spec.upgrade import upgrade_metadata
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table.sorting import SortOrder
     from pyiceberg.types import NestedField
@@ -614,16 +612,7 @@ def _units(parts: pa.Table, target_bytes: int) -> pa.Table:
     """Return neighbouring parts of manifests in lists, each of about the bytes of a new manifest."""
     ordered = parts.sort_by([(MANIFEST, "ascending"), ("part", "ascending")]).combine_chunks()
     sizes = pc.divide(ordered.column("file_size_in_bytes"), ordered.column("parts").cast(pa.int64())).to_pylist()
-    starts = pa.array([*_starts(sizes, target_bytes), len(sizes)], pa.int32())
+    packs = packed(range(len(sizes)), target_bytes, sizes.__getitem__)
+    starts = pa.array([*(pack[0] for pack in packs), len(sizes)], pa.int32())
     rows = pa.StructArray.from_arrays([column.combine_chunks() for column in ordered.columns], fields=[*ordered.schema])
     return pa.table({"parts": pa.ListArray.from_arrays(starts, rows)})
-
-
-def _starts(sizes: list[int], target_bytes: int) -> Iterator[int]:
-    """Yield the start indices of packs of neighbours. A pack has at most `target_bytes` or a single element."""
-    total = target_bytes
-    for place, size in enumerate(sizes):
-        if total + size > target_bytes or not place:
-            yield place
-            total = 0
-        total += size

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # blobs of many rows.
 
 
+T = TypeVar("T")
+
 RANGE_SCHEMA = pa.schema([pa.field("range", pa.int32()), pa.field("rows", pa.binary())])
 """Entries of one range, as an Arrow IPC stream."""
 
@@ -54,6 +56,20 @@ def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 def combined(tables: Iterable[pa.Table]) -> pa.Table:
     """Concatenate tables into one chunk, since `take` is twice as slow on many chunks."""
     return pa.concat_tables(tables).combine_chunks()
+
+
+def packed(items: Iterable[T], most: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Pack neighbours into lists of at most a total size, or of one item."""
+    pack: list[T] = []
+    total = 0
+    for item in items:
+        if pack and total + size(item) > most:
+            yield pack
+            pack, total = [], 0
+        pack.append(item)
+        total += size(item)
+    if pack:
+        yield pack
 
 
 def ordered(table: pa.Table, keys: pa.Table) -> pa.Table:
@@ -216,7 +232,8 @@ class SortedManifests:
         Args:
             bounds: the last keys of the ranges.
         """
-        for table in _joined(batches):
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
+        for table in map(combined, packed(tables, _CUT_BYTES, lambda table: table.column(ENTRY).nbytes)):
             yield from cut(table, key_table(table, self.keys), bounds)
 
     def write_ranges(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -244,20 +261,6 @@ def range_count(entries: int, columns: int, target_bytes: int) -> int:
         target_bytes: the target size of a manifest.
     """
     return max(1, min(MOST_RANGES, entries * (_ENTRY_BYTES + _COLUMN_BYTES * columns) // target_bytes))
-
-
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Merge batches of entries into larger tables."""
-    pending: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        pending.append(batch)
-        size += batch.column(ENTRY).nbytes
-        if size >= _CUT_BYTES:
-            yield pa.Table.from_batches(pending).combine_chunks()
-            pending, size = [], 0
-    if pending:
-        yield pa.Table.from_batches(pending).combine_chunks()
 
 
 def key_table(entries: pa.Table, keys: Sequence[int]) -> pa.Table:

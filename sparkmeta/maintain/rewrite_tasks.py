@@ -1,4 +1,4 @@
-"""Tasks of rewrites: pack files, write rows, and read manifests. Spark tasks import this module."""
+"""Tasks of rewrites: pack files, and write rows. Spark tasks import this module."""
 
 from __future__ import annotations
 
