@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import manifests_of_list
+from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
 from sparkmeta.manifests.reader import ManifestReader, read_manifest_list, root_location
@@ -194,6 +195,10 @@ class TableState:
                 is lazy.
         """
         return self.reader.entries(manifests, projection, placement)
+
+    def live_entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
+        """Return the live ones of `entries`. The projection has `version_info`."""
+        return self.entries(manifests, projection).where(is_live_entry().text)
 
     # -- how they are read ------------------------------------------------------------------------------------------
 

@@ -23,12 +23,13 @@ from sparkmeta.commit.leaves import partition_stats
 from sparkmeta.commit.new_snapshot import LeafCounts, NewSnapshot, blob_loader, branch_head, with_root
 from sparkmeta.commit.next_root import TreeChange
 from sparkmeta.commit.options import TreeOptions
+from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.manifests.v4.root import FILES, Root, one_of, version
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.plan.filter import ScanFilter, is_live_entry, matching_entries
+from sparkmeta.plan.filter import ScanFilter, matching_entries
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType

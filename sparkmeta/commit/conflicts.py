@@ -34,7 +34,7 @@ from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
 from sparkmeta.plan.deletes.rules import is_dv, is_global_delete, partition_key
-from sparkmeta.plan.filter import DELETES, ScanFilter, is_live_entry, stats_match, tuple_matches
+from sparkmeta.plan.filter import DELETES, ScanFilter, stats_match, tuple_matches
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
 from sparkmeta.storage.reading import location_key
@@ -537,7 +537,7 @@ def _named_entries(state: TableState, files: DataFrame, removal: Removal, stats:
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
-    live = state.entries(manifests, state.projection(COLUMNS, stats)).where(is_live_entry().text)
+    live = state.live_entries(manifests, state.projection(COLUMNS, stats))
     paths = files.select(F.col("file_path").alias("replaced_path"))
     return live.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
 

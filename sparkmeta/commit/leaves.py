@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
+from sparkmeta.entries.arrays import is_live
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, is_live, one_of, version
+from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves, write_owned_leaves
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
@@ -141,7 +141,7 @@ def with_owners(entries: DataFrame, owners: DataFrame) -> DataFrame:
 def live_owners(state: TableState, manifests: pa.Table) -> DataFrame:
     """Return `data_path` and `owner` of the live data files in leaves, rows of `state.manifests`."""
     projection = EntryProjection.of(("location", "version_info"))
-    return named_owners(state, state.entries(manifests, projection).where(is_live_entry().text), _by_id(manifests))
+    return named_owners(state, state.live_entries(manifests, projection), _by_id(manifests))
 
 
 def _by_id(manifests: pa.Table) -> Mapping[int, str]:

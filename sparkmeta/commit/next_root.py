@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import LIVE_ROWS, live_counts, sums, whole
+from sparkmeta.entries.arrays import LIVE_ROWS, is_live, live_counts, sums, whole
 from sparkmeta.errors import CommitConflictError, CorruptFileError
-from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, is_live, one_of, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, Root, one_of, version
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
 

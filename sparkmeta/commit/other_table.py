@@ -38,7 +38,6 @@ from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.plan.deletes.rules import OLDER_DV
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, materialize
 from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, FileKind
@@ -311,7 +310,7 @@ def matched(deletes: DataFrame, source: TableState) -> DataFrame:
         deletes: live deletion vectors of `source` with `referenced_file`.
     """
     manifests = live_manifests(source.data_manifests)
-    entries = source.entries(manifests, source.projection(("location", "version_info"))).where(is_live_entry().text)
+    entries = source.live_entries(manifests, source.projection(("location", "version_info")))
     data = entries.select(F.col("location").alias("_path"), F.col("version_info.sequence_number").alias(DATA_SEQUENCE))
     return deletes.join(data, F.col("referenced_file") == F.col("_path"), "left").drop("_path")
 
@@ -350,7 +349,7 @@ def dangling_paths(source: TableState, target: TableState) -> frozenset[str]:
 
 
 def _live_deletes(source: TableState) -> DataFrame:
-    return source.entries(live_deletes(source), source.projection(_DELETE_COLUMNS)).where(is_live_entry().text)
+    return source.live_entries(live_deletes(source), source.projection(_DELETE_COLUMNS))
 
 
 # -- The live files of another table, for a commit that adds them -----------------------------------------------------

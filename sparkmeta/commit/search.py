@@ -14,16 +14,14 @@ from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.commit.next_root import conform, same_manifest_dv
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import is_live, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.records import ManifestContext, ManifestPart, whole_manifests
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.manifests.v4.decode import LeafSearch, entries_of_rows, root_entries
 from sparkmeta.manifests.v4.layout import tree_schema
-from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.plan.choose import DV_COLUMNS
-from sparkmeta.plan.filter import is_live_entry as entry_is_live
 from sparkmeta.plan.pairs import leaf_overlaps, overlaps
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
@@ -291,7 +289,7 @@ class PathSearch:
 
 def live_entries(state: TableState, manifests: pa.Table) -> DataFrame:
     """Return the live entries of manifests, rows of `state.manifests`, with `SEARCH_COLUMNS`."""
-    return state.entries(manifests, state.projection(SEARCH_COLUMNS)).where(entry_is_live().text)
+    return state.live_entries(manifests, state.projection(SEARCH_COLUMNS))
 
 
 def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
@@ -381,7 +379,7 @@ def _query(
     """Search by a Spark query: manifests of other layouts, and leaves that only Spark's own sources can read."""
     if not len(manifests):
         return projection.schema.empty_table()
-    entries = state.entries(manifests, projection).where(entry_is_live().text)
+    entries = state.live_entries(manifests, projection)
     if len(values) <= _LITERALS:
         return entries.where(sql.col(column).isin(list(values)).text).toArrow()
     keys = F.broadcast(local_frame(state.spark, pa.table({"searched_path": values})))

@@ -52,7 +52,7 @@ from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.choose import DV_COLUMNS, only_dvs
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
-from sparkmeta.plan.filter import DELETES, is_live_entry
+from sparkmeta.plan.filter import DELETES
 from sparkmeta.session import local_frame, map_arrow, map_on_driver, materialize
 from sparkmeta.spec.bitmap import PositionBitmap
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
@@ -102,7 +102,7 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
     """
     assert state.access.tasks is not None
     projection = state.projection((*DV_COLUMNS, "equality_ids"), {DELETE_FILE_PATH_ID})
-    entries = state.entries(manifests, projection).where(is_live_entry().text)
+    entries = state.live_entries(manifests, projection)
     positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     attached = attach_deletes(data, DeleteEntries(positional, manifests, frozenset()), state)
     pairs = attached.select(F.col("location").alias("data_path"), F.explode(DELETES).alias("delete"))

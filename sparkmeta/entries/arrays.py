@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns import sql
+from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import bound_value
 from sparkmeta.errors import shown
 from sparkmeta.spec.entry import Status
@@ -176,6 +178,19 @@ def uuid_bytes(texts: pa.StringArray) -> pa.Array:
     return pc.if_else(texts.is_valid(), fixed, pa.scalar(None, fixed.type))
 
 
+# -- Live entries -----------------------------------------------------------------------------------------------------
+
+
+def is_live(entries: pa.Table | pa.RecordBatch) -> Any:
+    """Return which entries are not DELETED."""
+    return pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
+
+
+def is_live_entry() -> Sql:
+    """Return `is_live` as SQL."""
+    return sql.col("version_info.status") != int(Status.DELETED)
+
+
 # -- Counts of manifests ----------------------------------------------------------------------------------------------
 
 
@@ -202,8 +217,7 @@ def manifest_counts(entries: pa.Table) -> dict[str, int | None]:
         of_status = pc.equal(status, int(value))
         counts[f"{value.name.lower()}_files_count"] = pc.sum(of_status).as_py() or 0
         counts[f"{value.name.lower()}_rows_count"] = pc.sum(records.filter(of_status)).as_py() or 0
-    live = numbers.filter(pc.not_equal(status, int(Status.DELETED)))
-    counts["min_sequence_number"] = pc.min(live).as_py()
+    counts["min_sequence_number"] = pc.min(numbers.filter(is_live(entries))).as_py()
     return counts
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import whole, with_plain_types
+from sparkmeta.entries.arrays import is_live, is_live_entry, whole, with_plain_types
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.errors import CorruptFileError
@@ -36,14 +36,12 @@ from sparkmeta.manifests.v4.root import (
     LEAVES,
     Root,
     entry_problems,
-    is_live,
     one_of,
     read_unchecked_root,
     version,
 )
 from sparkmeta.manifests.v4.spark import read_rows
 from sparkmeta.manifests.v4.tree_manifests import Tree, leaf_manifests
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks
 from sparkmeta.spec.entry import BOUNDS, ContentType, Status
 from sparkmeta.storage.reading import with_content
@@ -678,7 +676,7 @@ def _entries_carried_from_nowhere(tree: CheckedTree) -> Iterator[DataFrame]:
     keys = [F.col("content_type"), F.col("location"), _offset()]
     unknown = carried.select(*keys)
     if parent is not None:
-        entries = before.entries(before.manifests, before.projection(ENTRY_COLUMNS)).where(is_live_entry().text)
+        entries = before.live_entries(before.manifests, before.projection(ENTRY_COLUMNS))
         unknown = unknown.join(entries.select(*keys), ["content_type", "location", _OFFSET], "left_anti")
     problem = "the file is carried over as EXISTING, and was not live in the parent snapshot"
     yield _broken_rows(unknown, "location", "content_type", problem)

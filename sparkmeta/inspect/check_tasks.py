@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 
 from sparkmeta.avro.container import Data, manifest_data, read_header
 from sparkmeta.columns.bounds import inverted, known_bounds
-from sparkmeta.entries.arrays import manifest_counts, whole
+from sparkmeta.entries.arrays import is_live, manifest_counts, whole
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.entries.records import column_metric, part_of
 from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
 from sparkmeta.manifests.decoder import decode
-from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.executors import ExecutorReader

@@ -20,6 +20,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
+from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import stats_for_maps, with_metrics_maps
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
@@ -28,7 +29,6 @@ from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, m
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, METRICS_MAP_IDS, ContentType, Status
 from sparkmeta.spec.metadata import Snapshot, TableMetadata, ancestors_of, snapshot_of

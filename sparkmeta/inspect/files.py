@@ -18,13 +18,14 @@ from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.conditions import identity
 from sparkmeta.columns.types import public_value, spark_type
+from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION
 from sparkmeta.entries.records import PART_SCHEMA, part_bytes
 from sparkmeta.errors import InvalidArgumentError, UnsupportedError
 from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.plan.filter import is_live_entry, partition_value, public_partition
+from sparkmeta.plan.filter import partition_value, public_partition
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
@@ -340,7 +341,7 @@ def partitions(state: TableState) -> DataFrame:
     """
     refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
-    live = state.entries(manifests, state.projection(_COLUMNS)).where(is_live_entry().text)
+    live = state.live_entries(manifests, state.projection(_COLUMNS))
     known = live.join(F.broadcast(_snapshots(state)), F.col("version_info.snapshot_id") == F.col("snapshot_id"), "left")
     return known.groupBy(*_keys(state)).agg(*_aggregates(state)).select(*_result(state))
 

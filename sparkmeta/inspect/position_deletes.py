@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType as SparkStructType
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns.types import spark_type
 from sparkmeta.inspect.tasks import DeleteRows, RowField
-from sparkmeta.plan.filter import is_live_entry, public_partition, public_partition_type
+from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
@@ -67,8 +67,8 @@ def position_deletes_type(state: TableState) -> SparkStructType:
 def delete_files(state: TableState) -> DataFrame:
     """Return the live position delete files as input of `DeleteRows`: location, file_format, deletes array<struct>."""
     manifests = live_manifests(state.delete_manifests)
-    entries = state.entries(manifests, state.projection(_COLUMNS))
-    positional = entries.where(is_live_entry().text).where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    entries = state.live_entries(manifests, state.projection(_COLUMNS))
+    positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     entry = [
         F.col("record_count"),
         F.col("referenced_file").alias("referenced_data_file"),

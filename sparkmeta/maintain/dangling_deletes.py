@@ -21,7 +21,7 @@ from sparkmeta.errors import UnsupportedError
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import DV_COLUMNS
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
-from sparkmeta.plan.filter import is_live_entry, manifest_path, public_partition
+from sparkmeta.plan.filter import manifest_path, public_partition
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
@@ -50,7 +50,7 @@ def dangling_deletes(state: TableState) -> DataFrame:
     file.
     """
     projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
-    entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live_entry().text)
+    entries = state.live_entries(live_manifests(state.delete_manifests), projection)
     scopes = (data_path().alias(_PATH).selected, partition_key(state).alias(_PARTITION).selected)
     data = _data(state)
     by_partition = data.groupBy(_DATA_PARTITION).agg(F.min(_OF_FILE).alias(_OF_PARTITION))
@@ -69,7 +69,7 @@ def dangling_deletes(state: TableState) -> DataFrame:
 def _data(state: TableState) -> DataFrame:
     """Return the path, partition and sequence number of each live data file; unknown numbers are 0."""
     projection = state.projection(("location", "partition_spec_id", "version_info"))
-    entries = state.entries(live_manifests(state.data_manifests), projection).where(is_live_entry().text)
+    entries = state.live_entries(live_manifests(state.data_manifests), projection)
     return entries.selectExpr(
         sql.col("location").alias(_DATA_PATH).selected,
         partition_key(state).alias(_DATA_PARTITION).selected,

@@ -27,7 +27,6 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown, translate
 from sparkmeta.maintain.rewrite_manifests import CONTENTS
 from sparkmeta.manifests.v4.tree_manifests import MASKED
 from sparkmeta.operations.table_operations import TableT, metadata_folder
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.plan.prune import live_files
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
@@ -267,8 +266,7 @@ class GroupJob:
 
     def _live(self, manifests: pa.Table, columns: Any, stats: Any = ()) -> DataFrame:
         state = self.group.state
-        frame = state.entries(manifests, state.projection({*columns, "version_info"}, stats))
-        return frame.where(is_live_entry().text)
+        return state.live_entries(manifests, state.projection({*columns, "version_info"}, stats))
 
 
 # -- The plan to downgrade a table to format version 3 ----------------------------------------------------------------

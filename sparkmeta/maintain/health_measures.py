@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
-from sparkmeta.entries.arrays import live_counts, whole
+from sparkmeta.entries.arrays import is_live_entry, live_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.excerpt import middle_out, printable
@@ -28,7 +28,6 @@ from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import materialize
 from sparkmeta.spec.entry import BOUNDS, DELETE_FILE_PATH_ID, ContentType

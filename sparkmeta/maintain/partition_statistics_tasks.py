@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.entries.arrays import identities, identity_type, whole
+from sparkmeta.entries.arrays import identities, identity_type, is_live, whole
 from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.manifests.v4.root import is_live, version
+from sparkmeta.manifests.v4.root import version
 from sparkmeta.manifests.v4.write import read_rows_stream, rows_stream
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.storage.executors import ExecutorWriter

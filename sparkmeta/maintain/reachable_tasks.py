@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 from sparkmeta.avro.container import Data, manifest_data
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, SUMMARIES, decode_manifest_list, manifests_of_list
 from sparkmeta.columns.bounds import ANY
-from sparkmeta.entries.arrays import kept_rows, may_be_live
+from sparkmeta.entries.arrays import is_live, kept_rows, may_be_live
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import CorruptFileError, NotFoundError, translated_errors
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, manifest_dvs, unmasked
 from sparkmeta.manifests.v4.layout import TreeTypes, stats_of_fields
-from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, is_live, read_root, version
+from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, read_root, version
 from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.locations import Locations

@@ -24,7 +24,7 @@ from sparkmeta.entries.arrays import live_count, live_counts
 from sparkmeta.entries.records import manifest_parts
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.operations.table_operations import TableT
-from sparkmeta.plan.filter import ScanFilter, is_live_entry
+from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
@@ -204,7 +204,7 @@ def write_group(state: TableState, group: ManifestGroup, options: ManifestRewrit
     tasks = ManifestTasks(form, group.keys, task_reader(state))
     projection = state.projection(("first_row_id",))
     units = spread(state.spark, manifest_parts(group.manifests, projection, state.settings.split_manifest_bytes))
-    entries = state.entries(group.manifests, state.projection(("version_info",))).where(is_live_entry().text)
+    entries = state.live_entries(group.manifests, state.projection(("version_info",)))
     known = live_count(group.manifests)
     about = total_bytes(group.manifests) // _ENTRY_BYTES if known is None else known
     ranges = min(group.parts, MOST_RANGES)

@@ -35,7 +35,7 @@ from sparkmeta.operations.table_operations import TableT
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.rules import data_path, partition_key
 from sparkmeta.plan.files import plan_files
-from sparkmeta.plan.filter import ScanFilter, full_partition, is_live_entry, manifest_path, tuple_matches
+from sparkmeta.plan.filter import ScanFilter, full_partition, manifest_path, tuple_matches
 from sparkmeta.plan.prune import live_manifests, prune_manifests
 from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.bitmap import write_deletion_vector
@@ -126,7 +126,7 @@ def chosen_entries(state: TableState, options: DeleteRewriteOptions) -> DataFram
     scan = ScanFilter.of(state, options.row_filter)
     manifests = live_manifests(state.delete_manifests)
     projection = state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})
-    live = state.entries(manifests, projection).where(is_live_entry().text)
+    live = state.live_entries(manifests, projection)
     positional = live.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
     matching = positional.where(tuple_matches(scan).text)
     if options.rewrite_all:
@@ -211,7 +211,7 @@ def public_files(written: DataFrame, state: TableState) -> DataFrame:
         "manifest_path": manifest_path(state.data_manifests, sql.col(MANIFEST)),
     }
     projection = state.projection(("version_info", "location", "partition_spec_id"))
-    data = state.entries(live_manifests(state.data_manifests), projection).where(is_live_entry().text)
+    data = state.live_entries(live_manifests(state.data_manifests), projection)
     named = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
     return written.join(named, "data_path").drop("data_path")
 
@@ -404,7 +404,7 @@ class DeleteRewriteStep(RewriteStep):
 
 
 def _live(state: TableState, manifests: pa.Table) -> DataFrame:
-    return state.entries(live_manifests(manifests), state.projection(ENTRY_COLUMNS)).where(is_live_entry().text)
+    return state.live_entries(live_manifests(manifests), state.projection(ENTRY_COLUMNS))
 
 
 def _keyed(entries: DataFrame) -> DataFrame:

@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.entries.arrays import live_count
+from sparkmeta.entries.arrays import is_live, is_live_entry, live_count
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.placement import ManifestLoad, Placement
-from sparkmeta.manifests.v4.root import is_live as live_rows
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV, arrow_entry_view, entry_view
-from sparkmeta.plan.filter import ScanFilter, data_projection, entry_filter, is_live_entry
+from sparkmeta.plan.filter import ScanFilter, data_projection, entry_filter
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.summary import summary_number
@@ -89,7 +88,7 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
 def all_dvs(entries: pa.Table) -> bool:
     """Return whether all live delete entries are deletion vectors that name their data file."""
     others = NOT_A_DV.broken({}, arrow_entry_view(entries)).array
-    return not pc.any(pc.and_(others, live_rows(entries))).as_py()
+    return not pc.any(pc.and_(others, is_live(entries))).as_py()
 
 
 def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
@@ -101,11 +100,11 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
     state = scan_filter.state
     projection = state.projection(("version_info", "equality_ids"))
     if (decoded := state.reader.driver_table(manifests, projection, costs.COSTS.driver_deletes)) is not None:
-        ids = pc.list_flatten(decoded.column("equality_ids").filter(live_rows(decoded))).unique().to_pylist()
+        ids = pc.list_flatten(decoded.column("equality_ids").filter(is_live(decoded))).unique().to_pylist()
     elif summary_number(state.snapshot, "total-equality-deletes") == 0:
         return frozenset()
     else:
-        entries = state.entries(manifests, projection).where(is_live_entry().text)
+        entries = state.live_entries(manifests, projection)
         ids = entries.select(F.explode("equality_ids").alias("id")).distinct().toArrow().column("id").to_pylist()
     for unknown in sorted(set(ids).difference(state.types.fields)):
         raise ValidationError(f"{state.metadata.location}: equality_ids has {unknown}: no schema has such a field")

@@ -10,12 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import kept_rows, whole
+from sparkmeta.entries.arrays import is_live, kept_rows, whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, matching_rows
 from sparkmeta.manifests.decoder import CACHED_LEAF, EntryDecoder
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, inlined, unmasked
-from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.deletes.rules import (
     DATA_WITHOUT_SEQUENCE,
     DELETE_WITHOUT_SEQUENCE,
@@ -29,7 +28,7 @@ from sparkmeta.plan.deletes.rules import (
     arrow_entry_view,
     repeated_paths,
 )
-from sparkmeta.spec.entry import VERSION_INFO, Status
+from sparkmeta.spec.entry import VERSION_INFO
 
 # The deletion vector of a data entry, flattened because nested and nullable columns are slow to transfer to the JVM.
 # Without a deletion vector, the location is null and non-nullable columns are 0.
@@ -236,8 +235,7 @@ def _refuse_unknown_files(data: pa.Table, dvs: pa.Table) -> None:
 
 def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
     """Raise ValidationError if a live data entry and its DV contradict each other."""
-    status = _array(data, "version_info").field("status")
-    matched = pc.and_(places.is_valid(), pc.not_equal(status, int(Status.DELETED)))
+    matched = pc.and_(places.is_valid(), whole(is_live(data)))
     of_data, of_dvs = arrow_data_view(data), arrow_data_view(dvs)
     taken = {name: ArrowValues(of_dvs[name].array.take(places)) for name in ("sequence_number", "partition_key")}
     of_dv = {"is_dv": ArrowValues(matched), **taken}

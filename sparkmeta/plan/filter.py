@@ -25,10 +25,10 @@ from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.terms import without_transforms
 from sparkmeta.columns.transforms import inclusive_projection, projections, undecided
 from sparkmeta.columns.types import public_value, spark_type
+from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryFilter, EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.session import local_frame
-from sparkmeta.spec.entry import Status
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -300,11 +300,6 @@ class ScanFilter:
     @property
     def keeps_all(self) -> bool:
         return isinstance(self.row_filter, AlwaysTrue)
-
-
-def is_live_entry() -> Sql:
-    """Return the SQL `version_info.status <> 2`, which excludes DELETED entries."""
-    return sql.col("version_info.status") != int(Status.DELETED)
 
 
 def tuple_matches(scan_filter: ScanFilter) -> Sql:

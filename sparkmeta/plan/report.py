@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.plan.files import plan_files
-from sparkmeta.plan.filter import DELETES, data_projection, is_live_entry, stats_match, tuple_matches
+from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
 from sparkmeta.plan.prune import PrunedManifests, live_manifests
 
 if TYPE_CHECKING:

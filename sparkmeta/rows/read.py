@@ -20,10 +20,9 @@ from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type
-from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.arrays import is_live, whole
 from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import Placement
-from sparkmeta.manifests.v4.root import is_live
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks

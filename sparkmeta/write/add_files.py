@@ -19,7 +19,6 @@ from sparkmeta.columns.sql import quoted
 from sparkmeta.columns.types import bound_value
 from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.errors import CommitConflictError, NotFoundError, ValidationError, shown, translated_errors
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.arrow_reader import task_rows
 from sparkmeta.rows.columns import NAME_MAPPING, name_mapping, projected_column
@@ -272,7 +271,7 @@ def _refuse_present(named: DataFrame, state: TableState) -> None:
     manifests = live_manifests(state.data_manifests)
     if not len(manifests):
         return
-    live = state.entries(manifests, state.projection(("location", "version_info"))).where(is_live_entry().text)
+    live = state.live_entries(manifests, state.projection(("location", "version_info")))
     keys = named.select(FILE_PATH, location_key(F.col(FILE_PATH)).alias(_KEY))
     known = live.select(location_key(F.col("location")).alias(_KEY))
     _refuse(keys.join(known, _KEY, "left_semi"), state, "in the table already")

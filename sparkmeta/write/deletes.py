@@ -23,7 +23,6 @@ from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
-from sparkmeta.plan.filter import is_live_entry
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
@@ -362,7 +361,7 @@ class _FileWriter(_Writer):
         """Return the delete files whose path bounds name one data file, as Java's writers do; rows of `_BOUNDED`."""
         state = self.state
         projection = state.projection(("version_info", "content_type", "location", "referenced_file"), {_PATH_ID})
-        entries = state.entries(live_manifests(state.delete_manifests), projection).where(is_live_entry().text)
+        entries = state.live_entries(live_manifests(state.delete_manifests), projection)
         files = entries.selectExpr("location AS file_path", data_path().alias("data_path").selected)
         named = local_frame(state.spark, pa.table({"file_path": paths.unique()}))
         return files.where("data_path IS NOT NULL").join(F.broadcast(named), "file_path", "left_semi").toArrow()
@@ -549,8 +548,8 @@ def _live_specs(state: TableState) -> set[int]:
     manifests = live_manifests(state.data_manifests)
     if state.tree is None:
         return set(manifests.column("partition_spec_id").to_pylist())
-    entries = state.entries(manifests, state.projection(("version_info", "content_type", "partition_spec_id")))
-    data = entries.where(is_live_entry().text).where(F.col("content_type") == int(ContentType.DATA))
+    entries = state.live_entries(manifests, state.projection(("version_info", "content_type", "partition_spec_id")))
+    data = entries.where(F.col("content_type") == int(ContentType.DATA))
     return set(pc.unique(data.select("partition_spec_id").distinct().toArrow().column(0)).to_pylist())
 
 

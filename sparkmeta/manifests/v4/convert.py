@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import narrowed, whole
+from sparkmeta.entries.arrays import is_live, narrowed, whole
 from sparkmeta.entries.projection import CONTENT_STATS, FILE_COLUMNS, PARTITION, EntryProjection
 from sparkmeta.entries.records import column_metric, derived_stats, true_where
 from sparkmeta.errors import CorruptFileError, ValidationError, shown
@@ -96,7 +96,7 @@ def _known_version(batch: pa.RecordBatch, location: str) -> pa.StructArray:
     info = batch.column("version_info")
     fields = dict(zip(info.type.names, info.flatten(), strict=True))
     fields["file_sequence_number"] = pc.coalesce(fields["file_sequence_number"], fields["sequence_number"])
-    live = pc.not_equal(fields["status"], int(Status.DELETED))
+    live = is_live(batch)
     for name, values in fields.items():
         if len(unknown := batch.column("location").filter(pc.and_(live, values.is_null()))):
             path = unknown[0].as_py()

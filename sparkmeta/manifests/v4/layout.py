@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkmeta.columns.bounds import bound_arrow_type, inverted, promoted_days
-from sparkmeta.entries.arrays import field_id, whole, with_field_id
+from sparkmeta.entries.arrays import field_id, is_live, whole, with_field_id
 from sparkmeta.entries.projection import CONTENT_STATS, EntryProjection, SpecTuples
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.parquet_file import parquet_bytes
@@ -27,7 +27,6 @@ from sparkmeta.spec.entry import (
     ROW_ID_OFFSET,
     VERSION_INFO,
     FieldSpec,
-    Status,
     full_stats_struct,
     stats_children,
     stats_struct_id,
@@ -147,8 +146,7 @@ def write_manifest(table: pa.Table, content: str, properties: Mapping[str, str] 
 def _row_id_offsets(table: pa.Table) -> pa.Array | None:
     """Return each entry's offset from the leaf's first row id; None if all entries have first row ids."""
     ids = whole(table.column("first_row_id"))
-    status = pc.struct_field(whole(table.column("version_info")), "status")
-    counted = pc.and_(ids.is_null(), pc.not_equal(status, int(Status.DELETED)))
+    counted = pc.and_(ids.is_null(), whole(is_live(table)))
     if not pc.any(counted).as_py():
         return None
     rows = pc.if_else(counted, whole(table.column("record_count")), 0)

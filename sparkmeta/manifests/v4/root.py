@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import FILE_COUNTS, sums
+from sparkmeta.entries.arrays import FILE_COUNTS, is_live, sums
 from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
@@ -99,11 +99,6 @@ def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
 def version(table: pa.Table, name: str) -> pa.ChunkedArray:
     """Return a field of `version_info`."""
     return pc.struct_field(table.column("version_info"), name)
-
-
-def is_live(table: pa.Table) -> pa.Array:
-    """Return which rows are not DELETED."""
-    return pc.not_equal(version(table, "status"), int(Status.DELETED))
 
 
 def write_root(

@@ -18,7 +18,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.conditions import unpushed
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import narrowed
+from sparkmeta.entries.arrays import is_live_entry, narrowed
 from sparkmeta.entries.locations import ENTRY_LOCATIONS
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection, stats_struct
 from sparkmeta.manifests.v4.layout import TupleSources
@@ -182,7 +182,7 @@ def _file_format(name: Sql) -> Sql:
 def _row_id(inherited: Sql) -> Sql:
     """Return an entry's first row id, or else the leaf's plus the entry's offset; null if the leaf has none."""
     row_id, start, offset = sql.col("first_row_id"), inherited["first_row_id"], sql.col(ROW_ID_OFFSET.name)
-    inherits = row_id.isNull() & start.isNotNull() & (sql.col("version_info.status") != int(Status.DELETED))
+    inherits = row_id.isNull() & start.isNotNull() & is_live_entry()
     message = sql.concat("there is no row_id_offset in the manifest's entry for ", sql.col("location"))
     missing = sql.raise_error(message).cast("bigint")
     return sql.when(inherits & offset.isNull(), missing).when(inherits, start + offset).otherwise(row_id)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.entries.arrays import extremes, kept_rows, manifest_counts, whole
+from sparkmeta.entries.arrays import extremes, is_live, kept_rows, manifest_counts, whole
 from sparkmeta.entries.locations import written_locations
 from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.layout import DATA, DELETE, tree_schema, write_manifest
-from sparkmeta.manifests.v4.root import is_live, one_of
+from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.spec.entry import COUNTS, ContentType
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.location import join

@@ -59,7 +59,7 @@ from sparkmeta.plan.deletes.rules import (
     delete_struct,
     may_share_values,
 )
-from sparkmeta.plan.filter import DELETES, DELETES_TYPE, NO_DELETES, is_live_entry, public_delete, shown_deletes
+from sparkmeta.plan.filter import DELETES, DELETES_TYPE, NO_DELETES, public_delete, shown_deletes
 from sparkmeta.session import selectable_frame
 from sparkmeta.spec.entry import ContentType
 
@@ -110,7 +110,7 @@ def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, sta
     )
     attached = joined.where(checked.text).selectExpr("*", shown_deletes(shown)).drop(_PATH, _DV)
     narrow = EntryProjection.of(("version_info", "referenced_file"))
-    repeated = _files_with_two_dvs(state.entries(deletes.manifests, narrow).where(is_live_entry().text))
+    repeated = _files_with_two_dvs(state.live_entries(deletes.manifests, narrow))
     marked = attached.join(repeated, F.expr(f"location = {_PATH}"), "left")
     return marked.where(consistent((TWO_DVS, sql.col(_PATH).isNotNull(), (location,))).text).drop(_PATH)
 
