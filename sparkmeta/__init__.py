@@ -2,8 +2,7 @@
 
     import sparkmeta as sm
 
-    spark = sm.local_session()
-    table = sm.load_table("file:///warehouse/db/events", spark=spark)
+    table = sm.load_table("file:///warehouse/db/events")
     table.scan(row_filter="id = 7").plan_files().show()
 
 Names are imported when they are first used, so that a Spark task that needs one module loads only that.

@@ -1,4 +1,7 @@
-"""Spark sessions: create a local one, check the caller's, and bridge the differences of Spark Connect."""
+"""Spark sessions: choose or start one when it is needed, and bridge the differences of Spark Connect.
+
+Nothing here imports PySpark or Arrow before a session is used.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,27 @@ import re
 import socket
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipimport import zipimporter
 
-import pyarrow as pa
-from pyspark.errors import AnalysisException, PySparkException
-from pyspark.logger import PySparkLogger
-from pyspark.sql import SparkSession
-
-from sparkmeta.arrow_types import spark_schema
 from sparkmeta.errors import SessionError
 from sparkmeta.java import spark_java_home
-from sparkmeta.settings import is_unavailable, setting
+from sparkmeta.settings import environment_conf, is_unavailable, setting, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from sparkmeta.settings import Settings
 
     MapFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -76,8 +77,86 @@ class _OfUsers(logging.Filter):
 
 
 _PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
-for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-    PySparkLogger.getLogger(_name).addFilter(_OfUsers())
+
+
+@cache
+def _log_errors_of_users_only() -> None:
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).addFilter(_OfUsers())
+
+
+# -- The session of a table -------------------------------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class SessionSource:
+    """Where a table, a view or a catalog gets its Spark session when it needs one.
+
+    This is the session that the caller gave. If there is none, it is the session that runs when the first one is
+    needed, and after a stop of that session the next one that runs. If none runs, one is started.
+
+    Attributes:
+        given: the session that the caller gave.
+        start: starts a session; by default a local one.
+    """
+
+    given: SparkSession | None = None
+    start: Callable[[], SparkSession] | None = field(default=None, compare=False, repr=False)
+    _last: list[SparkSession] = field(default_factory=list, compare=False, repr=False)
+
+    def for_caller(self, spark: SparkSession | None) -> SessionSource:
+        """Return a source for an object that is made with the argument `spark`, by default with this source's."""
+        return replace(self, given=self.given if spark is None else spark, _last=[])
+
+    def get(self) -> SparkSession:
+        """Return the session, to be used at once. Start one if none was given and none runs.
+
+        Raises:
+            SessionError: the given session was stopped, or Spark can't be started.
+        """
+        if (session := self.running()) is not None:
+            return session
+        with _starting:
+            if (session := self.running()) is None:
+                session = (self.start or _started)()
+                self._last[:] = [session]
+        _log_errors_of_users_only()
+        return session
+
+    def running(self) -> SparkSession | None:
+        """Return the session; None if none was given and none runs. Never starts one.
+
+        Raises:
+            SessionError: the given session was stopped.
+        """
+        session = self._last_running() if self.given is None else in_use(self.given)
+        if session is not None:
+            _log_errors_of_users_only()
+        return session
+
+    def settings(self) -> Settings:
+        """Return the current settings of the session, or of the environment if none runs. Never starts a session."""
+        return settings(self.running())
+
+    def _last_running(self) -> SparkSession | None:
+        last = next(iter(self._last), None)
+        if last is not None and not _is_stopped(last):
+            return last
+        session = running_session()
+        self._last[:] = [] if session is None else [session]
+        return session
+
+
+def _started() -> SparkSession:
+    session = local_session()
+    _log.info("started a local Spark session, since none was given and none runs")
+    return session
 
 
 def local_session(
@@ -88,6 +167,8 @@ def local_session(
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start a Spark session on this machine, ready for sparkmeta without any configuration.
+
+    A new session has the settings of variables of the environment, such as SPARKMETA_PLANNING.
 
     Args:
         app_name: the name in Spark's logs.
@@ -102,6 +183,9 @@ def local_session(
         SessionError: there is no Java 17 or newer, the variable SPARK_REMOTE names a Spark Connect server, or the
             running session can't change a setting of `config`.
     """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
+
     if (running := running_session()) is not None:
         for key, value in (config or {}).items():
             try:
@@ -118,7 +202,7 @@ def local_session(
     prepare_environment()
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     logging_options = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG}"}
-    for key, value in (local_config(cores, memory) | logging_options | dict(config or {})).items():
+    for key, value in (local_config(cores, memory) | logging_options | environment_conf() | dict(config or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -176,6 +260,11 @@ def default_memory() -> int:
 
 def running_session() -> SparkSession | None:
     """Return the thread's active session, or else the default one, which all threads share; None if none runs."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
     if (session := SparkSession.getActiveSession()) is not None:
         return session
     try:
@@ -184,19 +273,6 @@ def running_session() -> SparkSession | None:
         return None
     # PySpark keeps a default session if only its context was stopped.
     return None if _is_stopped(session) else session
-
-
-def resolve_session(spark: SparkSession | None) -> SparkSession:
-    """Return the session `spark` or, if it is None, the running one.
-
-    Raises:
-        SessionError: the session was stopped; or `spark` is None, and no session runs.
-    """
-    if spark is not None:
-        return in_use(spark)
-    if (session := running_session()) is None:
-        raise SessionError("no Spark session is running: pass spark=..., or start one with sparkmeta.local_session()")
-    return session
 
 
 def in_use(spark: SparkSession) -> SparkSession:
@@ -232,6 +308,8 @@ def materialize(df: DataFrame) -> DataFrame:
 
     Serverless sessions refuse checkpoints: there the rows are computed again for each use.
     """
+    from pyspark.errors import PySparkException
+
     try:
         return df.localCheckpoint()
     except PySparkException as error:
@@ -247,6 +325,8 @@ def advised_shuffles(spark: SparkSession, size: int) -> Iterator[None]:
     Spark has a hint for it only in Scala. Jobs that other threads run in the session meanwhile get the size as well.
     Serverless sessions keep their own size.
     """
+    from pyspark.errors import PySparkException
+
     if setting(spark, _ADVISORY_SIZE) is not None:
         yield
         return
@@ -267,6 +347,8 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
     Spark reads few rows without a job. The chunks are combined because Spark stops reading at an empty one.
     """
+    from sparkmeta.arrow_types import spark_schema
+
     rows = table.combine_chunks() if len(table) else table.schema.empty_table()
     return spark.createDataFrame(rows, spark_schema(table.schema))
 
@@ -291,6 +373,10 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
         function: takes batches of rows and yields batches of `schema`.
         schema: of the result.
     """
+    import pyarrow as pa
+
+    from sparkmeta.arrow_types import spark_schema
+
     row_type = spark_schema(schema) if isinstance(schema, pa.Schema) else schema
     names = None
     columns = frame.columns
@@ -326,10 +412,14 @@ def _with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
     Spark sends no offsets for nested lists without any element. Arrow still reads the first offset, for example in
     `nbytes`. This is past the end of the buffer, and crashes the worker.
     """
+    import pyarrow as pa
+
     return batch.take(pa.array(range(len(batch)), pa.int64())) if any(map(_lacks_offsets, batch.columns)) else batch
 
 
 def _lacks_offsets(array: pa.Array) -> bool:
+    import pyarrow as pa
+
     if pa.types.is_struct(array.type):
         return any(_lacks_offsets(array.field(place)) for place in range(array.type.num_fields))
     if isinstance(array, pa.ListArray | pa.LargeListArray):
@@ -368,6 +458,8 @@ def map_by_tasks(spark: SparkSession, units: pa.Table, function: MapFunction, sc
 
 def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema) -> pa.Table:
     """Apply a function to units of work, each in a thread of this process; see `map_by_tasks`."""
+    import pyarrow as pa
+
     rows = [units.slice(place, 1).to_batches() for place in range(len(units))]
     results = _threads().map(lambda row: list(function(row)), rows)
     return pa.Table.from_batches([batch for batches in results for batch in batches], schema)

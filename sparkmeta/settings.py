@@ -1,19 +1,21 @@
-"""Read the settings of a session: ``spark.conf.set("spark.sparkmeta.<name with dashes>", value)``."""
+"""Read the settings: of a session, ``spark.conf.set("spark.sparkmeta.<name with dashes>", value)``, or of the
+environment, ``SPARKMETA_<NAME>=value``.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
-
-from pyspark.errors import PySparkException, PySparkNotImplementedError, UnsupportedOperationException
 
 from sparkmeta.errors import SettingError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
 PREFIX = "spark.sparkmeta."
@@ -78,20 +80,24 @@ class Settings:
     )
 
 
-def settings(spark: SparkSession) -> Settings:
+def settings(spark: SparkSession | None) -> Settings:
     """Return the settings of a session: its ``spark.sparkmeta.*`` configuration, and defaults for the rest.
 
-    Serverless sessions accept no such configuration, so that all settings have their defaults.
+    Serverless sessions accept no such configuration, so that all settings have their defaults. Without a session,
+    variables of the environment apply, such as ``SPARKMETA_DRIVER_MANIFEST_BYTES``. Others of this prefix have other
+    purposes and are no errors.
 
     Raises:
         SettingError: A value is invalid, or a setting of Spark makes it duplicate rows or leave out columns. Or, on the
             first call for a session, there is a ``spark.sparkmeta.*`` configuration of an unknown name.
     """
+    if spark is None:
+        return from_conf({key.removeprefix(PREFIX): text for key, text in environment_conf().items()})
     if (limit := setting(spark, _REPEATS_ROWS) or "-1").isdecimal() and int(limit) > 0:
         raise SettingError(f"{_REPEATS_ROWS} is {limit}: Spark repeats rows of Python functions under it; unset it")
     if (setting(spark, _KEEPS_KEYS) or "true").lower() == "false":
         raise SettingError(f"{_KEEPS_KEYS} is false: Spark leaves columns out of grouped rows under it; unset it")
-    names = [field.name.replace("_", "-") for field in fields(Settings)]
+    names = [*map(_dashed, fields(Settings))]
     values = {name: setting(spark, PREFIX + name) for name in names}
     known = {name: value for name, value in values.items() if value is not None}
     if spark not in _looked_through:
@@ -102,11 +108,36 @@ def settings(spark: SparkSession) -> Settings:
     return parsed
 
 
-def setting(spark: SparkSession, name: str) -> str | None:
-    """Return the value of a setting; None if it has none, or the session does not show it.
+def environment_conf() -> dict[str, str]:
+    """Return the variables of the environment that are settings, as the configuration of a session.
+
+    Raises:
+        SettingError: a value is invalid.
+    """
+    known = {each: os.environ.get(_variable(each)) for each in fields(Settings)}
+    for each, text in known.items():
+        if text is not None:
+            _parse(_variable(each), each, text)
+    return {PREFIX + _dashed(each): text for each, text in known.items() if text is not None}
+
+
+def _dashed(knob: Field[Any]) -> str:
+    return knob.name.replace("_", "-")
+
+
+def _variable(knob: Field[Any]) -> str:
+    return f"SPARKMETA_{knob.name.upper()}"
+
+
+def setting(spark: SparkSession | None, name: str) -> str | None:
+    """Return the value of a setting; None if it has none, no session runs, or the session does not show it.
 
     Serverless sessions show few settings.
     """
+    if spark is None:
+        return None
+    from pyspark.errors import PySparkException
+
     try:
         return spark.conf.get(name, None)
     except PySparkException as error:
@@ -115,11 +146,15 @@ def setting(spark: SparkSession, name: str) -> str | None:
         raise
 
 
-def iceberg_catalogs(spark: SparkSession) -> dict[str, dict[str, str]]:
+def iceberg_catalogs(spark: SparkSession | None) -> dict[str, dict[str, str]]:
     """Return the Iceberg catalogs of Spark's own configuration: name -> properties.
 
-    Sessions that do not show their configuration have none.
+    There are none without a session, or if it does not show its configuration.
     """
+    if spark is None:
+        return {}
+    from pyspark.errors import PySparkException
+
     try:
         catalogs = {
             key.removeprefix(ICEBERG_CATALOG): value
@@ -139,6 +174,8 @@ def iceberg_catalogs(spark: SparkSession) -> dict[str, dict[str, str]]:
 
 def is_unavailable(error: PySparkException) -> bool:
     """Return whether an error says that a session lacks an operation or a setting, as serverless ones do."""
+    from pyspark.errors import PySparkNotImplementedError, UnsupportedOperationException
+
     if isinstance(error, PySparkNotImplementedError | UnsupportedOperationException):
         return True
     return re.search("NOT_(?:SUPPORTED|AVAILABLE)", error.getCondition() or "") is not None
@@ -151,16 +188,16 @@ _looked_through: WeakSet[SparkSession] = WeakSet()
 
 def from_conf(values: Mapping[str, str]) -> Settings:
     """Return the settings for configuration values by their names with dashes."""
-    known = {name.name.replace("_", "-"): name for name in fields(Settings)}
+    known = {_dashed(each): each for each in fields(Settings)}
     if unknown := sorted(values.keys() - known.keys()):
         raise SettingError(f"{PREFIX}{unknown[0]} is not a setting; the settings are {', '.join(known)}")
-    return Settings(**{known[name].name: _parse(name, known[name], value) for name, value in values.items()})
+    return Settings(**{known[name].name: _parse(PREFIX + name, known[name], value) for name, value in values.items()})
 
 
 def _parse(name: str, knob: Field[Any], text: str) -> Any:
     choices = knob.metadata["choices"]
     if choices and text.lower() not in choices:
-        raise SettingError(f"{PREFIX}{name} is {shown(text)}: expected one of {', '.join(choices)}")
+        raise SettingError(f"{name} is {shown(text)}: expected one of {', '.join(choices)}")
     if choices:
         return text.lower()
     return text.strip() if isinstance(knob.default, str) else _number(name, text)
@@ -171,5 +208,5 @@ def _number(name: str, text: str) -> int:
     unit = digits.lstrip("0123456789")
     number = digits.removesuffix(unit) if unit else digits
     if not number.isdecimal() or (unit and unit not in _UNITS):
-        raise SettingError(f"{PREFIX}{name} is {shown(text)}: expected a whole number, sizes also with k, m or g")
+        raise SettingError(f"{name} is {shown(text)}: expected a whole number, sizes also with k, m or g")
     return int(number) * _UNITS.get(unit, 1)

@@ -3,7 +3,7 @@
     metadata, snapshot -> manifest list, or root of a metadata tree -> manifests -> entries
 
 The driver holds the metadata, and the manifest list or the root as an Arrow table. The content of manifests is a Spark
-DataFrame.
+DataFrame. The readers are imported when the first manifest is read.
 
 Whatever the format version of the table, manifests and entries have the columns of the content entries that format
 version 4 proposes: `location`, `version_info`, `content_stats` and so on. The files that a V4 root lists itself appear
@@ -18,31 +18,27 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from sparkmeta.avro.manifest_list import manifests_of_list
-from sparkmeta.entries.arrays import is_live_entry
-from sparkmeta.entries.projection import FILE_COLUMNS, EntryProjection
-from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError
-from sparkmeta.manifests.reader import ManifestReader, read_manifest_list, root_location
-from sparkmeta.manifests.types import TableTypes
-from sparkmeta.manifests.v4.layout import stats_of_fields
-from sparkmeta.manifests.v4.root import Root, read_root
-from sparkmeta.manifests.v4.tree_manifests import Tree, tree_manifest_files, tree_manifests
-from sparkmeta.session import in_use
-from sparkmeta.settings import Settings, settings
-from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.files import FileAccess
+from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SessionError
+from sparkmeta.session import is_connect
+from sparkmeta.storage.location import is_local
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.entries.projection import EntryProjection
     from sparkmeta.manifests.placement import Placement
+    from sparkmeta.manifests.reader import ManifestReader
+    from sparkmeta.manifests.types import TableTypes
+    from sparkmeta.manifests.v4.root import Root
+    from sparkmeta.manifests.v4.tree_manifests import Tree
+    from sparkmeta.session import SessionSource
+    from sparkmeta.settings import Settings
+    from sparkmeta.spec.entry import ContentType
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef, TableMetadata
     from sparkmeta.spec.metadata_model import SnapshotLogEntry
-    from sparkmeta.storage.files import Files
+    from sparkmeta.storage.files import FileAccess, Files
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,14 +50,14 @@ class TableState:
     Everything here is a function of files that never change, so whatever is read once is kept.
 
     Args:
-        session: the session that reads. `spark` is the same one, unless it was stopped.
+        sessions: where the session comes from when one is needed.
         files: opens the table's files on the driver.
         metadata: the table's metadata.
         snapshot: the snapshot to read; None if the table is empty.
         root: the root manifest of an uncommitted snapshot; if None, the root is read from storage.
     """
 
-    session: SparkSession
+    sessions: SessionSource
     files: Files
     metadata: TableMetadata
     snapshot: Snapshot | None
@@ -73,12 +69,12 @@ class TableState:
 
     @property
     def spark(self) -> SparkSession:
-        """The session, to be used at once. Raises SessionError if it was stopped."""
-        return in_use(self.session)
+        """The session, to be used at once; see `SessionSource.get`."""
+        return self._that_sees_files(self.sessions.get())
 
     def at(self, snapshot: Snapshot | None) -> TableState:
         """Return the same table at a snapshot: this state if it has that snapshot and the current settings."""
-        is_same = snapshot == self.snapshot and self.root is None and settings(self.spark) == self.settings
+        is_same = snapshot == self.snapshot and self.root is None and self.sessions.settings() == self.settings
         return self if is_same else replace(self, snapshot=snapshot, root=None)
 
     def metadata_ref(self, name: str) -> SnapshotRef:
@@ -125,6 +121,11 @@ class TableState:
     @cached_property
     def tree(self) -> Tree | None:
         """The snapshot's metadata tree; None if it has a manifest list, or the table is empty."""
+        from sparkmeta.manifests.reader import root_location
+        from sparkmeta.manifests.v4.layout import stats_of_fields
+        from sparkmeta.manifests.v4.root import read_root
+        from sparkmeta.manifests.v4.tree_manifests import Tree
+
         if self.root is not None:
             return Tree(self.root, self.types.tuple_sources)
         location = root_location(self.metadata, self.snapshot)
@@ -144,6 +145,9 @@ class TableState:
     def manifest_files(self) -> pa.Table:
         """The manifest list, or the leaves of a tree's root, with the columns of manifest lists,
         `MANIFEST_FILE_SCHEMA`."""
+        from sparkmeta.manifests.reader import read_manifest_list
+        from sparkmeta.manifests.v4.tree_manifests import tree_manifest_files
+
         if self.tree is not None:
             return tree_manifest_files(self.tree.root, self.types.spec_fields, self.types.tuple_sources)
         return read_manifest_list(self.files, self.metadata, self.snapshot)
@@ -154,6 +158,9 @@ class TableState:
 
         See `manifests_of_list`; the column `manifest` is a small id of each.
         """
+        from sparkmeta.avro.manifest_list import manifests_of_list
+        from sparkmeta.manifests.v4.tree_manifests import tree_manifests
+
         if self.tree is not None:
             return tree_manifests(self.tree)
         location = ""
@@ -164,21 +171,29 @@ class TableState:
     @property
     def data_manifests(self) -> pa.Table:
         """The rows of `manifests` that list data files."""
+        from sparkmeta.spec.entry import ContentType
+
         return self._manifests_of(ContentType.DATA_MANIFEST)
 
     @property
     def delete_manifests(self) -> pa.Table:
         """The rows of `manifests` that list delete files and deletion vectors."""
+        from sparkmeta.spec.entry import ContentType
+
         return self._manifests_of(ContentType.DELETE_MANIFEST)
 
     def _manifests_of(self, content: ContentType) -> pa.Table:
+        import pyarrow.compute as pc
+
         return self.manifests.filter(pc.equal(self.manifests.column("content_type"), int(content)))
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
-    def projection(self, columns: Iterable[str] = FILE_COLUMNS, stats: Iterable[int] = ()) -> EntryProjection:
-        """Return a projection of entries; see `TableTypes.projection`."""
-        return self.types.projection(columns, stats)
+    def projection(self, columns: Iterable[str] | None = None, stats: Iterable[int] = ()) -> EntryProjection:
+        """Return a projection of entries; see `TableTypes.projection`. By default, it has `FILE_COLUMNS`."""
+        from sparkmeta.entries.projection import FILE_COLUMNS
+
+        return self.types.projection(FILE_COLUMNS if columns is None else columns, stats)
 
     def entries(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
@@ -198,32 +213,55 @@ class TableState:
 
     def live_entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
         """Return the live ones of `entries`. The projection has `version_info`."""
+        from sparkmeta.entries.arrays import is_live_entry
+
         return self.entries(manifests, projection).where(is_live_entry().text)
 
     # -- how they are read ------------------------------------------------------------------------------------------
 
     @cached_property
     def settings(self) -> Settings:
-        """The session's settings at the time when they were first needed."""
-        return settings(self.spark)
+        """The settings at the time when they were first needed; see `SessionSource.settings`."""
+        return self.sessions.settings()
 
     @cached_property
     def types(self) -> TableTypes:
         """How values in the snapshot's manifests are typed."""
+        from sparkmeta.manifests.types import TableTypes
+
         return TableTypes(self.metadata, self.snapshot)
 
     @cached_property
     def access(self) -> FileAccess:
         """Who opens the table's files, on the driver and in tasks."""
-        return FileAccess.of(self.spark, self.files, self.settings)
+        from sparkmeta.storage.files import FileAccess
+
+        return FileAccess.of(self.sessions, self.files, self.settings)
 
     @property
     def reader(self) -> ManifestReader:
-        """The reader of manifest entries. Raises SessionError if the session was stopped."""
-        in_use(self.session)
+        """The reader of manifest entries. Raises SessionError if the caller's session was stopped."""
+        if (session := self.sessions.running()) is not None:
+            self._that_sees_files(session)
         return self._reader
+
+    def _that_sees_files(self, session: SparkSession) -> SparkSession:
+        """Return a session. Raises SessionError if the table was opened on this disk, and Connect's server has another.
+
+        Without a session, the files of this machine are opened, although a server may be connected to later.
+        """
+        if is_connect(session) and self.sessions.given is None:
+            from sparkmeta.storage.files import LocalFiles, shares_disk
+
+            place = self.metadata.location
+            if isinstance(self.files, LocalFiles) and is_local(place) and not shares_disk(session, place):
+                problem = "it was opened on this machine before the session, whose server does not see its files"
+                raise SessionError(f"{place}: {problem}: load the table again")
+        return session
 
     @cached_property
     def _reader(self) -> ManifestReader:
+        from sparkmeta.manifests.reader import ManifestReader
+
         trees = self.types.tree_types if self.has_trees else None
-        return ManifestReader(self.session, self.settings, self.access, self.types, self.tree, trees)
+        return ManifestReader(self.sessions, self.settings, self.access, self.types, self.tree, trees)

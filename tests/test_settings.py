@@ -11,7 +11,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta.errors import SettingError
-from sparkmeta.settings import PREFIX, Settings, from_conf, settings
+from sparkmeta.settings import PREFIX, Settings, environment_conf, from_conf, settings
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
 
@@ -113,6 +113,17 @@ def test_sizes(text: str, size: int | None) -> None:
 def test_choices() -> None:
     with pytest.raises(SettingError, match=r"'never': expected one of auto, direct, spark"):
         from_conf({"executor-reads": "never"})
+
+
+def test_settings_of_the_environment(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKMETA_DRIVER_MANIFEST_BYTES", "2m")
+    monkeypatch.setenv("SPARKMETA_SOMETHING_ELSE", "1")
+    assert settings(None) == Settings(driver_manifest_bytes=2 << 20)
+    assert settings(spark) == Settings()
+    assert environment_conf() == {"spark.sparkmeta.driver-manifest-bytes": "2m"}
+    monkeypatch.setenv("SPARKMETA_PLANNING", "never")
+    with pytest.raises(SettingError, match=r"^SPARKMETA_PLANNING is 'never': expected one of auto, join, colocated"):
+        settings(None)
 
 
 def test_an_unknown_name_is_an_error() -> None:

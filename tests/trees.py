@@ -25,6 +25,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from sparkmeta.manifests.v4.layout import DATA, DELETE, ROOT, tree_schema, write_manifest
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.manifests.v4.write import leaf_row
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import Snapshot, SnapshotRef, serialize_table_metadata
@@ -253,7 +254,7 @@ class TreeTable:
 
     # -- the table --------------------------------------------------------------------------------------------------
 
-    def load(self, spark: SparkSession, *, expired: Collection[int] = ()) -> Table:
+    def load(self, spark: SparkSession | None, *, expired: Collection[int] = ()) -> Table:
         """The table with the snapshots so far, at the last one; `expired` are left out."""
         metadata = new_metadata(self.location, self.schema, self.spec, UNSORTED_SORT_ORDER, self.properties, 4)
         last = self.snapshots[-1].snapshot_id
@@ -268,7 +269,7 @@ class TreeTable:
         }
         document = serialize_table_metadata(metadata.model_copy(update=changed))
         self._write(f"v{last}.metadata.json", document.encode())
-        return open_table(self.location, spark)
+        return open_table(self.location, SessionSource(spark))
 
     def _write(self, name: str, content: bytes) -> str:
         path = self.folder / "metadata" / name

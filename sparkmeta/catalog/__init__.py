@@ -5,8 +5,7 @@ from __future__ import annotations
 from pyiceberg.utils.config import Config
 
 from sparkmeta.catalog.base import Catalog
-from sparkmeta.catalog.filesystem import FileSystemCatalog
-from sparkmeta.catalog.iceberg import IcebergCatalog, is_configured, spark_catalog
+from sparkmeta.catalog.configuration import is_configured, spark_catalog
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.storage.location import absolute
 
@@ -39,8 +38,12 @@ def load_catalog(name: str | None = None, **properties: str) -> Catalog:
             )
         merged = {**(spark_catalog(known) or {}), **merged}
     if str(merged.get("type", "")).lower() != "hadoop":
+        from sparkmeta.catalog.iceberg import IcebergCatalog
+
         return IcebergCatalog.load(known, merged)
     if not (warehouse := merged.get("warehouse")):
         raise InvalidArgumentError(f"catalog {known}: the property warehouse is missing")
+    from sparkmeta.catalog.filesystem import FileSystemCatalog
+
     texts = {name: value for name, value in merged.items() if isinstance(value, str)}
     return FileSystemCatalog(known, absolute(str(warehouse)), texts)

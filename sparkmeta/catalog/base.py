@@ -12,7 +12,6 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.views import HoldsViews
 from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsError
-from sparkmeta.maintain.purge import plan_purge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkmeta.maintain.purge import PurgePlan
+    from sparkmeta.session import SessionSource
     from sparkmeta.table import Table
 
 Identifier = str | tuple[str, ...]
@@ -35,7 +35,7 @@ class Catalog(HoldsViews):
     fails or does not respond, and UnsupportedError if it does not support the operation. Messages name the catalog and
     show no credentials.
 
-    The argument ``spark`` defaults to the active session.
+    The argument ``spark`` defaults to the session that is active when one is needed, or else to a new local one.
 
     Attributes:
         name: the name that the catalog was loaded with.
@@ -46,8 +46,8 @@ class Catalog(HoldsViews):
         @property
         def name(self) -> str: ...
 
-    def with_session(self, spark: SparkSession) -> Catalog:  # noqa: ARG002  for catalogs that list files with Spark
-        """Return the catalog with a default for ``spark``: threads of a service have no active session."""
+    def with_sessions(self, sessions: SessionSource) -> Catalog:  # noqa: ARG002  for catalogs that may need a session
+        """Return the catalog with another default for ``spark``: threads of a service have no active session."""
         return self
 
     @abstractmethod
@@ -140,6 +140,8 @@ class Catalog(HoldsViews):
             ValidationError: the table property `gc.enabled` says that its files may belong to other tables.
             UnsupportedError: the table's files can't be deleted here.
         """
+        from sparkmeta.maintain.purge import plan_purge
+
         table = self.load_table(identifier, spark)
         return plan_purge(table, lambda: self._drop_to_purge(table), by_catalog=self._deletes_files)
 

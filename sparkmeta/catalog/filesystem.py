@@ -26,9 +26,9 @@ from sparkmeta.errors import (
 )
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
-from sparkmeta.session import resolve_session
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.new_table import new_metadata
-from sparkmeta.storage.files import warehouse_io
+from sparkmeta.storage.files import files_for, warehouse_io
 from sparkmeta.storage.location import join
 from sparkmeta.table import open_table
 
@@ -60,17 +60,18 @@ class FileSystemCatalog(Catalog):
     warehouse: str
     # They may have credentials.
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    spark: SparkSession | None = field(default=None, repr=False, compare=False)
+    sessions: SessionSource = field(default_factory=SessionSource, repr=False, compare=False)
 
-    def with_session(self, spark: SparkSession) -> FileSystemCatalog:
-        """See `Catalog.with_session`."""
-        return replace(self, spark=spark)
+    def with_sessions(self, sessions: SessionSource) -> FileSystemCatalog:
+        """See `Catalog.with_sessions`."""
+        return replace(self, sessions=sessions)
 
     def load_table(self, identifier: Identifier, spark: SparkSession | None = None) -> Table:
         """Load a table. Raises NoSuchTableError."""
         names = as_names(identifier, 1)
-        folder, session = self._folder(names), resolve_session(spark or self.spark)
-        return replace(open_table(folder, session, self._views(session).files), identifier=names)
+        sessions = self.sessions.for_caller(spark)
+        files = files_for(sessions, self.warehouse, self._io)
+        return replace(open_table(self._folder(names), sessions, files), identifier=names)
 
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
@@ -86,12 +87,12 @@ class FileSystemCatalog(Catalog):
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. Its namespace need not exist."""
         names = as_names(identifier, 1)
-        folder, session = self._folder(names), resolve_session(spark or self.spark)
+        folder = self._folder(names)
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
-        FileSystemOperations(self._views(session).files, folder).commit(None, metadata)
-        return self.load_table(names, session)
+        FileSystemOperations(self._views(spark).files, folder).commit(None, metadata)
+        return self.load_table(names, spark)
 
     def register_table(
         self,
@@ -208,7 +209,7 @@ class FileSystemCatalog(Catalog):
             raise NoSuchNamespaceError(f"{'.'.join(names)}: there is no such namespace")
 
     def _views(self, spark: SparkSession | None) -> FileSystemViews:
-        return FileSystemViews.of(self.warehouse, spark or self.spark, self._io)
+        return FileSystemViews(self.warehouse, files_for(self.sessions.for_caller(spark), self.warehouse, self._io))
 
     def _relations(self, names: tuple[str, ...], spark: SparkSession | None, depth: int = 0) -> list[str]:
         """Return the sorted first names of the tables and views that are `depth` namespaces below one."""

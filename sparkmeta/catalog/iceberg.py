@@ -1,13 +1,12 @@
-"""pyiceberg's catalogs, and the catalogs of Spark's configuration. They only locate metadata files."""
+"""pyiceberg's catalogs. They only locate metadata files."""
 
 from __future__ import annotations
 
 import copy
-import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
@@ -17,6 +16,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from sparkmeta.catalog.base import NO_PROPERTIES, Catalog, Identifier
+from sparkmeta.catalog.configuration import is_configured
 from sparkmeta.catalog.names import IN_NAMESPACE, as_names
 from sparkmeta.catalog.views import RestViews
 from sparkmeta.checks import property_texts
@@ -34,8 +34,7 @@ from sparkmeta.operations.rest import (
     rest_table_exists,
 )
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
-from sparkmeta.session import resolve_session, running_session
-from sparkmeta.settings import ICEBERG_CATALOG, iceberg_catalogs
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import has_tree
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.content import VendedIO, expiry
@@ -58,111 +57,6 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 
-# -- Catalogs of Spark's configuration --------------------------------------------------------------------------------
-
-
-_TYPES: Final = {"hadoop": "hadoop", "hive": "hive", "rest": "rest", "glue": "glue", "jdbc": "sql"}
-_CLASSES: Final = {
-    "org.apache.iceberg.hadoop.HadoopCatalog": "hadoop",
-    "org.apache.iceberg.hive.HiveCatalog": "hive",
-    "org.apache.iceberg.rest.RESTCatalog": "rest",
-    "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
-    "org.apache.iceberg.jdbc.JdbcCatalog": "jdbc",
-}
-# The type of Spark's catalog if neither its type nor its class is set.
-_DEFAULT_TYPE: Final = "hive"
-# FileIOs that choose by a location's scheme, or that its scheme chooses, as pyiceberg does.
-_FILE_IOS: Final = {
-    f"org.apache.iceberg.{name}"
-    for name in ("aws.s3.S3FileIO", "hadoop.HadoopFileIO", "io.ResolvingFileIO", "gcp.gcs.GCSFileIO",
-                 "azure.adlsv2.ADLSFileIO")
-}  # fmt: skip
-# Properties that decide who is trusted, what is opened or who may commit, and that pyiceberg lacks.
-_UNMAPPED: Final = re.compile(
-    r"client\.(?:factory|credentials-provider.*|assume-role\..+)|hadoop\..+|lock-impl|rest\.client\..+|"
-    r"s3\.(?:client-factory-impl|access-grants\..+)"
-)
-_JDBC: Final = re.compile(r"jdbc:(?:(?P<server>postgresql)://(?P<place>.+)|sqlite:(?:file:)?(?P<file>/.+))")
-_AUTH_TYPES: Final = {"none": {}, "oauth2": {}, "sigv4": {"rest.sigv4-enabled": "true"}}
-
-
-def spark_catalog(name: str) -> dict[str, str] | None:
-    """Return pyiceberg's properties for the Iceberg catalog of this name in the running session's configuration.
-
-    Returns:
-        None if no session runs, or Spark has no Iceberg catalog of the name.
-
-    Raises:
-        UnsupportedError: a type, class or property of the catalog has no counterpart in pyiceberg. The message names
-            it.
-        InvalidArgumentError: a property is missing.
-    """
-    session = running_session()
-    properties = iceberg_catalogs(session).get(name) if session is not None else None
-    return None if properties is None else _translated(name, properties)
-
-
-def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    known = dict(properties)
-    kind = _kind(name, known)
-    for key in sorted(known):
-        if _UNMAPPED.fullmatch(key):
-            _refuse(name, key, known[key] if key.endswith(("-impl", "factory")) else None)
-    if (file_io := known.pop("io-impl", None)) is not None and file_io not in _FILE_IOS:
-        _refuse(name, "io-impl", file_io)
-    if (auth := known.pop("rest.auth.type", None)) is not None:
-        if auth.lower() not in _AUTH_TYPES:
-            _refuse(name, "rest.auth.type", auth)
-        known |= _AUTH_TYPES[auth.lower()]
-    path_style = known.pop("s3.path-style-access", "false").lower() == "true"
-    if "s3.endpoint" in known and not path_style:
-        # By default, Java puts the bucket into the host, but pyiceberg puts it into the path if there is another
-        # endpoint.
-        known.setdefault("s3.force-virtual-addressing", "true")
-    if kind == "jdbc":
-        known["uri"] = _database(name, known)
-    return known | {"type": _TYPES[kind]}
-
-
-def _kind(name: str, known: dict[str, str]) -> str:
-    declared, implementation = known.pop("type", ""), known.pop("catalog-impl", "")
-    if implementation and implementation not in _CLASSES:
-        _refuse(name, "catalog-impl", implementation)
-    kind = _CLASSES[implementation] if implementation else declared.lower() or _DEFAULT_TYPE
-    if kind not in _TYPES:
-        _refuse(name, "type", declared)
-    if kind != "glue" and not known.get(needed := "warehouse" if kind == "hadoop" else "uri"):
-        raise InvalidArgumentError(f"catalog {name}: {ICEBERG_CATALOG}{name}.{needed} is not set")
-    return kind
-
-
-def _database(name: str, known: dict[str, str]) -> str:
-    """Return the address of a database in SQLAlchemy's form, with the user and password of the properties."""
-    from sqlalchemy import make_url
-
-    match = _JDBC.fullmatch(known["uri"])
-    if match is None:
-        _refuse(name, "uri", known["uri"].partition("://")[0].partition("?")[0])
-    if match["file"]:
-        return f"sqlite:///{match['file']}"
-    url = make_url(f"postgresql+psycopg2://{match['place']}")
-    user, password = known.pop("jdbc.user", None), known.pop("jdbc.password", None)
-    if user is not None:
-        url = url.set(username=user, password=password)
-    return url.render_as_string(hide_password=False)
-
-
-def _refuse(name: str, key: str, value: str | None) -> NoReturn:
-    what = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
-    raise UnsupportedError(
-        f"catalog {name}: {what}, which has no counterpart in pyiceberg: load the catalog with pyiceberg's properties, "
-        f"as in load_catalog({name!r}, type=..., uri=...)"
-    )
-
-
-# -- pyiceberg's catalogs ---------------------------------------------------------------------------------------------
-
-
 class Located(NamedTuple):
     """The location of a table's current metadata file, and the FileIO for the table's files."""
 
@@ -175,6 +69,11 @@ class IcebergCatalog(Catalog):
     """A catalog that pyiceberg loaded."""
 
     pyiceberg: PyIcebergCatalog
+    sessions: SessionSource = field(default_factory=SessionSource, repr=False, compare=False)
+
+    def with_sessions(self, sessions: SessionSource) -> IcebergCatalog:
+        """See `Catalog.with_sessions`."""
+        return replace(self, sessions=sessions)
 
     @staticmethod
     def load(name: str, properties: Mapping[str, Any]) -> IcebergCatalog:
@@ -200,7 +99,9 @@ class IcebergCatalog(Catalog):
             return self._opened(load_rest_table(rest, names), names, spark)
         with catalog_errors(self.pyiceberg, names):
             located = locate(self.pyiceberg, names)
-        table = open_metadata(located.metadata_location, spark, io=located.io, identifier=names)
+        table = open_metadata(
+            located.metadata_location, self.sessions.for_caller(spark), io=located.io, identifier=names
+        )
         pointer = self._pointer_operations(names, table.state.files, table.metadata.table_uuid)
         return replace(table, operations=pointer or StaticOperations(table.version, self._refusal))
 
@@ -217,7 +118,7 @@ class IcebergCatalog(Catalog):
         spark: SparkSession | None = None,
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
-        names, session = as_names(identifier, IN_NAMESPACE), resolve_session(spark)
+        names = as_names(identifier, IN_NAMESPACE)
         self._refuse_nested(names[:-1])
         rest = self._rest
         # A REST catalog chooses the location later: errors name the table.
@@ -225,9 +126,9 @@ class IcebergCatalog(Catalog):
         metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
         if rest is not None:
             _refuse_tree(metadata, names)
-            return self._opened(create_rest_table(rest, names, metadata, location), names, session)
+            return self._opened(create_rest_table(rest, names, metadata, location), names, spark)
         with catalog_errors(self.pyiceberg, names):
-            files = files_for(session, folder, self.pyiceberg._load_file_io(location=folder))
+            files = files_for(self.sessions.for_caller(spark), folder, self.pyiceberg._load_file_io(location=folder))
             if (pointer := self._pointer_operations(names, files)) is not None:
                 pointer.commit(None, metadata)
             else:
@@ -235,21 +136,22 @@ class IcebergCatalog(Catalog):
                 version = {"format-version": str(metadata.format_version)}
                 layout = (metadata.schema(), location, metadata.spec(), metadata.sort_order())
                 self.pyiceberg.create_table(names, *layout, metadata.properties | version)
-        return self.load_table(names, session)
+        return self.load_table(names, spark)
 
     def register_table(
         self, identifier: Identifier, metadata_location: str, spark: SparkSession | None = None
     ) -> Table:
         """Add the table of a metadata file to the catalog; see `Catalog.register_table`."""
-        names, session = as_names(identifier, IN_NAMESPACE), resolve_session(spark)
+        names = as_names(identifier, IN_NAMESPACE)
         self._refuse_nested(names[:-1])
         with catalog_errors(self.pyiceberg, names):
-            files = files_for(session, metadata_location, self.pyiceberg._load_file_io(location=metadata_location))
+            io = self.pyiceberg._load_file_io(location=metadata_location)
+            files = files_for(self.sessions.for_caller(spark), metadata_location, io)
             if (glue := self._glue) is not None:
                 from sparkmeta.operations.glue import register_glue_table
 
                 register_glue_table(glue, names, load_version(files, metadata_location))
-                return self.load_table(names, session)
+                return self.load_table(names, spark)
             try:
                 metadata = load_version(files, metadata_location).metadata
                 if not self._is_sql:
@@ -267,14 +169,14 @@ class IcebergCatalog(Catalog):
 
             with settled(self.pyiceberg, f"{'.'.join(names)} may have been registered", is_done, properties):
                 if (rest := self._rest) is not None:
-                    return self._opened(register_rest_table(rest, names, metadata_location), names, session)
+                    return self._opened(register_rest_table(rest, names, metadata_location), names, spark)
                 if self._is_sql:
                     # Once it is registered, pyiceberg loads the table.
                     with suppress(_LocatedError):
                         _locating(self.pyiceberg).register_table(names, metadata_location)
                 else:
                     self.pyiceberg.register_table(names, metadata_location)
-        return self.load_table(names, session)
+        return self.load_table(names, spark)
 
     def rename_table(
         self, from_identifier: Identifier, to_identifier: Identifier, spark: SparkSession | None = None
@@ -375,14 +277,14 @@ class IcebergCatalog(Catalog):
 
     def _opened(self, loaded: LoadedTable, names: tuple[str, ...], spark: SparkSession | None) -> Table:
         """Return a table that a REST catalog has loaded."""
-        session = resolve_session(spark)
         rest = self._rest
         assert rest is not None
         location, metadata = loaded.version
         operations = RestOperations(rest, names, metadata.table_uuid, loaded.token, loaded.credentials)
         expires = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
-        return table_of(loaded.version, session, files_for(session, location, io), names, operations)
+        sessions = self.sessions.for_caller(spark)
+        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations)
 
     def _location(self, names: tuple[str, ...]) -> str | None:
         """Return the location of a table's metadata file; None if there is no such table."""
@@ -449,11 +351,6 @@ def locate(catalog: PyIcebergCatalog, identifier: tuple[str, ...]) -> Located:
     except _LocatedError as located:
         return Located(located.location, catalog._load_file_io(location=located.location))
     return Located(table.metadata_location, catalog._load_file_io(table.metadata.properties, table.metadata_location))
-
-
-def is_configured(properties: Mapping[str, Any]) -> bool:
-    """Return whether properties say which kind of catalog they describe."""
-    return any(properties.get(key) for key in ("type", "uri", "py-catalog-impl"))
 
 
 def _refuse_unknown(name: str, properties: Mapping[str, Any]) -> None:

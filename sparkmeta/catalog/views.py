@@ -6,17 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
-from pyspark.sql import SparkSession
-
 from sparkmeta.catalog.names import as_names, first_names, folder_of
 from sparkmeta.checks import property_texts
 from sparkmeta.errors import CatalogError, CommitFailedError, NoSuchViewError, UnsupportedError
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, version_of
 from sparkmeta.operations.view_operations import VIEW_MARKER, FileSystemViewOperations
-from sparkmeta.session import resolve_session, running_session
 from sparkmeta.spec.view_metadata import new_view
-from sparkmeta.storage.files import IOFiles, LocalFiles, files_for
-from sparkmeta.storage.location import is_local, join
+from sparkmeta.storage.location import join
 from sparkmeta.views.view import Definition, View, as_version
 
 if TYPE_CHECKING:
@@ -24,13 +20,14 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from pyiceberg.catalog.rest import RestCatalog
-    from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
+    from pyspark.sql import SparkSession
 
     from sparkmeta.operations.rest import RestViewOperations
     from sparkmeta.operations.view_operations import LoadedView, ViewOperations
+    from sparkmeta.session import SessionSource
     from sparkmeta.storage.files import Files
-    from sparkmeta.views.view import ViewCatalog
+    from sparkmeta.views.base import ViewCatalog
 
 
 class ViewStore(Protocol):
@@ -53,7 +50,16 @@ class ViewStore(Protocol):
 
 
 class HoldsViews(ABC):
-    """The methods of a catalog for its views. They need no Spark session if files are local or a server has them."""
+    """The methods of a catalog for its views. They need no Spark session if files are local or a server has them.
+
+    Attributes:
+        sessions: where the session comes from when one is needed.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def sessions(self) -> SessionSource: ...
 
     @abstractmethod
     def _views(self, spark: SparkSession | None) -> ViewStore:
@@ -78,7 +84,8 @@ class HoldsViews(ABC):
                 or a version, sparkmeta's or pyiceberg's, with its own default catalog and namespace.
             location: the folder of its metadata. Defaults to the catalog's for the view.
             properties: such as `comment`.
-            spark: the session for the view's rows. Defaults to the session that is active when they are read.
+            spark: the session for the view's rows. Defaults to the session that is active when they are read, or else
+                to a new local one.
 
         Raises:
             ViewAlreadyExistsError, TableAlreadyExistsError: the catalog has a view or a table of the name.
@@ -165,7 +172,7 @@ class HoldsViews(ABC):
     def _view(self, names: tuple[str, ...], loaded: LoadedView, views: ViewStore, spark: SparkSession | None) -> View:
         location, metadata = loaded
         operations = views.operations(names, metadata.view_uuid)
-        return View(names, metadata, location, operations, cast("ViewCatalog", self), spark)
+        return View(names, metadata, location, operations, cast("ViewCatalog", self), self.sessions.for_caller(spark))
 
 
 @dataclass(frozen=True)
@@ -174,15 +181,6 @@ class FileSystemViews:
 
     warehouse: str
     files: Files
-
-    @staticmethod
-    def of(warehouse: str, spark: SparkSession | None, io: FileIO | None = None) -> FileSystemViews:
-        """Return the views of a warehouse. It needs a session only if it is on a store without a FileIO."""
-        if io is not None:
-            return FileSystemViews(warehouse, IOFiles(io))
-        session = spark or running_session()
-        local = session is None and is_local(warehouse)
-        return FileSystemViews(warehouse, LocalFiles() if local else files_for(resolve_session(session), warehouse))
 
     def operations(self, names: tuple[str, ...], view_uuid: UUID | None = None) -> FileSystemViewOperations:
         return FileSystemViewOperations(self.files, self._folder(names), view_uuid)

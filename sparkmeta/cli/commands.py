@@ -32,6 +32,7 @@ from sparkmeta.cli.source import (
     takes_scan_options,
     takes_snapshot,
     takes_source,
+    without_pandas,
 )
 from sparkmeta.cli.tables import (
     METADATA_TABLES,
@@ -41,9 +42,7 @@ from sparkmeta.cli.tables import (
     takes_row_options,
     text_columns,
 )
-from sparkmeta.inspect.excerpt import printable, printable_lines
-from sparkmeta.inspect.human import byte_size
-from sparkmeta.spec.summary import summary_number
+from sparkmeta.inspect.text import byte_size, printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -167,6 +166,8 @@ def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
 
 
 def _totals(snapshot: Snapshot | None) -> dict[str, int | None]:
+    from sparkmeta.spec.summary import summary_number
+
     return {name: summary_number(snapshot, key) for name, key in _TOTALS.items()}
 
 
@@ -205,7 +206,7 @@ def view(source: CatalogSource, name: str, dialect: str | None, translate: bool,
     if dialect is not None and as_json:
         raise click.UsageError("--sql prints text: it takes no --output json")
     with progress("Opening the view"):
-        opened = source.open().load_view(name)
+        opened = source.open_catalog().load_view(name)
     if dialect is not None:
         click.echo(opened.sql(dialect, translate=translate))
     elif as_json:
@@ -272,7 +273,7 @@ def _facts(view: View) -> dict[str, object]:
 def namespaces(source: CatalogSource, namespace: str, as_json: bool) -> None:
     """List the namespaces of a catalog, or the namespaces directly in NAMESPACE."""
     with progress("Listing namespaces"):
-        identifiers = source.open().list_namespaces(namespace)
+        identifiers = source.open_catalog().list_namespaces(namespace)
     _print(identifiers, as_json)
 
 
@@ -283,7 +284,7 @@ def namespaces(source: CatalogSource, namespace: str, as_json: bool) -> None:
 def tables(source: CatalogSource, namespace: str, as_json: bool) -> None:
     """List the tables directly in NAMESPACE, or in all namespaces of a catalog."""
     with progress("Listing tables"):
-        catalog = source.open()
+        catalog = source.open_catalog()
         identifiers = list(_listed(catalog, catalog.list_tables, namespace))
     _print(identifiers, as_json)
 
@@ -295,7 +296,7 @@ def tables(source: CatalogSource, namespace: str, as_json: bool) -> None:
 def views(source: CatalogSource, namespace: str, as_json: bool) -> None:
     """List the views directly in NAMESPACE, or in all namespaces of a catalog."""
     with progress("Listing views"):
-        catalog = source.open()
+        catalog = source.open_catalog()
         identifiers = list(_listed(catalog, catalog.list_views, namespace))
     _print(identifiers, as_json)
 
@@ -354,7 +355,8 @@ class _Commands(click.Group):
         if sys.stdout is None:  # the descriptor was closed when the process started
             sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
         try:
-            result = super().invoke(ctx)
+            with without_pandas():
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise

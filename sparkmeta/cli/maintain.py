@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,12 +39,7 @@ from sparkmeta.cli.source import (
 )
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
 from sparkmeta.errors import SparkmetaError, ValidationError, translated_errors
-from sparkmeta.inspect.excerpt import printable_lines
-from sparkmeta.inspect.human import byte_size, counted
-from sparkmeta.maintain.health import examine
-from sparkmeta.maintain.health_findings import HealthOptions
-from sparkmeta.maintain.maintenance import options_of
-from sparkmeta.manifests.cache import DAY_MS, CachedFolder, ManifestCache, cache_contents, delete_cached
+from sparkmeta.inspect.text import byte_size, counted, printable_lines
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
 from sparkmeta.storage.location import escape_glob, is_local
 
@@ -56,6 +51,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.cli.schedule import MaintenanceConfig
     from sparkmeta.commit.attempts import Plan
+    from sparkmeta.manifests.cache import CachedFolder, ManifestCache
     from sparkmeta.table import Table
 
 
@@ -186,41 +182,54 @@ class LineOption:
         default = byte_size(self.default) if self.name.endswith("_bytes") else self.default
         return f"{text} [default: {default}]"
 
-    def option(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator of a command that takes the option."""
-        # Commands have other parameters with the names of some fields.
-        parameter = f"option_{self.name}"
+    def option(self) -> click.Option:
+        """Return the option of a command."""
+        names = [self.flag, _PARAMETER + self.name]
         if self.is_switch:
             flag = f"{self.flag}/{self.off_flag}" if self.default else self.flag
-            return click.option(flag, parameter, is_flag=True, default=self.default, help=self.help)
+            return click.Option([flag, *names[1:]], is_flag=True, default=self.default, help=self.help)
         parse, metavar, is_repeatable = self.kind
         plain: Any = parse if isinstance(parse, type) else Parsed(metavar.lower(), parse)
         kind, shown = (click.Choice(self.choices), None) if self.choices else (plain, metavar)
-        return click.option(self.flag, parameter, type=kind, metavar=shown, multiple=is_repeatable, help=self.help)
+        return click.Option(names, type=kind, metavar=shown, multiple=is_repeatable, help=self.help)
+
+
+# Commands have other parameters with the names of some options.
+_PARAMETER = "option_"
 
 
 def line_options(operation: str) -> list[LineOption]:
     """Return the options of a method of `Maintenance`."""
+    from sparkmeta.maintain.maintenance import options_of
+
     return [LineOption(each) for each in option_fields(options_of(operation))]
 
 
-def takes_operation(operation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options of an operation to a command. The command gets them as `options`."""
+class OperationCommand(click.Command):
+    """A command that takes the options of a method of `Maintenance`, which is imported when the command is chosen."""
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        known = line_options(operation)
+    def __init__(self, *args: Any, operation: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.operation = operation
 
-        @wraps(command)
-        def with_options(**arguments: Any) -> Any:
-            options = {each.name: arguments.pop(f"option_{each.name}") for each in known}
-            return command(options=options, **arguments)
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*self._options, *super().get_params(ctx)]
 
-        decorated: Callable[..., Any] = with_options
-        for each in reversed(known):
-            decorated = each.option()(decorated)
-        return decorated
+    @cached_property
+    def _options(self) -> list[click.Option]:
+        return [each.option() for each in line_options(self.operation)]
 
-    return decorate
+
+def takes_operation(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the options of an `OperationCommand` to its function as `options`."""
+
+    @wraps(command)
+    def with_options(**arguments: Any) -> Any:
+        names = [name for name in arguments if name.startswith(_PARAMETER)]
+        options = {name.removeprefix(_PARAMETER): arguments.pop(name) for name in names}
+        return command(options=options, **arguments)
+
+    return with_options
 
 
 def call_operation(table: Table, operation: str, arguments: Mapping[str, Any]) -> Any:
@@ -231,6 +240,8 @@ def call_operation(table: Table, operation: str, arguments: Mapping[str, Any]) -
     if "files" in values:
         with translated_errors():
             values["files"] = table.state.spark.read.parquet(escape_glob(values["files"]))
+    from sparkmeta.maintain.maintenance import options_of
+
     return getattr(table.maintenance, operation)(**required_options(options_of(operation)) | values)
 
 
@@ -248,6 +259,7 @@ class MaintenanceCommand:
         columns: the columns of `plan.files()` in text.
         files: the kind of the rows of `plan.files()`.
         command: the name of the command, if it differs from the name of the method.
+        has_columns: whether the method has an option `columns`.
     """
 
     about: str
@@ -256,6 +268,7 @@ class MaintenanceCommand:
     columns: tuple[TextColumn, ...]
     files: str
     command: str | None = None
+    has_columns: bool = False
 
 
 def _rewritten_data(committed: Mapping[str, Any]) -> list[str]:
@@ -420,6 +433,7 @@ OPERATIONS = {
             TextColumn("size", "file_size_in_bytes", "bytes"),
         ),
         "data files to read",
+        has_columns=True,
     ),
 }
 _UNCOMMITTED = "Prints the plan. Nothing changes without --commit."
@@ -431,22 +445,22 @@ def _command(name: str, operation: MaintenanceCommand) -> click.Command:
             plan = call_operation(source.open(), name, options)
         carry_out(plan, row_options, operation, files=files, commit=commit)
 
-    has_columns = any(each.flag == "--columns" for each in line_options(name))
-    command = takes_row_options(takes_source(run), columns=not has_columns)
+    command = takes_row_options(takes_source(takes_operation(run)), columns=not operation.has_columns)
     command = click.option("--commit", is_flag=True, help="Commit the plan, instead of only printing it.")(command)
     command = click.option("--files", is_flag=True, help=f"Print the {operation.files}.")(command)
     shown = operation.command or name.replace("_", "-")
-    return click.command(shown, help=f"{operation.about}\n\n{_UNCOMMITTED}")(takes_operation(name)(command))
+    about = f"{operation.about}\n\n{_UNCOMMITTED}"
+    return click.command(shown, cls=OperationCommand, operation=name, help=about)(command)
 
 
 COMMANDS = [_command(name, operation) for name, operation in OPERATIONS.items()]
 
 
-@click.command("upgrade")
-@takes_operation("upgrade")
+@click.command("upgrade", cls=OperationCommand, operation="upgrade")
 @click.option("--commit", is_flag=True, help="Commit the upgrade, instead of only printing it.")
 @takes_output
 @takes_source
+@takes_operation
 def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: bool) -> None:
     """Upgrade a table to format version 2 or 3, or to a metadata tree of version 4.
 
@@ -472,15 +486,18 @@ def upgrade(source: Source, options: Mapping[str, Any], commit: bool, as_json: b
 # -- Define the command `health` --------------------------------------------------------------------------------------
 
 
-@click.command("health")
-@takes_operation("health")
+@click.command("health", cls=OperationCommand, operation="health")
 @click.option(
     "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page with pictures."
 )
 @takes_output
 @takes_source
+@takes_operation
 def health(source: Source, options: Mapping[str, Any], html: str | None, as_json: bool) -> None:
     """Report what maintenance a table needs, and why. Nothing changes."""
+    from sparkmeta.maintain.health import examine
+    from sparkmeta.maintain.health_findings import HealthOptions
+
     thresholds = {name: value for name, value in options.items() if value is not None}
     with progress("Opening the table"):
         table = source.open()
@@ -563,6 +580,7 @@ def _log(line: str) -> None:
 # -- Implement `sparkmeta cache` --------------------------------------------------------------------------------------
 
 
+_DAY_MS = 86_400_000
 _COLUMNS = (
     TextColumn("manifests", kind="path"),
     TextColumn("leaves", kind="count"),
@@ -589,6 +607,8 @@ _takes_properties = click.option(
 @_takes_folder
 def info(folder: str, properties: tuple[tuple[str, str], ...], as_json: bool) -> None:
     """Show the number and size of cached manifests, by the folder of the manifests."""
+    from sparkmeta.manifests.cache import cache_contents
+
     rows = [_row(cached) for cached in cache_contents(_manifest_cache(folder, properties)).folders]
     if as_json:
         print_json(rows)
@@ -597,7 +617,7 @@ def info(folder: str, properties: tuple[tuple[str, str], ...], as_json: bool) ->
 
 
 def _number_of_days(_: click.Context, __: click.Parameter, days: float) -> float:
-    if not math.isfinite(days * DAY_MS):
+    if not math.isfinite(days * _DAY_MS):
         raise click.BadParameter(f"{days} is not a number of days.")
     return days
 
@@ -610,8 +630,10 @@ def _number_of_days(_: click.Context, __: click.Parameter, days: float) -> float
 @_takes_folder
 def prune(folder: str, properties: tuple[tuple[str, str], ...], older_than: float, commit: bool) -> None:
     """Delete old, damaged and duplicate files. No plan may read the cache at the same time."""
+    from sparkmeta.manifests.cache import cache_contents, delete_cached
+
     manifest_cache, now = _manifest_cache(folder, properties), int(time.time() * 1000)
-    files = cache_contents(manifest_cache).superfluous(now - int(older_than * DAY_MS), now)
+    files = cache_contents(manifest_cache).superfluous(now - int(older_than * _DAY_MS), now)
     failures = delete_cached(manifest_cache, files) if commit else []
     total = byte_size(sum(status.length for status in files))
     if failures:
@@ -620,6 +642,8 @@ def prune(folder: str, properties: tuple[tuple[str, str], ...], older_than: floa
 
 
 def _manifest_cache(folder: str, properties: tuple[tuple[str, str], ...]) -> ManifestCache:
+    from sparkmeta.manifests.cache import ManifestCache
+
     return ManifestCache(folder, _files(folder, dict(properties)), None)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -21,8 +22,7 @@ from rich.table import Table as TextTable
 from rich.text import Text
 
 from sparkmeta.errors import SparkmetaError, first_line, from_spark
-from sparkmeta.inspect.excerpt import printable
-from sparkmeta.inspect.human import byte_size
+from sparkmeta.inspect.text import byte_size, printable
 from sparkmeta.storage.location import normalize
 
 if TYPE_CHECKING:
@@ -101,12 +101,14 @@ class TextColumn:
         kind: The format of the values: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB), ``time`` or
             ``path``.
         reads: The column that the expression reads, if the expression is not a column.
+        summary: A key of the column ``summary`` whose number is the value; see `spec.summary.long_of`.
     """
 
     name: str
     expression: str = ""
     kind: str = "plain"
     reads: str = ""
+    summary: str = ""
 
     @property
     def source(self) -> str:
@@ -117,7 +119,15 @@ class TextColumn:
     def column(self) -> Column:
         from pyspark.sql import functions as F
 
-        return (F.expr(self.expression) if self.expression else F.col(self.name)).alias(self.name)
+        expression = f"try_cast(summary['{self.summary}'] AS bigint)" if self.summary else self.expression
+        return (F.expr(expression) if expression else F.col(self.name)).alias(self.name)
+
+    def value(self, row: Mapping[str, Any]) -> Any:
+        """Return the value for a row with Python's values. The column has no expression."""
+        from sparkmeta.spec.summary import long_of
+
+        assert not self.expression
+        return long_of(dict(row["summary"] or ()).get(self.summary)) if self.summary else row[self.name]
 
 
 class OutputConsole(Console):
@@ -177,7 +187,19 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
         base: A folder. Paths below it are printed relative to it.
         more: A hint to print if there are more rows.
     """
-    printed = _values(rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow())
+    printed = table_values(rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow())
+    _print_first(printed, columns, limit, base, more)
+
+
+def print_values(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], limit: int, *, more: str) -> None:
+    """Print the first rows of Python's values as `print_rows` does. The columns have no expressions."""
+    printed = [{column.name: column.value(row) for column in columns} for row in islice(rows, limit + 1)]
+    _print_first(printed, columns, limit, "", more)
+
+
+def _print_first(
+    printed: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], limit: int, base: str, more: str
+) -> None:
     console = print_table(printed[:limit], columns, base)
     if len(printed) > limit:
         console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
@@ -185,7 +207,7 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
         console.print(Text(f"paths are below {printable(base)}", style="dim"), soft_wrap=True)
 
 
-def _values(rows: pa.Table) -> list[dict[str, Any]]:
+def table_values(rows: pa.Table) -> list[dict[str, Any]]:
     """Return rows of Python values. Dates and times are texts if Python does not support their year."""
     try:
         values: list[dict[str, Any]] = rows.to_pylist()
@@ -284,6 +306,20 @@ def print_json_rows(rows: DataFrame, limit: int | None) -> None:
     from pyspark.sql import functions as F
 
     print_lines(with_text_ids(rows).select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
+
+
+def print_json_table(rows: pa.Table, limit: int | None) -> None:
+    """Print the rows of an Arrow table as `print_json_rows` does."""
+    for row in table_values(rows if limit is None else rows.slice(0, limit)):
+        values = {name: _json_value(value) for name, value in row.items()}
+        sys.stdout.write(json.dumps(text_ids(values), separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as Spark writes it by `JSON_OPTIONS`: a time in UTC, or a map of texts."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return dict(value) if isinstance(value, list) else value
 
 
 def with_text_ids(rows: DataFrame) -> DataFrame:

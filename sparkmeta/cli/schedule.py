@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from sparkmeta.catalog import load_catalog
 from sparkmeta.checks import TEXT, Options, Rule, option_fields, required_options, rule_of
 from sparkmeta.errors import NoSuchTableError, SparkmetaError, ValidationError, from_spark, is_conflict, shown
-from sparkmeta.inspect.human import counted
-from sparkmeta.inspect.snapshots import has_partitions
+from sparkmeta.inspect.partition_statistics import has_partitions
+from sparkmeta.inspect.text import counted
 from sparkmeta.maintain.health import examine
 from sparkmeta.maintain.health_findings import HealthOptions
 from sparkmeta.maintain.maintenance import options_of

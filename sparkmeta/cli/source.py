@@ -8,13 +8,14 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
+from importlib.abc import MetaPathFinder
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sparkmeta.errors import SessionError, SparkmetaError
-from sparkmeta.session import local_session
+from sparkmeta.session import SessionSource, local_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,7 @@ def cli_session(config: Mapping[str, str], remote: str | None, *, show_log: bool
     Raises:
         SessionError: Spark did not start.
     """
+    _show_pandas()
     from pyspark.errors import PySparkException
 
     remote = remote or os.environ.get("SPARK_REMOTE")
@@ -54,6 +56,29 @@ def cli_session(config: Mapping[str, str], remote: str | None, *, show_log: bool
             return _remote_session(remote, config) if remote else local_session(config=config)
         except PySparkException as error:
             raise SessionError(f"Spark did not start: {_reason(error, log)}") from error
+
+
+class _NoPandas(MetaPathFinder):
+    """Lets imports of pandas fail."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
+        if fullname == "pandas":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+@contextmanager
+def without_pandas() -> Iterator[None]:
+    """Keep Arrow from importing pandas, which takes half a second, in the block or until Spark starts."""
+    if "pyarrow" not in sys.modules:
+        sys.meta_path.insert(0, _NoPandas())
+    try:
+        yield
+    finally:
+        _show_pandas()
+
+
+def _show_pandas() -> None:
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _NoPandas)]
 
 
 def _remote_session(url: str, config: Mapping[str, str]) -> SparkSession:
@@ -141,60 +166,56 @@ TIMESTAMP = Parsed("timestamp", moment_of)
 
 
 @dataclass(frozen=True)
-class Source:
-    """The table that a command reads, and the session for it."""
+class CatalogSource:
+    """The catalog that a command reads, and the session for it."""
 
-    table: str
     catalog: str | None
     properties: dict[str, str]
     conf: dict[str, str]
     remote: str | None
+    spark: bool
     verbose: bool
 
-    def open(self) -> Table:
-        """Start the session and load the table.
+    def sessions(self) -> SessionSource:
+        """Return the source of the command's session: one that starts when it is needed, or at once by some options.
 
         Raises:
             SessionError: Spark did not start.
-            SparkmetaError: See `load_table` and `load_catalog`.
         """
-        spark = cli_session(self.conf, self.remote, show_log=self.verbose)
-        if self.catalog is None:
-            from sparkmeta.table import load_table
+        start = partial(cli_session, self.conf, self.remote, show_log=self.verbose)
+        is_chosen = self.spark or self.conf or self.remote or os.environ.get("SPARK_REMOTE")
+        return SessionSource(start()) if is_chosen else SessionSource(start=start)
 
-            return load_table(self.table, spark=spark)
-        return configured_catalog(self.catalog, self.properties).load_table(self.table, spark=spark)
-
-
-@dataclass(frozen=True)
-class CatalogSource:
-    """The catalog that a command lists, and the session for a warehouse that is not a local folder."""
-
-    catalog: str | None
-    properties: dict[str, str]
-    conf: dict[str, str]
-    remote: str | None
-    verbose: bool
-
-    def open(self) -> Catalog:
-        """Load the catalog. Start a session if it lists folders by Spark, or may be in Spark's configuration.
+    def open_catalog(self) -> Catalog:
+        """Load the catalog.
 
         Raises:
             SessionError: Spark did not start.
             SparkmetaError: See `load_catalog`.
         """
-        from sparkmeta.catalog.filesystem import FileSystemCatalog
-        from sparkmeta.settings import ICEBERG_CATALOG
-        from sparkmeta.storage.location import is_local
+        # The catalog may be in the configuration of a session that options start.
+        sessions = self.sessions()
+        return configured_catalog(self.catalog, self.properties).with_sessions(sessions)
 
-        has_catalogs = any(key.startswith(ICEBERG_CATALOG) for key in self.conf)
-        if has_catalogs:
-            cli_session(self.conf, self.remote, show_log=self.verbose)
-        catalog = configured_catalog(self.catalog, self.properties)
-        by_spark = isinstance(catalog, FileSystemCatalog) and (self.remote or not is_local(catalog.warehouse))
-        if by_spark and not has_catalogs:
-            cli_session(self.conf, self.remote, show_log=self.verbose)
-        return catalog
+
+@dataclass(frozen=True)
+class Source(CatalogSource):
+    """The table that a command reads, and the session for it."""
+
+    table: str
+
+    def open(self) -> Table:
+        """Load the table.
+
+        Raises:
+            SessionError: Spark did not start.
+            SparkmetaError: See `load_table` and `load_catalog`.
+        """
+        if self.catalog is not None:
+            return self.open_catalog().load_table(self.table)
+        from sparkmeta.table import open_location
+
+        return open_location(self.table, self.sessions())
 
 
 def configured_catalog(name: str | None, properties: dict[str, str]) -> Catalog:
@@ -255,12 +276,14 @@ class ScanOptions:
         return scan if self.row_filter is None else scan.filter(self.row_filter)
 
 
+_SOURCE = ("catalog", "properties", "conf", "remote", "spark", "verbose")
 _SESSION_OPTIONS = (
     click.option(
         "--property", "properties", type=KEY_VALUE, multiple=True, help="A property of the catalog. Repeatable."
     ),
-    click.option("--conf", type=KEY_VALUE, multiple=True, help="A Spark setting. Repeatable."),
+    click.option("--conf", type=KEY_VALUE, multiple=True, help="A Spark setting; starts Spark at once. Repeatable."),
     click.option("--remote", metavar="URL", help="A Spark Connect server (sc://host:port). [env: SPARK_REMOTE]"),
+    click.option("--spark", is_flag=True, help="Start Spark at once. By default, it starts when it is needed."),
     click.option("--verbose", "-v", is_flag=True, help="Show Spark's log and tracebacks on stderr."),
 )
 
@@ -270,8 +293,7 @@ def takes_source(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_source(**arguments: Any) -> Any:
-        names = ("table", "catalog", "properties", "conf", "remote", "verbose")
-        parts = {name: arguments.pop(name) for name in names}
+        parts = {name: arguments.pop(name) for name in ("table", *_SOURCE)}
         if parts["properties"] and parts["catalog"] is None:
             raise click.UsageError("--property needs --catalog")
         click.get_current_context().meta[VERBOSE] = parts["verbose"]
@@ -293,7 +315,7 @@ def takes_catalog(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_catalog(**arguments: Any) -> Any:
-        parts = {name: arguments.pop(name) for name in ("catalog", "properties", "conf", "remote", "verbose")}
+        parts = {name: arguments.pop(name) for name in _SOURCE}
         click.get_current_context().meta[VERBOSE] = parts["verbose"]
         parts |= {"properties": dict(parts["properties"]), "conf": dict(parts["conf"])}
         return command(source=CatalogSource(**parts), **arguments)

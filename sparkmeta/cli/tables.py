@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.output import TextColumn, print_json_rows, print_rows, progress
+from sparkmeta.cli.output import (
+    TextColumn,
+    print_json_rows,
+    print_json_table,
+    print_rows,
+    print_values,
+    progress,
+    table_values,
+)
 from sparkmeta.cli.source import (
     SnapshotChoice,
     Source,
@@ -18,11 +26,11 @@ from sparkmeta.cli.source import (
 )
 from sparkmeta.columns.sql import quoted
 from sparkmeta.errors import SparkmetaError
-from sparkmeta.inspect.files import READABLE_METRICS, leaf_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
@@ -47,7 +55,8 @@ class MetadataTable:
     Attributes:
         help: The help text of the command.
         text: The columns of the text output.
-        of_snapshot: Whether the table describes one snapshot, which options choose.
+        of_snapshot: Whether the table describes one snapshot, which options choose. If not, it is a function of
+            `inspect.history`.
         of_files: Whether the table is read from manifest entries. Only their needed columns are decoded.
     """
 
@@ -120,11 +129,11 @@ METADATA_TABLES = {
             TextColumn("snapshot_id", kind="id"),
             TextColumn("parent_id", kind="id"),
             TextColumn("operation"),
-            TextColumn("added", "cast(summary['added-data-files'] as bigint)", "count"),
-            TextColumn("deleted", "cast(summary['deleted-data-files'] as bigint)", "count"),
-            TextColumn("files", "cast(summary['total-data-files'] as bigint)", "count"),
-            TextColumn("delete files", "cast(summary['total-delete-files'] as bigint)", "count"),
-            TextColumn("records", "cast(summary['total-records'] as bigint)", "count"),
+            TextColumn("added", kind="count", summary="added-data-files"),
+            TextColumn("deleted", kind="count", summary="deleted-data-files"),
+            TextColumn("files", kind="count", summary="total-data-files"),
+            TextColumn("delete files", kind="count", summary="total-delete-files"),
+            TextColumn("records", kind="count", summary="total-records"),
         ),
         of_snapshot=False,
     ),
@@ -180,6 +189,19 @@ class RowOptions:
             return None
         return [_decoded(name, leaves) for name in self.columns] or [column.source for column in text]
 
+    def print_table(self, rows: pa.Table, text: Sequence[TextColumn]) -> None:
+        """Print the rows of an Arrow table as `print` does. The options need no Spark."""
+        if self.as_json:
+            print_json_table(rows.select(self.columns or rows.column_names), self.limit)
+        else:
+            columns = [TextColumn(name) for name in self.columns] or text
+            print_values(table_values(rows), columns, self.limit or TEXT_ROWS, more=_MORE)
+
+    def needs_spark(self, columns: Iterable[str]) -> bool:
+        """Return whether only Spark can evaluate the options for rows with these columns."""
+        names = set(self.columns)
+        return self.where is not None or len(names) < len(self.columns) or not names <= set(columns)
+
     def print(self, rows: DataFrame, text: Sequence[TextColumn], base: str) -> None:
         """Print rows.
 
@@ -201,6 +223,8 @@ class RowOptions:
 
 def _decoded(name: str, leaves: Iterable[str]) -> str:
     """Return the smallest part of a column that can be decoded separately: a field of some structs, or the column."""
+    from sparkmeta.inspect.files import READABLE_METRICS
+
     name = name.replace("`", "")
     metrics = [full for full in (f"{READABLE_METRICS}.{leaf}" for leaf in leaves) if f"{name}.".startswith(f"{full}.")]
     if metrics:
@@ -275,8 +299,18 @@ def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
         with progress("Opening the table"):
             table = source.open()
             text = text_columns(table, metadata_table.text)
+        if not metadata_table.of_snapshot and table.state.sessions.running() is None:
+            from sparkmeta.inspect import history
+
+            local: pa.Table = getattr(history, name)(table.state)
+            if not row_options.needs_spark(local.column_names):
+                row_options.print_table(local, text)
+                return
+        with progress("Opening the table"):
             arguments: dict[str, Any] = {} if choice is None else {"snapshot_id": choice.snapshot_id_in(table)}
             if metadata_table.of_files:
+                from sparkmeta.inspect.files import leaf_columns
+
                 arguments["columns"] = row_options.read_columns(text, leaf_columns(table.state.types.typing_schema))
             rows = _rows(table, name, arguments)
         row_options.print(rows, text, table.location())
@@ -289,8 +323,10 @@ def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
 
 def text_columns(table: Table, columns: Sequence[TextColumn]) -> list[TextColumn]:
     """Return the columns of the text output, without partition and spec if the table is unpartitioned."""
-    partitioned = bool(table.state.types.partition_type.fields)
-    return [column for column in columns if partitioned or column.name not in {"partition", "spec"}]
+    of_partitions = [column for column in columns if column.name in {"partition", "spec"}]
+    if not of_partitions or table.state.types.partition_type.fields:
+        return list(columns)
+    return [column for column in columns if column not in of_partitions]
 
 
 def _rows(table: Table, name: str, arguments: dict[str, Any]) -> DataFrame:

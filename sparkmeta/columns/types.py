@@ -37,7 +37,6 @@ from pyiceberg.types import (
     StringType,
     StructType,
 )
-from pyspark.sql import types as spark
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
@@ -45,7 +44,9 @@ from sparkmeta.errors import shown
 from sparkmeta.spec.iso_times import DAY_MICROS, EPOCH_DAY, iso_days, iso_nanos, iso_nanos_of_day, iso_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import types as spark
 
 
 # -- Filter literals as values of a column's type ---------------------------------------------------------------------
@@ -293,27 +294,28 @@ def bound_value(value: Any) -> Any:
 # -- Iceberg types and literals in Spark ------------------------------------------------------------------------------
 
 
-_SPARK_TYPES: Final[dict[str, spark.DataType]] = {
-    "boolean": spark.BooleanType(),
-    "int": spark.IntegerType(),
-    "long": spark.LongType(),
-    "float": spark.FloatType(),
-    "double": spark.DoubleType(),
-    "date": spark.DateType(),
-    "time": spark.LongType(),
-    "timestamp": spark.TimestampNTZType(),
-    "timestamptz": spark.TimestampType(),
-    "timestamp_ns": spark.LongType(),
-    "timestamptz_ns": spark.LongType(),
-    "string": spark.StringType(),
-    "uuid": spark.StringType(),
-    "binary": spark.BinaryType(),
-    "variant": spark.VariantType(),
-    "unknown": spark.NullType(),
+# The names of Spark's classes, which are imported when a type is needed.
+_SPARK_TYPES: Final[dict[str, str]] = {
+    "boolean": "BooleanType",
+    "int": "IntegerType",
+    "long": "LongType",
+    "float": "FloatType",
+    "double": "DoubleType",
+    "date": "DateType",
+    "time": "LongType",
+    "timestamp": "TimestampNTZType",
+    "timestamptz": "TimestampType",
+    "timestamp_ns": "LongType",
+    "timestamptz_ns": "LongType",
+    "string": "StringType",
+    "uuid": "StringType",
+    "binary": "BinaryType",
+    "variant": "VariantType",
+    "unknown": "NullType",
 }
-_BOUND_TYPES: Final[dict[str, spark.DataType]] = _SPARK_TYPES | {
-    "uuid": spark.BinaryType(),
-    "variant": spark.BinaryType(),
+_BOUND_TYPES: Final[dict[str, str]] = _SPARK_TYPES | {
+    "uuid": "BinaryType",
+    "variant": "BinaryType",
 }
 
 _EXACT: Final = Context(prec=76, traps=[Inexact, InvalidOperation])
@@ -332,6 +334,8 @@ def spark_type(iceberg_type: IcebergType) -> spark.DataType:
     Raises:
         ValueError: not an Iceberg type.
     """
+    from pyspark.sql import types as spark
+
     match iceberg_type:
         case StructType():
             return spark.StructType(
@@ -354,7 +358,9 @@ def bound_type(primitive: PrimitiveType) -> spark.DataType:
     return _primitive(primitive, _BOUND_TYPES)
 
 
-def _primitive(primitive: IcebergType, types: dict[str, spark.DataType]) -> spark.DataType:
+def _primitive(primitive: IcebergType, types: Mapping[str, str]) -> spark.DataType:
+    from pyspark.sql import types as spark
+
     if isinstance(primitive, DecimalType):
         return spark.DecimalType(primitive.precision, primitive.scale)
     name = str(primitive)
@@ -362,7 +368,8 @@ def _primitive(primitive: IcebergType, types: dict[str, spark.DataType]) -> spar
         return spark.BinaryType()
     if name not in types:
         raise ValueError(f"{name!r} is not a type of Iceberg")
-    return types[name]
+    kind: spark.DataType = getattr(spark, types[name])()
+    return kind
 
 
 def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:

@@ -54,7 +54,8 @@ from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
 from sparkmeta.session import local_frame, map_arrow, materialize
-from sparkmeta.spec.entry import ContentType, FileKind
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.file_kind import FileKind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

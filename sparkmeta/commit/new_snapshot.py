@@ -19,7 +19,7 @@ from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import write_root
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY
+from sparkmeta.spec.locations import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 from sparkmeta.spec.metadata_model import Snapshot
 from sparkmeta.spec.summary import SnapshotSummaryBuilder, UpdateMetrics
 from sparkmeta.spec.updates import update_table_metadata

@@ -40,7 +40,8 @@ from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.plan.deletes.rules import OLDER_DV
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, materialize
-from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, FileKind
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType
+from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values, partition_sources
 from sparkmeta.spec.upgrade import upgrade_metadata
@@ -434,7 +435,7 @@ def table_files(source: TableState, target: TableState, form: LeafFormat, option
         ValidationError: a column or partition spec of the source means something else in the target.
         UnsupportedError: tasks can't open the source's files.
     """
-    state = _as_tree(replace(source, session=target.session))
+    state = _as_tree(replace(source, sessions=target.sessions))
     root = state.tree.root if state.tree is not None else Root(state.metadata.location, form.schema.empty_table())
     data, deletes = _live_leaves(root, ContentType.DATA_MANIFEST), _live_leaves(root, ContentType.DELETE_MANIFEST)
     files, delete_files = root.of([ContentType.DATA]), root.of(_DELETES)

@@ -56,7 +56,8 @@ from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
 from sparkmeta.plan.prune import live_manifests, matching_manifests
 from sparkmeta.session import local_frame, materialize
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector, write_deletion_vector
-from sparkmeta.spec.entry import ContentType, FileKind
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.file_kind import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -48,7 +48,8 @@ from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.operations.table_operations import BaseTable, refuse_lists_of_version_4
 from sparkmeta.plan.filter import ScanFilter
-from sparkmeta.spec.entry import ContentType, FileKind
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, lacks_definitions, refuse_encrypted
 from sparkmeta.state import TableState
 from sparkmeta.storage.reading import with_schemes

@@ -155,7 +155,7 @@ class ListWriter:
         return self._table(source).vectors()
 
     def _table(self, source: TableState) -> ListedTable:
-        return ListedTable(replace(source, session=self.state.session), self.state, self.names)
+        return ListedTable(replace(source, sessions=self.state.sessions), self.state, self.names)
 
     @property
     def _rewriter(self) -> ManifestRewriter:

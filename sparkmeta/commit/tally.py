@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.spec.entry import ContentType, FileKind
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.file_kind import FileKind
 
 # A partition: its spec's id, and the values of the spec's fields as (partition field id, value).
 PartitionKey = tuple[int, tuple[tuple[int, Any], ...]]

@@ -121,7 +121,8 @@ def _session_wap(state: TableState) -> tuple[str | None, str | None]:
     properties, location = state.metadata.properties, state.metadata.location
     if _ENABLED not in properties:
         return None, None
-    wap_id, branch = setting(state.spark, _SESSION_ID), setting(state.spark, _SESSION_BRANCH)
+    session = state.sessions.running()
+    wap_id, branch = setting(session, _SESSION_ID), setting(session, _SESSION_BRANCH)
     if wap_id is None and branch is None:
         return None, None
     if not flag_property(properties, _ENABLED, default=False, location=location):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, reduce
 from html import escape
 from itertools import islice
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,9 @@ import pyarrow.compute as pc
 
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.inspect.draw_svg import svg_of
-from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted, printable, text_of
+from sparkmeta.inspect.excerpt import Entry, Excerpt, Node, counted, text_of
+from sparkmeta.inspect.text import printable
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of
-from sparkmeta.session import in_use
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.metadata import snapshot_of
@@ -69,8 +70,8 @@ class Drawing(Excerpt):
 
 
 # -- `table.draw()` ---------------------------------------------------------------------------------------------------
-# The root is on the driver. One job reads at most `_ROWS` entries of at most `_LEAVES` leaves, so the size of a
-# drawing is limited for trees of any size.
+# The root is on the driver. At most `_ROWS` entries of at most `_LEAVES` leaves are drawn, so the size of a drawing is
+# limited for trees of any size.
 
 
 _LEAVES = 8
@@ -99,7 +100,7 @@ def draw(state: TableState, snapshot_id: int | None = None) -> Drawing:
         state = state.at(snapshot_of(state.metadata, snapshot_id))
     if state.snapshot is None:
         return Drawing("the table is empty: it has no snapshot")
-    in_use(state.session)
+    state.sessions.running()  # raises SessionError if the caller's session was stopped
     if state.tree is None:
         return _of_list(state, state.snapshot)
     return _of_root(state, state.snapshot, state.tree.root)
@@ -324,19 +325,12 @@ def _read(
     vectors: Sequence[_Vector],
     counts: Mapping[str, int | None],
 ) -> dict[str, tuple[tuple[Entry, ...], str]]:
-    from pyspark.sql import functions as F
-
     names = dict(zip(manifests.column(MANIFEST).to_pylist(), manifests.column("location").to_pylist(), strict=True))
     if not names:
         return {}
-    conditions = [
-        (F.col(MANIFEST) == manifest) & F.col(ORDINAL).isin(list(ordinals[location]))
-        for manifest, location in names.items()
-    ]
-    projection = EntryProjection.of(_ENTRY_COLUMNS)
-    entries = state.entries(manifests, projection).where(reduce(lambda left, right: left | right, conditions))
+    rows = _drawn_rows(state, manifests, {manifest: ordinals[location] for manifest, location in names.items()})
     drawn: dict[str, list[Entry]] = {location: [] for location in names.values()}
-    for row in sorted(entries.toArrow().to_pylist(), key=lambda row: (row[MANIFEST], row[ORDINAL])):
+    for row in sorted(rows, key=lambda row: (row[MANIFEST], row[ORDINAL])):
         location, ordinal = names[row[MANIFEST]], row[ORDINAL]
         masked_by = tuple(
             vector.label
@@ -345,6 +339,29 @@ def _read(
         )
         drawn[location].append(_file_entry(row, ordinal, masked_by))
     return {location: (tuple(rows), _more(counts[location], len(rows))) for location, rows in drawn.items()}
+
+
+def _drawn_rows(
+    state: TableState, manifests: pa.Table, ordinals: Mapping[int, Sequence[int]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the entries with some ordinals of each manifest. The driver reads a manifest at a time, or else a job all.
+
+    Args:
+        state: the table.
+        manifests: the manifests.
+        ordinals: manifest -> the ordinals.
+    """
+    reader, projection = state.reader, EntryProjection.of(_ENTRY_COLUMNS)
+    if not reader.driver_decodes(manifests) or reader.driver_parts(manifests, projection) is None:
+        from pyspark.sql import functions as F
+
+        conditions = [(F.col(MANIFEST) == each) & F.col(ORDINAL).isin(list(of)) for each, of in ordinals.items()]
+        yield from reader.entries(manifests, projection).where(reduce(or_, conditions)).toArrow().to_pylist()
+        return
+    for place, manifest in enumerate(manifests.column(MANIFEST).to_pylist()):
+        entries = reader.table(manifests.slice(place, 1), projection)
+        chosen = pa.array(ordinals[manifest], entries.schema.field(ORDINAL).type)
+        yield from entries.filter(pc.is_in(entries.column(ORDINAL), chosen)).to_pylist()
 
 
 def _more(count: int | None, drawn: int) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
-from sparkmeta.inspect.excerpt import KINDS, columns, middle_out, printable
+from sparkmeta.inspect.excerpt import KINDS
+from sparkmeta.inspect.text import columns, middle_out, printable
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sparkmeta.inspect.text import columns, middle_out, printable
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.storage.location import file_name
 
@@ -140,44 +140,6 @@ def _by_status(counts: Counter[Status]) -> str:
         for status in (Status.ADDED, Status.EXISTING, Status.DELETED)
         if counts[status]
     )
-
-
-def printable(text: str) -> str:
-    """Escape characters that could move the cursor or change the writing direction."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def printable_lines(text: str) -> str:
-    """Escape a text as `printable` does, but for the ends of its lines."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def columns(text: str) -> int:
-    """Return the number of columns that a text takes in a fixed-width font."""
-    return sum(map(_columns, text))
-
-
-def _columns(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def middle_out(text: str, most: int) -> str:
-    """Shorten a text to at most `most` columns in the middle, since the ends distinguish files."""
-    if columns(text) <= most:
-        return text
-    half = (most - 1) // 2
-    return f"{_taken(text, most - 1 - half)}…{_taken(text[::-1], half)[::-1]}"
-
-
-def _taken(text: str, most: int) -> str:
-    taken = 0
-    for index, char in enumerate(text):
-        taken += _columns(char)
-        if taken > most:
-            return text[:index]
-    return text
 
 
 # -- Draw an excerpt as text ------------------------------------------------------------------------------------------

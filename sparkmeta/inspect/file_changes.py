@@ -30,7 +30,8 @@ from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_o
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
 from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, METRICS_MAP_IDS, ContentType, Status
+from sparkmeta.spec.entry import METRICS_MAP_IDS, ContentType, Status
+from sparkmeta.spec.locations import LAYOUT_REVISION_KEY
 from sparkmeta.spec.metadata import Snapshot, TableMetadata, ancestors_of, snapshot_of
 from sparkmeta.storage.content import read_ranges
 from sparkmeta.storage.location import spark_path_key

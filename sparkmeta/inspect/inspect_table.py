@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from sparkmeta.checks import TEXT
 from sparkmeta.errors import InvalidArgumentError
-from sparkmeta.inspect import files, manifests, position_deletes, snapshots
+from sparkmeta.inspect import files, history, manifests, partition_statistics, position_deletes
+from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import MAIN, snapshot_of
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from sparkmeta.state import TableState
@@ -148,7 +150,7 @@ class InspectTable:
         Raises:
             ValidationError: the snapshot has no such file, or the table no partitions.
         """
-        return snapshots.partition_statistics(self._at(snapshot_id, ref, as_of))
+        return partition_statistics.partition_statistics(self._at(snapshot_id, ref, as_of))
 
     # -- of the whole history ---------------------------------------------------------------------------------------
 
@@ -158,14 +160,14 @@ class InspectTable:
         Columns: committed_at timestamp, snapshot_id long, parent_id long, operation string, manifest_list string,
         summary map<string, string>.
         """
-        return snapshots.snapshots(self._state)
+        return self._local(history.snapshots(self._state))
 
     def history(self) -> DataFrame:
         """Return a row for each change of the current snapshot.
 
         Columns: made_current_at timestamp, snapshot_id long, parent_id long, is_current_ancestor boolean.
         """
-        return snapshots.history(self._state)
+        return self._local(history.history(self._state))
 
     def refs(self) -> DataFrame:
         """Return a row for each branch or tag.
@@ -173,7 +175,7 @@ class InspectTable:
         Columns: name string, type string (BRANCH, TAG), snapshot_id long, max_reference_age_in_ms long,
         min_snapshots_to_keep int, max_snapshot_age_in_ms long.
         """
-        return snapshots.refs(self._state)
+        return self._local(history.refs(self._state))
 
     def metadata_log_entries(self) -> DataFrame:
         """Return a row for each metadata file in the log, including the current one.
@@ -181,7 +183,7 @@ class InspectTable:
         Columns: timestamp timestamp, file string, latest_snapshot_id long, latest_schema_id int,
         latest_sequence_number long.
         """
-        return snapshots.metadata_log_entries(self._state, self._metadata_location)
+        return self._local(history.metadata_log_entries(self._state, self._metadata_location))
 
     def all_manifests(self) -> DataFrame:
         """Return a row for each manifest of each snapshot.
@@ -210,6 +212,9 @@ class InspectTable:
         return files.all_entries(self._state, columns)
 
     # -----------------------------------------------------------------------------------------------------------------
+
+    def _local(self, rows: pa.Table) -> DataFrame:
+        return local_frame(self._state.spark, rows)
 
     def _at(self, snapshot_id: int | None, ref: str | None, as_of: datetime | int | None) -> TableState:
         state = self._state

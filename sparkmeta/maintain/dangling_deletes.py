@@ -23,7 +23,8 @@ from sparkmeta.plan.choose import DV_COLUMNS
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global, is_global_delete, partition_key
 from sparkmeta.plan.filter import manifest_path, public_partition
 from sparkmeta.plan.prune import live_manifests
-from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType, FileKind
+from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, refuse_encrypted
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ from sparkmeta.checks import Options, Rule, at_least, one_of, option
 from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.inspect.human import counted
-from sparkmeta.inspect.snapshots import snapshots as snapshot_rows
+from sparkmeta.inspect.history import snapshots as snapshot_rows
+from sparkmeta.inspect.text import counted
 from sparkmeta.maintain.reachable import count_files, public_files, unreachable_files, used_specs
 from sparkmeta.maintain.reachable_tasks import Deletion, delete_files
 from sparkmeta.operations.table_operations import TableT
+from sparkmeta.session import local_frame
 from sparkmeta.spec.expiry import Expired, ExpiryRules, choose_expired, expired_ids, with_removed, without_expired
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.storage.files import executor_writer
@@ -184,7 +185,8 @@ class ExpiryPlan(TablePlan[TableT]):
     def snapshots(self) -> DataFrame:
         """Return the snapshots that expire, with the columns of `table.inspect.snapshots()`. Runs no job."""
         metadata = self.table.metadata.model_copy(update={"snapshots": [*self._expired.snapshots]})
-        return snapshot_rows(replace(self.table.state, metadata=metadata))
+        state = replace(self.table.state, metadata=metadata)
+        return local_frame(state.spark, snapshot_rows(state))
 
     def files(self) -> DataFrame:
         """Return one row per file that is no longer needed. Runs jobs.

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparkmeta.errors import ValidationError
 from sparkmeta.inspect import draw_svg
-from sparkmeta.inspect.human import byte_size, counted
+from sparkmeta.inspect.text import byte_size, counted
 from sparkmeta.maintain.health_findings import FINDINGS, Examination, Finding
 from sparkmeta.maintain.health_measures import (
     EntryFigures,
@@ -32,7 +32,7 @@ from sparkmeta.maintain.health_measures import (
     partition_text,
 )
 from sparkmeta.maintain.rewrite_position_deletes import DeleteRewriteOptions
-from sparkmeta.session import in_use, local_frame
+from sparkmeta.session import local_frame
 from sparkmeta.spec.metadata import refuse_encrypted
 from sparkmeta.spec.table_properties import number_property
 
@@ -648,7 +648,7 @@ def examine(table: BaseTable, options: HealthOptions, source: str | None = None)
     """
     options.check()
     state = table.state
-    in_use(state.session)
+    state.sessions.running()  # raises SessionError if the caller's session was stopped
     refuse_encrypted(table.metadata, "so that its manifests can't be read")
     limits = _limits(state, options)
     columns = _columns(state, options)

@@ -17,7 +17,7 @@ from sparkmeta.commit.compaction_groups import LeafRanges, Reason
 from sparkmeta.commit.options import ListOptions
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.inspect.check import inverted_summaries
-from sparkmeta.inspect.human import byte_size, counted
+from sparkmeta.inspect.text import byte_size, counted
 from sparkmeta.maintain.file_groups import DataRewriteOptions
 from sparkmeta.maintain.health_measures import ClusteredManifests
 from sparkmeta.maintain.rewrite_manifests import ManifestRewriteOptions, manifest_groups

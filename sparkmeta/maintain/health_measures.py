@@ -23,7 +23,7 @@ from sparkmeta.commit.compaction_groups import LeafRanges, leaf_ranges
 from sparkmeta.entries.arrays import is_live_entry, live_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL
 from sparkmeta.errors import translated_errors
-from sparkmeta.inspect.excerpt import middle_out, printable
+from sparkmeta.inspect.text import middle_out, printable
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED

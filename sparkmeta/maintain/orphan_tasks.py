@@ -21,9 +21,9 @@ from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
 from sparkmeta.session import local_frame, map_arrow, materialize
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
-from sparkmeta.storage.listing import WALKED, with_status
 from sparkmeta.storage.location import file_name, is_local, join, parents, parts_of, path_of
 from sparkmeta.storage.reading import authority_of, path_key, scheme_of
+from sparkmeta.storage.walk import WALKED, with_status
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec

@@ -21,7 +21,7 @@ from sparkmeta.entries.projection import PARTITION
 from sparkmeta.errors import NoSuchSnapshotError, NotFoundError, UnsupportedError, ValidationError, translated_errors
 from sparkmeta.inspect.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one
 from sparkmeta.inspect.files import refuse_unknown_transforms
-from sparkmeta.inspect.snapshots import rows_of_file, statistics_file, statistics_schema
+from sparkmeta.inspect.partition_statistics import rows_of_file, statistics_file, statistics_schema
 from sparkmeta.maintain.partition_statistics_tasks import (
     ENTRY_COLUMNS,
     SIGN,

@@ -25,7 +25,7 @@ from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.commit.write_target import WriteTarget
 from sparkmeta.errors import CommitConflictError, CommitStateUnknownError, SparkmetaError, ValidationError, shown
-from sparkmeta.inspect.human import byte_size
+from sparkmeta.inspect.text import byte_size
 from sparkmeta.maintain.dangling_deletes import plan_removal, refuse_rewrite
 from sparkmeta.maintain.file_groups import NUMBER, PLACE, SORT, DataRewriteOptions, FileGroups
 from sparkmeta.maintain.rewrite_tasks import MOST_COLUMNS, PARTS, Curve, PackTasks, Path

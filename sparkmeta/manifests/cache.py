@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.manifests.types import TableTypes
+    from sparkmeta.session import SessionSource
     from sparkmeta.spec.locations import Locations
     from sparkmeta.storage.files import FileAccess
 
@@ -169,11 +170,11 @@ def _checked(document: bytes, name: str) -> CacheTypes | None:
     return None
 
 
-def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: TableTypes) -> ManifestCache:
+def open_cache(sessions: SessionSource, folder: str, access: FileAccess, types: TableTypes) -> ManifestCache:
     """Return the cache in a folder. The table's FileIO opens it, unless it is on a local disk.
 
     Args:
-        spark: the session.
+        sessions: where the session comes from if only Spark opens the folder.
         folder: the setting `manifest_cache`.
         access: opens the table's files. Leaves are written only if tasks can open them.
         types: the table's types.
@@ -189,7 +190,7 @@ def open_cache(spark: SparkSession, folder: str, access: FileAccess, types: Tabl
     if access.tasks is not None:
         cached = CacheTypes("", types.cached_types, types.partition_fields)
         writer = CacheWriter(folder, cached, access.tasks, ExecutorWriter(access.tasks.io_properties))
-    return ManifestCache(folder, files_for(spark, folder, io), writer)
+    return ManifestCache(folder, files_for(sessions, folder, io), writer)
 
 
 # -- List and delete files of a cache ---------------------------------------------------------------------------------

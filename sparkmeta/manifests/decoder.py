@@ -13,9 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import functions as F
 
-from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.container import Data, Windows, manifest_data
 from sparkmeta.avro.decode import decode_manifest
 from sparkmeta.columns.bounds import ANY, bound_arrow_type
@@ -49,7 +47,6 @@ from sparkmeta.spec.entry import (
 from sparkmeta.spec.locations import Locations
 from sparkmeta.storage.content import read_ahead, translated_read_errors
 from sparkmeta.storage.location import PATH_KEY, is_local, spark_path_key
-from sparkmeta.storage.reading import failing_if_skipped, read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -181,6 +178,9 @@ def read_parquet_entries(
         names: the names of partition fields.
         places: resolves the locations in manifests.
     """
+    from sparkmeta.arrow_types import spark_schema
+    from sparkmeta.storage.reading import failing_if_skipped
+
     if unknown := [field_id for field_id, type_name in projection.partition if type_name == ANY]:
         path = parts.column("location")[0].as_py()
         raise UnsupportedError(f"{path}: the transform of partition field {unknown[0]}, and so its type, is not known")
@@ -199,6 +199,10 @@ def read_parquet_entries(
 def _read_spec(
     spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: Mapping[int, str]
 ) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    from sparkmeta.storage.reading import read_parquet
+
     locations = parts.column("location").to_pylist()
     partition = {field_id: names[field_id] for field_id, _ in projection.partition if field_id in names}
     types = dict(projection.partition)
@@ -217,6 +221,8 @@ def _read_spec(
 
 def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
     """Return the schema to read: the projected fields, and partition fields by their names in the file."""
+    from sparkmeta.arrow_types import spark_schema
+
     ids = projected_fields(projection)
     file = [pa.field(name, _TYPES[field_id]) for field_id, name in _FILE_NAMES.items() if field_id in ids]
     file += [pa.field(n, pa.map_(pa.int32(), value)) for i, (n, value) in METRICS_MAPS.items() if i in ids]
@@ -229,6 +235,8 @@ def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
 
 def _columns(projection: EntryProjection) -> list[Column]:
     """Return the projected fields and metrics maps as `f<id>`, and single keys of metrics maps as `m<id>_<key>`."""
+    from pyspark.sql import functions as F
+
     ids = projected_fields(projection)
     columns = [_field(name, f"f{field_id}") for field_id, name in _ENTRY_NAMES.items() if field_id in ids]
     columns += [_field(f"data_file.{n}", f"f{i}") for i, n in _FILE_NAMES.items() if i in ids]
@@ -242,6 +250,8 @@ def _columns(projection: EntryProjection) -> list[Column]:
 
 
 def _field(path: str, alias: str) -> Column:
+    from pyspark.sql import functions as F
+
     column: Column = F.col(path).alias(alias)
     return column
 

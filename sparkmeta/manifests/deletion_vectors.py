@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
-from sparkmeta.arrow_types import spark_schema
 from sparkmeta.entries.projection import MANIFEST, ORDINAL
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.bitmap import read_inline_vector
 from sparkmeta.storage.content import FileRange, RangeReader, read_ranges
-from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -111,6 +108,8 @@ def without_masked(entries: DataFrame, dvs: pa.Table, access: FileAccess) -> Dat
     Raises:
         CorruptFileError: see `masked_ordinals`; for few masks, when this is called.
     """
+    from pyspark.sql import functions as F
+
     spark = entries.sparkSession
     if few_masks(dvs, access):
         masks = F.broadcast(local_frame(spark, _masks(dvs, access.driver)))
@@ -148,6 +147,8 @@ def masked_by_tasks(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader) 
 
 def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> Callable[..., Column] | None:
     """Return a UDF over Arrow arrays; None if the client or the server is too old."""
+    from pyspark.sql import functions as F
+
     if not hasattr(F, "arrow_udf") or tuple(map(int, spark.version.split(".")[:2])) < _ARROW_UDFS:
         return None
     udf: Callable[..., Column] = F.arrow_udf(function, kind)
@@ -210,6 +211,8 @@ def checked_ordinals(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader 
 def _exploded(
     spark: SparkSession, dvs: pa.Table, reader: ExecutorReader | Files | None, decode: _Decode, schema: pa.Schema
 ) -> DataFrame:
+    from sparkmeta.arrow_types import spark_schema
+
     row_type = spark_schema(schema)
     if reader is not None:
         by_place = dvs.sort_by([("location", "ascending"), ("offset", "ascending")])
@@ -225,6 +228,8 @@ def _exploded(
 
 def _with_content(spark: SparkSession, dvs: pa.Table) -> DataFrame:
     """Return a row for each Puffin file, with `content` and its deletion vectors, `dvs`."""
+    from sparkmeta.storage.reading import with_content
+
     by_file = dvs.sort_by("location").combine_chunks()
     locations = by_file.column("location").unique().to_pylist()
     counts = by_file.column("location").value_counts()

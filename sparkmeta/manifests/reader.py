@@ -19,18 +19,15 @@ from sparkmeta.entries.records import (
     with_metrics_maps,
 )
 from sparkmeta.errors import UnsupportedError
-from sparkmeta.manifests.cache import open_cache, read_cached_entries
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
 from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, ManifestLoad, Placement
 from sparkmeta.manifests.v4.decode import root_entries
-from sparkmeta.manifests.v4.spark import read_leaf_entries, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver, selectable_frame
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata_model import locations_of
 from sparkmeta.storage.files import SparkFiles
-from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.manifests.v4.tree_manifests import Tree
-    from sparkmeta.session import MapFunction
+    from sparkmeta.session import MapFunction, SessionSource
     from sparkmeta.settings import Settings
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.storage.files import FileAccess, Files
@@ -112,20 +109,25 @@ class ManifestReader:
     """Reads the entries of manifests, rows of `TableState.manifests`.
 
     Attributes:
-        spark: the session.
-        settings: the session's settings.
+        sessions: where the session comes from when one is needed.
+        settings: the settings.
         access: opens manifests on the driver and in tasks.
         types: the table's types.
         tree: the snapshot's metadata tree; None if it has a manifest list.
         trees: the types of V4 manifests; None if the table has none.
     """
 
-    spark: SparkSession
+    sessions: SessionSource
     settings: Settings
     access: FileAccess
     types: TableTypes
     tree: Tree | None
     trees: TreeTypes | None
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; see `SessionSource.get`."""
+        return self.sessions.get()
 
     # -- where ------------------------------------------------------------------------------------------------------
 
@@ -146,12 +148,16 @@ class ManifestReader:
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether the driver reads manifests faster than Python tasks would; see `ManifestLoad`.
 
-        False if the driver can't open files, or if only Spark can read a manifest.
+        False if it can't decode them (`driver_decodes`).
         """
-        if self.access.driver is None or pc.all(self._decodable(manifests)).as_py() is False:
+        if not self.driver_decodes(manifests):
             return False
         load = ManifestLoad.of(manifests, projection, most_entries)
         return load.fits_driver(self.settings.driver_manifest_bytes)
+
+    def driver_decodes(self, manifests: pa.Table) -> bool:
+        """Return whether the driver may open manifests and can decode them; if not, only Spark can read one of them."""
+        return self.access.driver is not None and pc.all(self._decodable(manifests)).as_py() is not False
 
     def _decodable(self, manifests: pa.Table) -> pa.Array:
         """Return which manifests the driver can decode, or already holds."""
@@ -188,7 +194,7 @@ class ManifestReader:
         return self._union(frames, projection)
 
     def table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
-        """Return the entries of manifests that fit the driver as Arrow, read by threads of the driver."""
+        """Return the entries of manifests that the driver decodes as Arrow, read by its threads."""
         parts = self.driver_parts(manifests, projection)
         assert parts is not None
         return self._table(manifests, parts, projection)
@@ -276,6 +282,8 @@ class ManifestReader:
         listed = manifests.filter(pc.invert(pc.or_(is_ours, is_foreign)))
         frames = []
         if len(leaves):
+            from sparkmeta.manifests.v4.spark import read_leaf_entries
+
             units, widened = whole_manifests(leaves), self.types.widened_decimals
             places = self.types.locations
             frames.append(read_leaf_entries(self.spark, units, projection, self.tree.sources, widened, places))
@@ -310,6 +318,8 @@ class ManifestReader:
             if len(cached) and not self.access.spark_opens(cached.column(CACHED_LEAF)[0].as_py()):
                 cached, missing = cached.slice(0, 0), parts
             if len(cached):
+                from sparkmeta.manifests.cache import read_cached_entries
+
                 frames.append(read_cached_entries(self.spark, cached, projection, self.types.locations))
             if len(missing):
                 frames.append(self._decoded(missing, projection, placement))
@@ -340,6 +350,8 @@ class ManifestReader:
         return dvs.filter(pc.is_in(dvs.column(MANIFEST), leaves.column(MANIFEST).combine_chunks()))
 
     def _root_frames(self, manifests: pa.Table, projection: EntryProjection) -> list[DataFrame]:
+        from sparkmeta.manifests.v4.spark import read_rows
+
         assert self.tree is not None
         frames = []
         for manifest, rows in self._root_files(manifests):
@@ -393,6 +405,8 @@ class ManifestReader:
     def _decoded(self, parts: pa.Table, projection: EntryProjection, placement: Placement | None) -> DataFrame:
         """Return the entries of parts, decoded by tasks. Tasks or Spark's sources open the files."""
         if self.access.tasks is None or placement is Placement.SPARK:
+            from sparkmeta.storage.reading import with_content
+
             files = with_content(self.spark, parts)
             if len(parts) > len(parts.column("location").unique()):
                 files = files.repartition(len(parts), MANIFEST, "part")
@@ -409,7 +423,9 @@ class ManifestReader:
         """
         if not self.settings.manifest_cache or self.types.partition_ids:
             return None
-        return open_cache(self.spark, self.settings.manifest_cache, self.access, self.types)
+        from sparkmeta.manifests.cache import open_cache
+
+        return open_cache(self.sessions, self.settings.manifest_cache, self.access, self.types)
 
     def _union(self, frames: list[DataFrame], projection: EntryProjection) -> DataFrame:
         if not frames:

@@ -31,7 +31,7 @@ from sparkmeta.service.plans import (
     version_key,
 )
 from sparkmeta.service.requests import BAD_REQUEST, CANCELLED, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
-from sparkmeta.session import is_connect
+from sparkmeta.session import SessionSource, is_connect
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
@@ -65,13 +65,15 @@ class PlanSession:
 
     def table(self, table: Table) -> Table:
         """Return a table as this session reads it, with the manifests that its state has read."""
-        if table.state.session is self.spark:
+        if table.state.sessions.given is self.spark:
             return table
         bound = self._tables.get(table.metadata_location)
         # A table that was loaded again may have other credentials.
         if bound is None or bound.state.files is not table.state.files or bound.metadata is not table.metadata:
             state = table.state
-            bound = replace(table, state=TableState(self.spark, state.files, state.metadata, state.snapshot))
+            bound = replace(
+                table, state=TableState(SessionSource(self.spark), state.files, state.metadata, state.snapshot)
+            )
             self._tables[table.metadata_location] = bound
         self._tables.move_to_end(table.metadata_location)
         while len(self._tables) > _MOST_TABLES:

@@ -32,8 +32,8 @@ from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.service.requests import BAD_REQUEST, INTERNAL, NO_NAMESPACE, NO_TABLE, ApiError
-from sparkmeta.session import map_arrow
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
+from sparkmeta.session import SessionSource, map_arrow
+from sparkmeta.spec.locations import LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.metadata import serialize_table_metadata
 from sparkmeta.spec.partitioning import partition_spec_to_json
 from sparkmeta.storage.content import VendedIO
@@ -418,7 +418,7 @@ class Tables:
     """The tables of a catalog."""
 
     def __init__(self, catalog: Catalog, spark: SparkSession) -> None:
-        self.catalog, self.spark = catalog.with_session(spark), spark
+        self.catalog, self.spark = catalog.with_sessions(SessionSource(spark)), spark
         self._lock = threading.Lock()
         self._recent: OrderedDict[tuple[str, ...], Table] = OrderedDict()
 

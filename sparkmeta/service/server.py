@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sparkmeta.catalog import Catalog, load_catalog
 from sparkmeta.errors import SessionError, UnsupportedError
 from sparkmeta.service.access import ServeOptions
-from sparkmeta.session import map_arrow, resolve_session
+from sparkmeta.session import SessionSource, map_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,7 +205,7 @@ def serve(
 
     Args:
         catalog: the catalog, or its name in pyiceberg's configuration.
-        spark: the session that plans; by default the active one.
+        spark: the session that plans; by default the active one, or else a new local one.
         options: see `ServeOptions`.
         changed: options by name, which take precedence over `options`.
 
@@ -217,4 +217,4 @@ def serve(
         UnsupportedError: the extra `serve` is not installed.
     """
     opened = catalog if isinstance(catalog, Catalog) else load_catalog(catalog)
-    return Service(opened, spark or resolve_session(None), replace(options or ServeOptions(), **changed))
+    return Service(opened, SessionSource(spark).get(), replace(options or ServeOptions(), **changed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 
 import pyarrow as pa
 
@@ -25,15 +25,6 @@ class ContentType(IntEnum):
     DATA_MANIFEST = 3
     DELETE_MANIFEST = 4
     MANIFEST_DELETION_VECTOR = 5
-
-
-class FileKind(Enum):
-    """The kinds of files in summaries. A deletion vector counts as a file of the size of its blob."""
-
-    DATA = "data"
-    POSITION_DELETES = "position-deletes"
-    EQUALITY_DELETES = "equality-deletes"
-    DELETION_VECTOR = "deletion-vector"
 
 
 class Status(IntEnum):
@@ -181,15 +172,6 @@ FIRST_RESERVED_ID = 2147483447
 # delete file applies.
 DELETE_FILE_PATH_ID = 2147483546
 DELETE_FILE_POS_ID = 2147483545
-
-LAYOUT_REVISION_KEY = "tree-layout-revision"
-"""The key of the layout revision of a V4 metadata tree, in table metadata and in the key-value metadata of roots."""
-LAYOUT_REVISION = 2
-"""The newest supported layout revision. Since revision 2, locations may be relative to the table's."""
-ABSOLUTE_REVISION = 1
-"""The layout revision of trees whose locations are all absolute, and may lack a scheme."""
-RELATIVE_LOCATIONS_KEY = "tree-relative-locations"
-"""The key in table metadata that says whether a tree names files relative to the table's location."""
 
 FILE_FORMATS = ("AVRO", "ORC", "PARQUET", "PUFFIN")
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkmeta.errors import CorruptFileError
-from sparkmeta.spec.entry import ABSOLUTE_REVISION
+
+LAYOUT_REVISION_KEY = "tree-layout-revision"
+"""The key of the layout revision of a V4 metadata tree, in table metadata and in the key-value metadata of roots."""
+LAYOUT_REVISION = 2
+"""The newest supported layout revision. Since revision 2, locations may be relative to the table's."""
+ABSOLUTE_REVISION = 1
+"""The layout revision of trees whose locations are all absolute, and may lack a scheme."""
+RELATIVE_LOCATIONS_KEY = "tree-relative-locations"
+"""The key in table metadata that says whether a tree names files relative to the table's location."""
 
 # -- Fields of table metadata that name files -------------------------------------------------------------------------
 

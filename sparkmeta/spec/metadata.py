@@ -13,9 +13,17 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from sparkmeta.checks import WHOLE
 from sparkmeta.errors import CorruptFileError, NoSuchSnapshotError, NoSuchTableError, UnsupportedError
-from sparkmeta.spec.entry import ABSOLUTE_REVISION, LAYOUT_REVISION, LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.json_node import JsonNode, check_unique_ids, decompressed, parse_json
-from sparkmeta.spec.locations import Locations, is_absolute, place_of, with_locations
+from sparkmeta.spec.locations import (
+    ABSOLUTE_REVISION,
+    LAYOUT_REVISION,
+    LAYOUT_REVISION_KEY,
+    RELATIVE_LOCATIONS_KEY,
+    Locations,
+    is_absolute,
+    place_of,
+    with_locations,
+)
 from sparkmeta.spec.metadata_model import (
     MetadataLogEntry,
     Snapshot,

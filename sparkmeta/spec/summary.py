@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Operation
 
 from sparkmeta.checks import Rule, is_whole, string_map
 from sparkmeta.errors import ValidationError, shown
-from sparkmeta.spec.entry import FileKind
+from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata_model import Summary
 
 if TYPE_CHECKING:
@@ -70,9 +70,14 @@ def summary_of(snapshot: Snapshot | None) -> Mapping[str, str]:
 
 def summary_number(snapshot: Snapshot | None, key: str) -> int | None:
     """Return a natural number of a snapshot's summary, or None if it has no such number."""
-    text = summary_of(snapshot).get(key, "")
-    number = int(text) if _LONG.fullmatch(text) else -1
-    return number if 0 <= number <= _LONG_MAX else None
+    number = long_of(summary_of(snapshot).get(key))
+    return number if number is not None and number >= 0 else None
+
+
+def long_of(text: str | None) -> int | None:
+    """Return the number of a summary's text; None if it is no whole number of 64 bits."""
+    number = int(text) if text is not None and _LONG.fullmatch(text) else None
+    return number if number is not None and -_LONG_MAX <= number <= _LONG_MAX else None
 
 
 def summary_properties(properties: Mapping[Any, Any] | None) -> dict[str, str]:

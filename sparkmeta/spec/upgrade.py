@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.expiry import Expired, without_expired
 from sparkmeta.spec.json_node import JsonNode
-from sparkmeta.spec.locations import Locations, with_locations
+from sparkmeta.spec.locations import (
+    LAYOUT_REVISION,
+    LAYOUT_REVISION_KEY,
+    RELATIVE_LOCATIONS_KEY,
+    Locations,
+    with_locations,
+)
 from sparkmeta.spec.metadata import add_expressions, serialize_table_metadata, table_metadata_from_json
 from sparkmeta.spec.metadata_model import Snapshot, TableMetadata, TableMetadataV1, TableMetadataV4
 from sparkmeta.spec.new_parts import refuse_unsupported

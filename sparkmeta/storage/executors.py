@@ -65,7 +65,7 @@ class ExecutorReader:
     def walk(self, folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
         """Yield the files in a folder, none if it is missing; see `walk_local`."""
         # It imports pyarrow, which not all tasks need.
-        from sparkmeta.storage.listing import walk_io, walk_local
+        from sparkmeta.storage.walk import walk_io, walk_local
 
         if is_local(folder):
             return walk_local(folder, recursive=recursive)

@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
-import pyarrow as pa
-from pyiceberg.io import FSSPEC_FILE_IO, load_file_io
-
 from sparkmeta.errors import NotFoundError, UnsupportedError, translated_errors
-from sparkmeta.session import in_use, is_connect, map_arrow
+from sparkmeta.session import is_connect, map_arrow
 from sparkmeta.storage import listing, writing
 from sparkmeta.storage.content import (
     VendedIO,
@@ -47,15 +44,16 @@ from sparkmeta.storage.location import (
     scheme,
     spark_name_key,
 )
-from sparkmeta.storage.reading import naming_errors, read_binary, refuse_hidden, spark_opens
 from sparkmeta.storage.writing import CONDITIONAL_CLIENTS, REQUESTS, DeleteFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from pyiceberg.io import FileIO
     from pyspark.sql import Row, SparkSession
 
+    from sparkmeta.session import SessionSource
     from sparkmeta.settings import Settings
 
 
@@ -64,7 +62,6 @@ if TYPE_CHECKING:
 
 # Linux's id of a running kernel, which containers share.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SCHEMA = pa.schema([pa.field("identity", pa.string())])
 # By default, a range has a partition for each core of the server's executors, up to this number.
 _ROWS = 10_000
 
@@ -82,7 +79,7 @@ def shares_disk(spark: SparkSession, location: str) -> bool:
     known = _answers.setdefault(spark, {})
     if identity not in known:
         with translated_errors():
-            rows = map_arrow(spark.range(_ROWS), partial(_identities, location), _SCHEMA).collect()
+            rows = map_arrow(spark.range(_ROWS), partial(_identities, location), "identity string").collect()
         known[identity] = {row.identity for row in rows} == {identity}
     return known[identity]
 
@@ -91,8 +88,10 @@ _answers: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
 
 
 def _identities(location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
     for _ in batches:
-        yield pa.RecordBatch.from_arrays([pa.array([_identity(location)], pa.string())], schema=_SCHEMA)
+        yield pa.RecordBatch.from_arrays([pa.array([_identity(location)], pa.string())], ["identity"])
 
 
 def _identity(location: str, *, readable: bool = False) -> str | None:
@@ -289,7 +288,7 @@ class SparkFiles:
     Spark's sources have no rows for empty files: ``list`` and ``glob`` omit these, other methods handle them.
     """
 
-    spark: SparkSession
+    sessions: SessionSource
 
     def read(self, location: str) -> bytes:
         row = self._only(location, "content")
@@ -340,8 +339,14 @@ class SparkFiles:
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
         return [DeleteFailure(location, "Spark's sources delete no files") for location in locations]
 
+    @property
+    def on_connect(self) -> bool:
+        """Whether a Spark Connect server opens the files."""
+        session = self.sessions.running()
+        return session is not None and is_connect(session)
+
     def _refuse_write(self, location: str) -> NoReturn:
-        if is_local(location) and is_connect(self.spark):
+        if is_local(location) and self.on_connect:
             raise UnsupportedError(f"{location}: {LOCAL_IS_READ_ONLY}")
         raise UnsupportedError(
             f"{location}: Spark's sources write no single file: open the table through a catalog, whose FileIO does"
@@ -349,6 +354,8 @@ class SparkFiles:
 
     def _only(self, location: str, column: str) -> Row | None:
         """Return the row of a file; None if it is empty."""
+        from sparkmeta.storage.reading import refuse_hidden
+
         refuse_hidden([location])
         name = spark_name_key(location)
         rows = self._rows(escape_glob(location), "_metadata.file_name", column)
@@ -358,12 +365,14 @@ class SparkFiles:
         return row
 
     def _rows(self, path: str, *columns: str, pattern: str = "*") -> Sequence[Row]:
+        from sparkmeta.storage.reading import naming_errors, read_binary
+
         try:
             with naming_errors(path):
-                return read_binary(in_use(self.spark), [path], pattern).selectExpr(*columns).collect()
+                return read_binary(self.sessions.get(), [path], pattern).selectExpr(*columns).collect()
         except NotFoundError:
             where = ""
-            if is_local(path) and is_connect(self.spark):
+            if is_local(path) and self.on_connect:
                 where = " on the Spark Connect server, which does not see the files of its client's machine"
             raise NotFoundError(f"{path}: there is no such file{where}") from None
 
@@ -386,15 +395,19 @@ IO_PROPERTIES = ("py-io-impl", "s3.", "client.", "gcs.", "adls.", "hdfs.", "oss.
 """The beginnings of the names of a FileIO's properties in pyiceberg's configuration."""
 
 
-def files_for(spark: SparkSession, location: str, io: FileIO | VendedIO | None = None) -> Files:
+def files_for(sessions: SessionSource, location: str, io: FileIO | VendedIO | None = None) -> Files:
     """Return the driver's access to a location: Python for local files, else ``io`` if it is not None, else Spark.
 
     With Spark Connect, local files are the server's. Python opens the files that the client sees too; Spark reads
-    others.
+    others. Nothing here starts a session.
+
+    Raises:
+        SessionError: the caller's session was stopped.
     """
-    if is_local(location) and (not is_connect(spark) or shares_disk(spark, location)):
+    session = sessions.running()
+    if is_local(location) and (session is None or not is_connect(session) or shares_disk(session, location)):
         return LocalFiles()
-    return SparkFiles(spark) if io is None or is_local(location) else IOFiles(io)
+    return SparkFiles(sessions) if io is None or is_local(location) else IOFiles(io)
 
 
 def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:
@@ -405,6 +418,8 @@ def warehouse_io(properties: Mapping[str, str], location: str) -> FileIO | None:
     """
     if is_local(location) or not any(name.startswith(IO_PROPERTIES) for name in properties):
         return None
+    from pyiceberg.io import FSSPEC_FILE_IO, load_file_io
+
     client = CONDITIONAL_CLIENTS.get(scheme(location))
     preferred = {"py-io-impl": FSSPEC_FILE_IO} if client is not None and find_spec(client) is not None else {}
     return load_file_io(preferred | dict(properties), location)
@@ -431,7 +446,7 @@ def executor_writer(files: Files) -> ExecutorWriter:
 
 def how_tasks_can(files: Files) -> str:
     """Return a hint how to let tasks open and write files that only Spark's own sources can open."""
-    on_connect = isinstance(files, SparkFiles) and is_connect(files.spark)
+    on_connect = isinstance(files, SparkFiles) and files.on_connect
     advice = "open the table through a catalog, whose FileIO tasks can use"
     return f"{advice}; {LOCAL_IS_READ_ONLY}" if on_connect else advice
 
@@ -458,21 +473,21 @@ class FileAccess:
         files: opens any file on the driver, by a job if necessary.
         executor_reads: the setting.
         driver: opens files on the driver without a job; None if Spark should read them.
-        spark: the session whose sources may open the files too; None if only `tasks` and `driver` may.
+        sessions: of the session whose sources may open the files too; None if only `tasks` and `driver` may.
     """
 
     files: Files
     executor_reads: str
     driver: Files | None
-    spark: SparkSession | None
+    sessions: SessionSource | None
 
     @staticmethod
-    def of(spark: SparkSession, files: Files, settings: Settings) -> FileAccess:
+    def of(sessions: SessionSource, files: Files, settings: Settings) -> FileAccess:
         """Return the access to the files that `files` opens."""
         reads = settings.executor_reads
         by_spark = reads == "spark" or isinstance(files, SparkFiles) or not settings.driver_manifest_bytes
         is_direct = reads == "direct" and isinstance(files, IOFiles)
-        return FileAccess(files, reads, None if by_spark else files, None if is_direct else spark)
+        return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions)
 
     @property
     def tasks(self) -> ExecutorReader | None:
@@ -486,6 +501,8 @@ class FileAccess:
 
         They may lack a file system for its scheme, or credentials that only a catalog's FileIO has.
         """
-        if self.spark is None:
+        if self.sessions is None:
             return False
-        return not isinstance(self.files, IOFiles) or self.tasks is None or spark_opens(self.spark, location)
+        from sparkmeta.storage.reading import spark_opens
+
+        return not isinstance(self.files, IOFiles) or self.tasks is None or spark_opens(self.sessions.get(), location)

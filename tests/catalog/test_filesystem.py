@@ -21,8 +21,9 @@ from sparkmeta.errors import (
     ValidationError,
 )
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
+from sparkmeta.session import SessionSource
 from sparkmeta.storage import listing
-from sparkmeta.storage.files import Files, LocalFiles, SparkFiles
+from sparkmeta.storage.files import Files, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.table import load_table
 from tests.spec.table_metadata import encoded, v2
 
@@ -37,7 +38,7 @@ UUID = "0d3b7f6c-1234-4321-9999-00000000000{}"
 
 @pytest.fixture(params=["local", "spark"])
 def files(request: pytest.FixtureRequest, spark: SparkSession) -> Files:
-    return LocalFiles() if request.param == "local" else SparkFiles(spark)
+    return LocalFiles() if request.param == "local" else SparkFiles(SessionSource(spark))
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ def test_names_of_a_warehouse(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_warehouse_that_spark_lists(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkmeta.catalog.views.files_for", lambda spark, *_: SparkFiles(spark))
+    monkeypatch.setattr("sparkmeta.catalog.filesystem.files_for", lambda sessions, *_: SparkFiles(sessions))
     (tmp_path / "db" / "one" / "metadata").mkdir(parents=True)
     fill(tmp_path / "db" / "one", "v1.metadata.json")
     catalog = FileSystemCatalog("here", f"file://{tmp_path}")
@@ -207,8 +208,8 @@ def test_partitions_are_not_listed(spark: SparkSession, tmp_path: Path, monkeypa
         return by_client(io, folder)
 
     monkeypatch.setattr(listing, "folders_by_client", counted)
-    for io in (None, PyArrowFileIO()):
-        monkeypatch.setattr("sparkmeta.catalog.filesystem.warehouse_io", lambda *_: io)  # noqa: B023  called at once
+    for files in (LocalFiles(), IOFiles(PyArrowFileIO())):
+        monkeypatch.setattr("sparkmeta.catalog.filesystem.files_for", lambda *_: files)  # noqa: B023  called at once
         each = load_catalog("here", type="hadoop", warehouse=f"file://{tmp_path}")
         assert each.list_namespaces() == [("db",), ("deep",)]
         assert each.list_namespaces("db") == [("db", "metadata")]

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sparkmeta as sm
-from sparkmeta.catalog.iceberg import spark_catalog
+from sparkmeta.catalog.configuration import spark_catalog
 from tests.peers.java import Java
 from tests.peers.workshop import Workshop
 
@@ -26,7 +26,7 @@ def configured_catalog(monkeypatch: pytest.MonkeyPatch, **properties: str) -> di
         "spark.sql.catalog.other.uri": "https://other",
     }
     session = SimpleNamespace(conf=SimpleNamespace(getAll=conf))
-    monkeypatch.setattr("sparkmeta.catalog.iceberg.running_session", lambda: session)
+    monkeypatch.setattr("sparkmeta.catalog.configuration.running_session", lambda: session)
     assert spark_catalog("other") is spark_catalog("prod.uri") is spark_catalog("missing") is None
     return spark_catalog("prod")
 

@@ -10,7 +10,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestEntryStatus, write_manifest
@@ -26,12 +26,13 @@ from sparkmeta.commit.lists import NewList
 from sparkmeta.commit.new_snapshot import SnapshotNames
 from sparkmeta.errors import CatalogError, CommitFailedError, CommitStateUnknownError, FileAccessError
 from sparkmeta.operations.rest import RestOperations, create_rest_table, load_rest_table
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata_model import Summary
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import IOFiles
 from sparkmeta.table import Table
-from tests.commit.tree_committers import QUICK, NoSpark
+from tests.commit.tree_committers import QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +77,7 @@ def opened(swap: TableOperations) -> Table:
     assert isinstance(swap, RestOperations)
     loaded = load_rest_table(swap.catalog, swap.identifier)
     metadata = loaded.version.metadata
-    state = TableState(cast("Any", NoSpark()), IOFiles(loaded.io), metadata, metadata.current_snapshot())
+    state = TableState(SessionSource(), IOFiles(loaded.io), metadata, metadata.current_snapshot())
     return Table(state, loaded.version.metadata_location, swap.identifier, swap)
 
 

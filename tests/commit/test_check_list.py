@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from sparkmeta.errors import NoSuchSnapshotError, SparkmetaError
-from sparkmeta.table import Table, open_metadata
+from sparkmeta.table import Table, load_table
 from tests.avro.avro_files import field
 from tests.handmade import (
     HandmadeTable,
@@ -53,7 +53,7 @@ def sound(folder: Path, version: int = 3) -> HandmadeTable:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_sound_list(version: int, tmp_path: Path, spark: SparkSession) -> None:
-    table = open_metadata(sound(tmp_path, version).write(), spark)
+    table = load_table(sound(tmp_path, version).write(), spark)
     assert violations(table) == set()
     assert table.check().columns == ["rule", "location", "value", "problem"]
     with pytest.raises(NoSuchSnapshotError, match="has no snapshot 11"):
@@ -169,7 +169,7 @@ CASES = (
 def test_a_contradiction(case: Callable[[HandmadeTable], Broken], tmp_path: Path, spark: SparkSession) -> None:
     table = handmade(tmp_path)
     rule, location, value = case(table)
-    broken = violations(open_metadata(table.write(), spark))
+    broken = violations(load_table(table.write(), spark))
     assert [each for each in broken if each[:2] == (rule, location) and each[2].startswith(value)], broken
     assert {each[0] for each in broken} == {rule}, broken
 
@@ -181,7 +181,7 @@ def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: S
     whole = (folder / "m0.avro").read_bytes()
     (folder / "m0.avro").write_bytes(whole[:-20] + bytes(20))
     (folder / "m2.avro").unlink()
-    broken = violations(open_metadata(location, spark))
+    broken = violations(load_table(location, spark))
     assert {each[:2] for each in broken} == {
         ("manifest-content", "m0.avro"),
         ("manifest-content", "m2.avro"),
@@ -190,10 +190,10 @@ def test_damaged_manifests_and_lists_are_violations_too(tmp_path: Path, spark: S
     metadata = json.loads(Path(location.removeprefix("file://")).read_text())
     metadata["partition-specs"], metadata["default-spec-id"] = [{"spec-id": 5, "fields": []}], 5
     Path(location.removeprefix("file://")).write_text(json.dumps(metadata))
-    ((rule, name, value),) = violations(open_metadata(location, spark))
+    ((rule, name, value),) = violations(load_table(location, spark))
     assert (rule, name, value) == ("manifest-list", "snap.avro", "partition_spec_id is 0")
     (folder / "snap.avro").write_bytes(b"no list")
-    ((rule, name, _),) = violations(open_metadata(location, spark))
+    ((rule, name, _),) = violations(load_table(location, spark))
     assert (rule, name) == ("manifest-list", "snap.avro")
 
 
@@ -205,7 +205,7 @@ def test_deletes_of_another_spec_are_refused_in_every_version(tmp_path: Path, sp
         table.tuples = {1: PART}
         if version == 3:
             deletes = deletion_vector("x:d0", partition={"part": "a"})
-        opened = open_metadata(table.add(1, 0, deletes).write(), spark)
+        opened = load_table(table.add(1, 0, deletes).write(), spark)
         for most in ("64m", "0"):  # decoded on the driver, or by tasks
             spark.conf.set("spark.sparkmeta.driver-manifest-bytes", most)
             try:

@@ -25,6 +25,7 @@ from sparkmeta.errors import (
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.sql import SqlOperations
 from sparkmeta.operations.table_operations import Outcome, TableVersion, outcome_of
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import SnapshotRef
 from sparkmeta.storage.files import SparkFiles
 from sparkmeta.storage.writing import is_temporary
@@ -332,7 +333,7 @@ def test_spark_can_not_commit(swap_in: Any, tmp_path: Path) -> None:
 
     base = create(swap_in(tmp_path), tmp_path)
     with pytest.raises(UnsupportedError, match="Spark's sources write no single file"):
-        swap_in(tmp_path, Reader(None)).commit(base, appended(base.metadata))
+        swap_in(tmp_path, Reader(SessionSource())).commit(base, appended(base.metadata))
     assert swap_in(tmp_path).refresh() == base
 
 

@@ -15,7 +15,8 @@ from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.spec.bitmap import PositionBitmap, read_inline_vector
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, Status
+from sparkmeta.spec.entry import Status
+from sparkmeta.spec.locations import LAYOUT_REVISION_KEY
 from tests.trees import STATS, Entry, data
 
 SCHEMA = tree_schema(STATS)

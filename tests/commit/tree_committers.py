@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAcc
 from sparkmeta.manifests.v4.layout import DATA, tree_schema, write_manifest
 from sparkmeta.manifests.v4.write import leaf_row
 from sparkmeta.operations.filesystem import FileSystemOperations
+from sparkmeta.session import SessionSource
 from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.state import TableState
 from sparkmeta.table import Table
@@ -72,17 +72,6 @@ class ArrowFrame:
 
     def toArrow(self) -> pa.Table:  # noqa: N802  Spark's name
         return self.table
-
-
-class NoSpark:
-    """A session that knows no setting, and does nothing else."""
-
-    @property
-    def conf(self) -> Any:
-        return SimpleNamespace(get=lambda _, default=None: default, getAll={})
-
-    def newSession(self) -> NoSpark:  # noqa: N802  PySpark's name
-        return self
 
 
 def files_of(worker: int, step: int) -> dict[str, int]:
@@ -137,7 +126,7 @@ def opened(swap: TableOperations, spark: SparkSession | None = None) -> Table:
     """The current version of the table, without a Spark session unless `spark` is set."""
     version = swap.refresh()
     state = TableState(
-        spark or cast("Any", NoSpark()), files_of_table(swap), version.metadata, version.metadata.current_snapshot()
+        SessionSource(spark), files_of_table(swap), version.metadata, version.metadata.current_snapshot()
     )
     return Table(state, version.metadata_location, "table", swap)
 

@@ -13,7 +13,8 @@ from pyiceberg.types import LongType, NestedField
 from sparkmeta import CorruptFileError, NoSuchSnapshotError, Table, load_catalog
 from sparkmeta.inspect import draw as drawing_module
 from sparkmeta.inspect.draw import Drawing, draw
-from sparkmeta.inspect.excerpt import Entry, Node, columns, counted, middle_out, printable
+from sparkmeta.inspect.excerpt import Entry, Node, counted
+from sparkmeta.inspect.text import columns, middle_out, printable
 from sparkmeta.manifests.v4.layout import tree_schema
 from sparkmeta.manifests.v4.root import Root
 from sparkmeta.spec.bitmap import PositionBitmap, write_deletion_vector

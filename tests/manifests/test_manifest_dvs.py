@@ -8,6 +8,7 @@ import pytest
 
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.deletion_vectors import masked_by_tasks, masked_ordinals, without_masked
+from sparkmeta.session import SessionSource
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import FileAccess
 from tests.faults import FaultyFiles
@@ -67,7 +68,7 @@ def all_entries(spark: SparkSession, leaves: int = LEAVES) -> DataFrame:
 def test_a_file_is_a_request_of_the_driver(tmp_path: Path, spark: SparkSession) -> None:
     tree, masked = masked_leaves(tmp_path / "t")
     files = FaultyFiles()
-    access = FileAccess(files, "spark", files, spark)
+    access = FileAccess(files, "spark", files, SessionSource(spark))
     rows = without_masked(all_entries(spark), vectors_of(tree.load(spark)), access).collect()
     assert len(files.operations) == 2
     entries = {(leaf, ordinal) for leaf in range(LEAVES) for ordinal in range(ENTRIES)}

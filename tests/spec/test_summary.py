@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Operation, update_snapshot_summaries
 from pyiceberg.table.snapshots import Summary as IcebergSummary
 
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.entry import FileKind
+from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata_model import Snapshot, Summary
 from sparkmeta.spec.summary import SnapshotSummaryBuilder, UpdateMetrics, totals
 

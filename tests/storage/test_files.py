@@ -13,12 +13,13 @@ from pyspark.errors import PySparkException
 
 from sparkmeta.catalog.iceberg import _Locating
 from sparkmeta.errors import NotFoundError, UnsupportedError
+from sparkmeta.session import SessionSource
 from sparkmeta.storage.content import open_io
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.files import Files, FileStatus, IOFiles, LocalFiles, SparkFiles, executor_reader, files_for
-from sparkmeta.storage.listing import walk_io
 from sparkmeta.storage.location import spark_path_key
 from sparkmeta.storage.reading import binary_files, passed_over
+from sparkmeta.storage.walk import walk_io
 from tests.conftest import SEPARATE
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files(request: pytest.FixtureRequest, spark: SparkSession) -> Files:
     kinds: dict[str, Files] = {
         "local": LocalFiles(),
-        "spark": SparkFiles(spark),
+        "spark": SparkFiles(SessionSource(spark)),
         "pyarrow": IOFiles(PyArrowFileIO({})),
     }
     return kinds[request.param]
@@ -114,7 +115,7 @@ def test_what_is_missing(files: Files, tmp_path: Path) -> None:
 def test_a_folder_is_no_file(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "x").write_bytes(b"x")
-    files: Files = LocalFiles() if kind == "local" else SparkFiles(spark)
+    files: Files = LocalFiles() if kind == "local" else SparkFiles(SessionSource(spark))
     assert not files.exists(f"file://{tmp_path}/f")
 
 
@@ -186,7 +187,7 @@ def test_finding(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     for place in ("a/metadata/x.json", "a b/metadata/y.json", "a b/data/z.json", "c/d/metadata/x.json"):
         (warehouse / place).parent.mkdir(parents=True, exist_ok=True)
         (warehouse / place).write_bytes(b"x")
-    files: Files = LocalFiles() if kind == "local" else SparkFiles(spark)
+    files: Files = LocalFiles() if kind == "local" else SparkFiles(SessionSource(spark))
     root = f"file://{warehouse}"
     assert set(files.glob(root, "*/metadata/*.json")) == {f"{root}/a/metadata/x.json", f"{root}/a b/metadata/y.json"}
     assert files.glob(root, "*/nothing/*") == []
@@ -220,7 +221,7 @@ def test_binary_files_miss_none_in_silence(spark: SparkSession, tmp_path: Path) 
 def test_spark_passes_over_hidden_names(spark: SparkSession) -> None:
     for name in ("_a", ".a"):
         with pytest.raises(UnsupportedError, match="begins with"):
-            SparkFiles(spark).read(f"file:///tmp/{name}")
+            SparkFiles(SessionSource(spark)).read(f"file:///tmp/{name}")
         with pytest.raises(UnsupportedError, match="begins with"):
             binary_files(spark, [f"file:///tmp/{name}"])
 
@@ -272,10 +273,10 @@ def test_a_missing_binary_file(spark: SparkSession, folder: Path) -> None:
 
 def test_who_reads(spark: SparkSession) -> None:
     io = PyArrowFileIO({"s3.region": "x"})
-    assert isinstance(files_for(spark, "/tmp/x"), LocalFiles)
-    assert isinstance(files_for(spark, "file:/tmp/x", io), LocalFiles)
-    assert isinstance(files_for(spark, "s3://b/x"), SparkFiles)
-    assert files_for(spark, "s3://b/x", io) == IOFiles(io)
+    assert isinstance(files_for(SessionSource(spark), "/tmp/x"), LocalFiles)
+    assert isinstance(files_for(SessionSource(spark), "file:/tmp/x", io), LocalFiles)
+    assert isinstance(files_for(SessionSource(spark), "s3://b/x"), SparkFiles)
+    assert files_for(SessionSource(spark), "s3://b/x", io) == IOFiles(io)
 
 
 @pytest.mark.connect
@@ -283,10 +284,10 @@ def test_python_reads_what_client_and_server_see(
     spark: SparkSession, hidden_folder: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     is_separate = pytestconfig.option.spark_connect_url == SEPARATE
-    assert isinstance(files_for(spark, f"{tmp_path}/not yet/there"), LocalFiles)
+    assert isinstance(files_for(SessionSource(spark), f"{tmp_path}/not yet/there"), LocalFiles)
     (hidden_folder / "file").touch()
     for location in (f"{hidden_folder}/x", f"file://{hidden_folder}/file"):
-        assert isinstance(files_for(spark, location), SparkFiles if is_separate else LocalFiles)
+        assert isinstance(files_for(SessionSource(spark), location), SparkFiles if is_separate else LocalFiles)
 
 
 def test_who_reads_on_executors(spark: SparkSession) -> None:
@@ -294,7 +295,7 @@ def test_who_reads_on_executors(spark: SparkSession) -> None:
     assert executor_reader(IOFiles(PyArrowFileIO({"s3.region": "x"}))) == ExecutorReader(
         {"s3.region": "x", "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
     )
-    assert executor_reader(SparkFiles(spark)) is None
+    assert executor_reader(SparkFiles(SessionSource(spark))) is None
 
 
 def test_an_executor_reader_travels(folder: Path) -> None:

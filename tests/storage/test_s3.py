@@ -14,7 +14,7 @@ from sparkmeta.errors import FileAccessError, FileAlreadyExistsError, NotFoundEr
 from sparkmeta.storage import content, writing
 from sparkmeta.storage.content import without_secrets
 from sparkmeta.storage.files import IOFiles, executor_reader, executor_writer
-from sparkmeta.storage.listing import walk_io
+from sparkmeta.storage.walk import walk_io
 from tests.s3 import ACCESS_KEY, BUCKET, FILE_IOS, SECRET_KEY, SESSION_TOKEN, Request, S3Server, methods
 
 if TYPE_CHECKING:

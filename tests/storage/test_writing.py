@@ -14,6 +14,7 @@ from pyiceberg.io.fsspec import FsspecFileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from sparkmeta.errors import FileAlreadyExistsError, UnsupportedError
+from sparkmeta.session import SessionSource
 from sparkmeta.storage import writing
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles, SparkFiles
 from sparkmeta.storage.writing import is_temporary
@@ -194,7 +195,7 @@ def test_deleting(tmp_path: Path) -> None:
 
 
 def test_spark_writes_nothing() -> None:
-    files = SparkFiles(None)  # type: ignore[arg-type]
+    files = SparkFiles(SessionSource())
     for how in WRITES:
         with pytest.raises(UnsupportedError, match="s3://b/f: Spark's sources write no single file"):
             write(files, how, "s3://b/f", b"x")

@@ -17,7 +17,8 @@ from sparkmeta.entries.arrays import FILE_COUNTS, is_live, sums
 from sparkmeta.entries.locations import ENTRY_LOCATIONS, is_relative, table_with_locations, written_locations
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.manifests.v4.layout import CONTENT_KEY, ROOT, StatsTypes, read_manifest, write_manifest
-from sparkmeta.spec.entry import LAYOUT_REVISION, LAYOUT_REVISION_KEY, ContentType, Status
+from sparkmeta.spec.entry import ContentType, Status
+from sparkmeta.spec.locations import LAYOUT_REVISION, LAYOUT_REVISION_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

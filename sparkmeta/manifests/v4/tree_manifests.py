@@ -22,8 +22,8 @@ from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.deletion_vectors import manifest_dvs
 from sparkmeta.manifests.v4.layout import TreeTypes, TupleSources, stats_of_fields
 from sparkmeta.manifests.v4.root import Root, read_root, version
-from sparkmeta.spec.entry import LAYOUT_REVISION_KEY, MANIFEST_STATS, ContentType
-from sparkmeta.spec.locations import Locations
+from sparkmeta.spec.entry import MANIFEST_STATS, ContentType
+from sparkmeta.spec.locations import LAYOUT_REVISION_KEY, Locations
 
 IN_ROOT = "ROOT"
 """The file format of manifests that represent the root's own files."""

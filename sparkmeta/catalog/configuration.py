@@ -1,0 +1,119 @@
+"""The configuration of catalogs: pyiceberg's properties, and those of Spark's catalogs as pyiceberg's."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from sparkmeta.errors import InvalidArgumentError, UnsupportedError, shown
+from sparkmeta.session import running_session
+from sparkmeta.settings import ICEBERG_CATALOG, iceberg_catalogs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def is_configured(properties: Mapping[str, Any]) -> bool:
+    """Return whether properties say which kind of catalog they describe."""
+    return any(properties.get(key) for key in ("type", "uri", "py-catalog-impl"))
+
+
+# -- Catalogs of Spark's configuration --------------------------------------------------------------------------------
+
+
+_TYPES: Final = {"hadoop": "hadoop", "hive": "hive", "rest": "rest", "glue": "glue", "jdbc": "sql"}
+_CLASSES: Final = {
+    "org.apache.iceberg.hadoop.HadoopCatalog": "hadoop",
+    "org.apache.iceberg.hive.HiveCatalog": "hive",
+    "org.apache.iceberg.rest.RESTCatalog": "rest",
+    "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
+    "org.apache.iceberg.jdbc.JdbcCatalog": "jdbc",
+}
+# The type of Spark's catalog if neither its type nor its class is set.
+_DEFAULT_TYPE: Final = "hive"
+# FileIOs that choose by a location's scheme, or that its scheme chooses, as pyiceberg does.
+_FILE_IOS: Final = {
+    f"org.apache.iceberg.{name}"
+    for name in ("aws.s3.S3FileIO", "hadoop.HadoopFileIO", "io.ResolvingFileIO", "gcp.gcs.GCSFileIO",
+                 "azure.adlsv2.ADLSFileIO")
+}  # fmt: skip
+# Properties that decide who is trusted, what is opened or who may commit, and that pyiceberg lacks.
+_UNMAPPED: Final = re.compile(
+    r"client\.(?:factory|credentials-provider.*|assume-role\..+)|hadoop\..+|lock-impl|rest\.client\..+|"
+    r"s3\.(?:client-factory-impl|access-grants\..+)"
+)
+_JDBC: Final = re.compile(r"jdbc:(?:(?P<server>postgresql)://(?P<place>.+)|sqlite:(?:file:)?(?P<file>/.+))")
+_AUTH_TYPES: Final = {"none": {}, "oauth2": {}, "sigv4": {"rest.sigv4-enabled": "true"}}
+
+
+def spark_catalog(name: str) -> dict[str, str] | None:
+    """Return pyiceberg's properties for the Iceberg catalog of this name in the running session's configuration.
+
+    Returns:
+        None if no session runs, or Spark has no Iceberg catalog of the name.
+
+    Raises:
+        UnsupportedError: a type, class or property of the catalog has no counterpart in pyiceberg. The message names
+            it.
+        InvalidArgumentError: a property is missing.
+    """
+    properties = iceberg_catalogs(running_session()).get(name)
+    return None if properties is None else _translated(name, properties)
+
+
+def _translated(name: str, properties: Mapping[str, str]) -> dict[str, str]:
+    known = dict(properties)
+    kind = _kind(name, known)
+    for key in sorted(known):
+        if _UNMAPPED.fullmatch(key):
+            _refuse(name, key, known[key] if key.endswith(("-impl", "factory")) else None)
+    if (file_io := known.pop("io-impl", None)) is not None and file_io not in _FILE_IOS:
+        _refuse(name, "io-impl", file_io)
+    if (auth := known.pop("rest.auth.type", None)) is not None:
+        if auth.lower() not in _AUTH_TYPES:
+            _refuse(name, "rest.auth.type", auth)
+        known |= _AUTH_TYPES[auth.lower()]
+    path_style = known.pop("s3.path-style-access", "false").lower() == "true"
+    if "s3.endpoint" in known and not path_style:
+        # By default, Java puts the bucket into the host, but pyiceberg puts it into the path if there is another
+        # endpoint.
+        known.setdefault("s3.force-virtual-addressing", "true")
+    if kind == "jdbc":
+        known["uri"] = _database(name, known)
+    return known | {"type": _TYPES[kind]}
+
+
+def _kind(name: str, known: dict[str, str]) -> str:
+    declared, implementation = known.pop("type", ""), known.pop("catalog-impl", "")
+    if implementation and implementation not in _CLASSES:
+        _refuse(name, "catalog-impl", implementation)
+    kind = _CLASSES[implementation] if implementation else declared.lower() or _DEFAULT_TYPE
+    if kind not in _TYPES:
+        _refuse(name, "type", declared)
+    if kind != "glue" and not known.get(needed := "warehouse" if kind == "hadoop" else "uri"):
+        raise InvalidArgumentError(f"catalog {name}: {ICEBERG_CATALOG}{name}.{needed} is not set")
+    return kind
+
+
+def _database(name: str, known: dict[str, str]) -> str:
+    """Return the address of a database in SQLAlchemy's form, with the user and password of the properties."""
+    from sqlalchemy import make_url
+
+    match = _JDBC.fullmatch(known["uri"])
+    if match is None:
+        _refuse(name, "uri", known["uri"].partition("://")[0].partition("?")[0])
+    if match["file"]:
+        return f"sqlite:///{match['file']}"
+    url = make_url(f"postgresql+psycopg2://{match['place']}")
+    user, password = known.pop("jdbc.user", None), known.pop("jdbc.password", None)
+    if user is not None:
+        url = url.set(username=user, password=password)
+    return url.render_as_string(hide_password=False)
+
+
+def _refuse(name: str, key: str, value: str | None) -> NoReturn:
+    what = f"{ICEBERG_CATALOG}{name}.{key} is " + ("set" if value is None else shown(value))
+    raise UnsupportedError(
+        f"catalog {name}: {what}, which has no counterpart in pyiceberg: load the catalog with pyiceberg's properties, "
+        f"as in load_catalog({name!r}, type=..., uri=...)"
+    )

@@ -1,0 +1,109 @@
+"""The metadata table of a partition statistics file."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import IntegerType, LongType, NestedField
+from pyspark.sql.types import StructField as SparkField
+from pyspark.sql.types import StructType as SparkStructType
+
+from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.columns.types import spark_type
+from sparkmeta.errors import ValidationError
+from sparkmeta.inspect.position_deletes import row_field
+from sparkmeta.inspect.tasks import StatisticsRows
+from sparkmeta.session import local_frame, map_arrow
+from sparkmeta.storage.reading import with_content
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkmeta.spec.metadata import TableMetadata
+    from sparkmeta.spec.metadata_model import PartitionStatisticsFile
+    from sparkmeta.state import TableState
+
+
+DV_COUNT = "dv_count"
+
+# Columns that files of versions 1 and 2 may lack.
+_DELETE_COUNTS = {
+    "position_delete_record_count": 6,
+    "position_delete_file_count": 7,
+    "equality_delete_record_count": 8,
+    "equality_delete_file_count": 9,
+}
+
+
+def has_partitions(state: TableState) -> bool:
+    """Return whether a spec of the table, which may be an older one, has partition fields."""
+    fields = (field for spec in state.specs.values() for field in spec.fields)
+    return bool(state.types.partition_type.fields) and not all(
+        isinstance(field.transform, VoidTransform) for field in fields
+    )
+
+
+def statistics_schema(state: TableState) -> Schema:
+    """Return the schema of the table's partition statistics files (table spec, Partition Statistics File).
+
+    Raises:
+        ValidationError: no spec of the table has partition fields.
+    """
+    partition = state.types.partition_type
+    if not has_partitions(state):
+        raise ValidationError(f"{state.metadata.location}: the table has no partitions, and so no statistics of them")
+    counts_deletes = state.metadata.format_version >= 3
+    columns = [
+        NestedField(1, "partition", partition, required=True),
+        NestedField(2, "spec_id", IntegerType(), required=True),
+        NestedField(3, "data_record_count", LongType(), required=True),
+        NestedField(4, "data_file_count", IntegerType(), required=True),
+        NestedField(5, "total_data_file_size_in_bytes", LongType(), required=True),
+    ]
+    for name, field_id in _DELETE_COUNTS.items():
+        kind = LongType() if name.endswith("record_count") else IntegerType()
+        columns.append(NestedField(field_id, name, kind, required=counts_deletes))
+    columns += [
+        NestedField(10, "total_record_count", LongType(), required=False),
+        NestedField(11, "last_updated_at", LongType(), required=False),
+        NestedField(12, "last_updated_snapshot_id", LongType(), required=False),
+    ]
+    if counts_deletes:
+        columns.append(NestedField(13, DV_COUNT, IntegerType(), required=True, initial_default=0))
+    return Schema(*columns)
+
+
+def statistics_file(metadata: TableMetadata, snapshot_id: int) -> PartitionStatisticsFile | None:
+    """Return the partition statistics file of a snapshot; None if it has none."""
+    files = (file for file in metadata.partition_statistics if file.snapshot_id == snapshot_id)
+    return next(files, None)
+
+
+def partition_statistics(state: TableState) -> DataFrame:
+    """Return the rows of the snapshot's partition statistics file, lazily.
+
+    Raises:
+        ValidationError: the snapshot has no such file, or the table has no partitions.
+    """
+    snapshot = state.snapshot
+    file = None if snapshot is None else statistics_file(state.metadata, snapshot.snapshot_id)
+    if file is None:
+        what = "the table is empty" if snapshot is None else f"snapshot {snapshot.snapshot_id} has none"
+        call = "table.maintenance.compute_partition_stats().commit() computes them"
+        raise ValidationError(f"{state.metadata.location}: no partition statistics: {what}; {call}")
+    return rows_of_file(state, file.statistics_path)
+
+
+def rows_of_file(state: TableState, location: str) -> DataFrame:
+    """Return the rows of a partition statistics file of the table, lazily, as `statistics_schema` in Spark's types."""
+    struct = statistics_schema(state).as_struct()
+    row_type = SparkStructType([SparkField(each.name, spark_type(each.field_type)) for each in struct.fields])
+    rows = StatisticsRows(arrow_schema(row_type), row_field(0, struct))
+    files = pa.table({"location": pa.array([location], pa.string())})
+    if state.access.tasks is not None:
+        return map_arrow(local_frame(state.spark, files), partial(rows.read, state.access.tasks), row_type)
+    return map_arrow(with_content(state.spark, files), rows.read_contents, row_type)

@@ -1,0 +1,58 @@
+"""Format numbers and texts of metadata for people."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def byte_size(count: float) -> str:
+    """Format a number of bytes, such as 1536 as 1.5 KiB."""
+    value, unit = float(count), 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count:.0f} B" if unit == 0 else f"{value:,.1f} {_UNITS[unit]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a number with a noun, such as `1 file` or `2,000 files`. The noun is plural by an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Escape characters that could move the cursor or change the writing direction."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Escape a text as `printable` does, but for the ends of its lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def columns(text: str) -> int:
+    """Return the number of columns that a text takes in a fixed-width font."""
+    return sum(map(_columns, text))
+
+
+def _columns(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def middle_out(text: str, most: int) -> str:
+    """Shorten a text to at most `most` columns in the middle, since the ends distinguish files."""
+    if columns(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{_taken(text, most - 1 - half)}…{_taken(text[::-1], half)[::-1]}"
+
+
+def _taken(text: str, most: int) -> str:
+    taken = 0
+    for index, char in enumerate(text):
+        taken += _columns(char)
+        if taken > most:
+            return text[:index]
+    return text

@@ -1,0 +1,186 @@
+"""Work that needs no Spark session, for a process that has no Java and starts no other process: `python -m`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkmeta import Catalog, Table
+
+
+def catalogs(folder: Path) -> dict[str, Catalog]:
+    """A SQL catalog with tables that pyiceberg wrote, and a new file system catalog."""
+    import sparkmeta as sm
+
+    sql = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+    return {
+        "sql": sm.load_catalog("shop", type="sql", **sql),
+        "hadoop": sm.load_catalog("local", type="hadoop", warehouse=f"{folder}/lake"),
+    }
+
+
+def known(table: Table) -> dict[str, Any]:
+    """What a table's metadata says, as text."""
+    from sparkmeta.inspect import history
+
+    logs = (history.snapshots, history.history, history.refs)
+    return {
+        "facts": [str(table), table._repr_html_(), table.location(), table.read_only, table.last_sequence_number],
+        "parts": [str(part) for part in (table.schemas(), table.specs(), table.sort_orders(), table.properties)],
+        "snapshots": [str(part) for part in (table.refs(), table.snapshots(), table.history())],
+        "logs": [str(log(table.state).to_pylist()) for log in logs],
+        "metadata log": str(history.metadata_log_entries(table.state, table.metadata_location).to_pylist()),
+        "drawing": table.draw().text,
+    }
+
+
+def drawn(folder: Path) -> str:
+    """The drawing of a tree."""
+    import sparkmeta as sm
+
+    return sm.load_table(f"{folder}/tree").draw().text
+
+
+def change(table: Table) -> list[Any]:
+    """Change everything in a table's metadata that needs no rows, upgrade it to a tree, and return its metadata."""
+    from pyiceberg.transforms import BucketTransform, IdentityTransform
+    from pyiceberg.types import LongType, StringType
+
+    with table.update_schema() as schema:
+        schema.add_column("added", LongType())
+    with table.update_spec() as spec:
+        spec.add_field("id", BucketTransform(4), "bucket")
+    with table.update_sort_order() as order:
+        order.asc("id", IdentityTransform())
+    table = table.refresh()
+    with table.transaction() as tx:
+        tx.set_properties({"write.wap.enabled": "true", "owner": "me"})
+        with tx.update_schema() as schema:
+            schema.add_column("second", StringType())
+    table = table.refresh()
+    ids = [snapshot.snapshot_id for snapshot in table.snapshots()]
+    if ids:
+        with table.manage_snapshots() as refs:
+            refs.create_branch(ids[0], "b").create_tag(ids[1], "t").set_max_ref_age_ms("t", 1 << 40)
+        table = table.refresh()
+        with table.manage_snapshots() as refs:
+            refs.fast_forward("b", "main").rename_branch("b", "c").remove_tag("t")
+        table = table.refresh()
+    assert table.committed_version("loader") is None
+    versions = [table]
+    for version in range(table.format_version + 1, 5):
+        versions.append(versions[-1].maintenance.upgrade(version).commit())
+    table = versions[-1]
+    table.scan("id = 7").filter("added is null").select("id")
+    return [_comparable(each) for each in versions]
+
+
+def _comparable(table: Table) -> dict[str, Any]:
+    """Metadata without what differs between equal tables: ids, times and places."""
+    metadata = table.metadata
+    numbers = {snapshot.snapshot_id: number for number, snapshot in enumerate(metadata.snapshots)}
+    return {
+        "version": metadata.format_version,
+        "parts": [str(part) for part in (metadata.schemas, metadata.specs(), metadata.sort_orders)],
+        "properties": table.properties,
+        "refs": {name: [str(ref.snapshot_ref_type), numbers[ref.snapshot_id]] for name, ref in table.refs().items()},
+        "drawn": table.draw().text.count("\n"),
+    }
+
+
+def in_a_lake(lake: Catalog) -> list[Any]:
+    """Namespaces, tables and views of a file system catalog."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import LongType, NestedField
+
+    from sparkmeta.errors import NoSuchTableError
+
+    schema = Schema(NestedField(1, "id", LongType()))
+    lake.create_namespace("db.inner")
+    changes = [change(lake.create_table(f"db.v{version}", schema, format_version=version)) for version in (1, 4)]
+    view = lake.create_view("db.view", schema, {"spark": "SELECT id FROM v1"}).add_dialect("trino", "SELECT 1")
+    assert lake.load_view("db.view").versions == view.versions
+    lake.drop_table("db.v1")
+    try:
+        lake.load_table("db.v1")
+    except NoSuchTableError as error:
+        changes.append("there is no Iceberg table" in str(error))
+    return [changes, lake.list_namespaces(), lake.list_tables("db"), lake.list_views("db"), lake.table_exists("db.v4")]
+
+
+def command(arguments: Sequence[str], folder: Path) -> str:
+    """What a command prints: the text of its output, or its usual error."""
+    import click
+
+    from sparkmeta.cli import main
+
+    printed = StringIO()
+    try:
+        with redirect_stdout(printed):
+            main([each.replace("FOLDER", str(folder)) for each in arguments], standalone_mode=False)
+    except click.ClickException as error:
+        printed.write(f"error: {error.message}")
+    return printed.getvalue()
+
+
+SHOP = ("--catalog", "shop", "--property", "type=sql", "--property", "uri=sqlite:///FOLDER/catalog.db",
+        "--property", "warehouse=file://FOLDER")  # fmt: skip
+LAKE = ("--catalog", "local", "--property", "type=hadoop", "--property", "warehouse=FOLDER/lake")
+TABLE = ("shop.orders", *SHOP)
+READING: tuple[tuple[str, ...], ...] = (
+    *((name, *TABLE, *output) for name in ("describe", "snapshots", "refs") for output in ((), ("-o", "json"))),
+    ("describe", "FOLDER/nothing"),
+    ("plan", "FOLDER/nothing.metadata.json"),
+    ("files", "shop.nothing", *SHOP),
+    ("compact", "shop.orders", "--catalog", "unknown"),
+    ("files", *TABLE, "--ref", "nothing"),
+    ("snapshots", *TABLE, "--columns", "snapshot_id,summary", "--limit", "2"),
+    ("snapshots", *TABLE, "--columns", "committed_at,parent_id", "--limit", "2", "-o", "json"),
+    ("tree", *TABLE),
+    ("tree", *TABLE, "--ref", "first"),
+    ("upgrade", *TABLE, "--format-version", "3", "-o", "json"),
+    ("tables", *SHOP),
+    ("namespaces", *SHOP, "-o", "json"),
+    ("tables", "db", *LAKE),
+    ("namespaces", *LAKE),
+    ("views", *LAKE),
+    ("view", "db.view", *LAKE, "--sql", "trino"),
+)
+CHANGING = (
+    ("upgrade", "shop.upgraded", *SHOP, "--format-version", "4", "--commit"),
+    ("tree", "shop.upgraded", *SHOP),
+)
+
+
+def main(folder: Path) -> dict[str, Any]:
+    """All of the work. It changes the tables `changed` and `upgraded`, and writes a lake."""
+    both = catalogs(folder)
+    return {
+        "known": known(both["sql"].load_table("shop.orders")),
+        "drawn": drawn(folder),
+        "changed": change(both["sql"].load_table("shop.changed")),
+        "lake": in_a_lake(both["hadoop"]),
+        "printed": [command(arguments, folder) for arguments in READING],
+        "tree": [command(arguments, folder) for arguments in CHANGING],
+    }
+
+
+STARTED: list[str] = []
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"}:
+        STARTED.append(f"{event} {arguments[:2]}")
+
+
+if __name__ == "__main__":
+    sys.addaudithook(_note)
+    result = main(Path(sys.argv[1]))
+    print(json.dumps(result | {"started": STARTED}))  # noqa: T201
