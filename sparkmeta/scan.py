@@ -27,7 +27,7 @@ from sparkmeta.errors import (
     translated_errors,
 )
 from sparkmeta.plan.choose import Choice, choose
-from sparkmeta.plan.files import count_files, plan_files, plan_schema
+from sparkmeta.plan.files import count_files, plan_files, plan_files_arrow, plan_schema
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
@@ -329,6 +329,14 @@ class Scan:
         the setting `driver_manifest_bytes`). Everything else is lazy and done by Spark.
         """
         return plan_files(self._choice)
+
+    def plan_files_arrow(self) -> pa.Table:
+        """Return the rows of `plan_files` as an Arrow table in memory, without Spark if the scan opens few manifests.
+
+        Raises:
+            ValidationError: deletes contradict each other or their data files.
+        """
+        return plan_files_arrow(self._choice)
 
     def count_files(self) -> int:
         """Count the rows of `plan_files` without reading or checking deletes.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.entries.projection import EntryProjection
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.manifests.placement import Placement
     from sparkmeta.manifests.reader import ManifestReader
     from sparkmeta.manifests.types import TableTypes
@@ -216,6 +217,12 @@ class TableState:
         from sparkmeta.entries.arrays import is_live_entry
 
         return self.entries(manifests, projection).where(is_live_entry().text)
+
+    def relation(
+        self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
+    ) -> Relation:
+        """Return what `entries` does, as an Arrow table if the driver reads the manifests."""
+        return self.reader.relation(manifests, projection, placement)
 
     # -- how they are read ------------------------------------------------------------------------------------------
 

@@ -344,7 +344,7 @@ def _refuse(values: pa.BinaryArray, bad: np.ndarray, type_name: str, problem: st
 # `ColumnStats.passes`. Undecidable values pass.
 
 
-Source = Literal["partition", "lower_bound", "upper_bound", "contains_null"]
+Source = Literal["partition", "lower_bound", "upper_bound"]
 # (source, field id, Iceberg type name) -> the values, dates and times as numbers; None if they have another type.
 Columns = Callable[[Source, int, str], pa.Array | None]
 
@@ -375,7 +375,6 @@ class BoundTest:
         inclusive: see above.
         limit: a literal, or in SQL an expression.
         waived_by: a source of the same field; if its value is null, everything passes.
-        null_passes: whether null passes.
     """
 
     source: Source
@@ -385,7 +384,6 @@ class BoundTest:
     inclusive: bool
     limit: Any
     waived_by: Source | None = None
-    null_passes: bool = True
 
     @property
     def operation(self) -> Callable[[Any, Any], Any]:
@@ -395,7 +393,7 @@ class BoundTest:
     @property
     def key(self) -> tuple[Any, ...]:
         """A key that is equal for tests which differ only in the limit."""
-        return self.source, self.field_id, self.upward, self.waived_by, self.null_passes
+        return self.source, self.field_id, self.upward, self.waived_by
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
         """Return which values pass; None if all do."""
@@ -407,7 +405,7 @@ class BoundTest:
             limit = pa.scalar(self.limit, values.type)
         except (pa.ArrowException, OverflowError):
             return None
-        passed = pc.fill_null(_ARROW[self.operation](values, limit), self.null_passes)
+        passed = pc.fill_null(_ARROW[self.operation](values, limit), True)
         return passed if waiver is None else pc.or_(passed, waiver.is_null())
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.expressions import (
-    AlwaysTrue,
     And,
     BooleanExpression,
     BoundEqualTo,
@@ -126,47 +125,6 @@ def _ranges(leaf: BoundPredicate) -> Iterator[_Range]:
             yield False, isinstance(leaf, BoundLessThanOrEqual), leaf.literal.value
         case BoundGreaterThan() | BoundGreaterThanOrEqual():
             yield True, isinstance(leaf, BoundGreaterThanOrEqual), leaf.literal.value
-
-
-# -- Partition summaries ----------------------------------------------------------------------------------------------
-
-
-def summary_tests(bound: BooleanExpression) -> AllOf | None:
-    """Return tests of partition summaries that are equivalent to ``summary_might_match``.
-
-    None if the predicate, an inclusive projection onto the manifest's spec, is more than a few comparisons of ordered
-    values.
-    """
-    return fold(bound, lambda leaf, _negated: _of_summary(leaf), _join_summaries)
-
-
-def _of_summary(leaf: BooleanExpression) -> AllOf | None:
-    if isinstance(leaf, AlwaysTrue):
-        return AllOf()
-    if not isinstance(leaf, BoundPredicate) or not _is_ordered(leaf):
-        return None
-    if isinstance(leaf, BoundIn):
-        if len(leaf.value_set) > FEW:
-            return None
-        values = [((False, True, value), (True, True, value)) for value in leaf.value_set]
-        return AllOf((AnyOf(tuple(AllOf(tuple(_summary_test(leaf, limit) for limit in limits)) for limits in values)),))
-    ranges = tuple(_ranges(leaf))
-    if not ranges or (isinstance(leaf, BoundStartsWith) and len(ranges) == 1):
-        return None
-    return AllOf(tuple(_summary_test(leaf, limits) for limits in ranges))
-
-
-def _summary_test(leaf: BoundPredicate, limits: _Range) -> BoundTest:
-    """Return the test of a summary. One without bounds has no values; a missing summary passes."""
-    decisive = not limits[0] or isinstance(leaf, BoundGreaterThan | BoundGreaterThanOrEqual)
-    return BoundTest(_bound_of(limits), *_field(leaf), *limits, "contains_null", null_passes=not decisive)
-
-
-def _join_summaries(junction: Junction, operands: Sequence[AllOf | None]) -> AllOf | None:
-    known = [operand for operand in operands if operand is not None]
-    if len(known) < len(operands) or len(known) > FEW:
-        return None
-    return _join(junction, known)
 
 
 # -- AND and OR -----------------------------------------------------------------------------------------------------

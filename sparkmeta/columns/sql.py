@@ -1,7 +1,9 @@
-"""Columns as SQL text, with the operators and functions of pyspark's Column.
+"""Expressions over rows, with the operators and functions of pyspark's Column.
 
-On classic Spark, each operation on a Column is a call into the JVM, and a plan takes thousands. These stay strings
-until the whole expression is passed to Spark.
+Spark evaluates an expression by its text, and the driver by its operation (`entries.evaluate`).
+
+On classic Spark, each operation on a Column is a call into the JVM, and a plan takes thousands. These expressions stay
+in Python until the whole expression is passed to Spark.
 """
 
 from __future__ import annotations
@@ -18,16 +20,25 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,:;/=+*#@(){}[]<>|&!?^~%")
+_SEPARATOR: Final = "\x00"
 _NAMES: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
 
 class Sql:
-    """An expression of Spark SQL, as for `expr`, that does not depend on session settings."""
+    """An expression of Spark SQL, as for `expr`, that does not depend on session settings.
 
-    __slots__ = ("text",)
+    Attributes:
+        text: the expression for Spark.
+        operation: a name in `entries.evaluate`; None if only Spark evaluates the expression.
+        operands: what the operation applies to: expressions, and names, values or types.
+    """
 
-    def __init__(self, text: str) -> None:
+    __slots__ = ("operands", "operation", "text")
+
+    def __init__(self, text: str, operation: str | None = None, *operands: Any) -> None:
         self.text = text
+        self.operation = operation
+        self.operands = operands
 
     def column(self) -> Column:
         """Return a Column for the session, classic or Connect."""
@@ -36,7 +47,7 @@ class Sql:
         return F.expr(self.text)
 
     def alias(self, name: str) -> Aliased:
-        return Aliased(self.text, name)
+        return Aliased(self, name)
 
     def __repr__(self) -> str:
         return f"Sql({self.text})"
@@ -47,7 +58,7 @@ class Sql:
         return self._with("=", other)
 
     def __ne__(self, other: object) -> Sql:  # type: ignore[override]
-        return Sql(f"(NOT ({self.text} = {_text(other)}))")
+        return ~self._with("=", other)
 
     def __lt__(self, other: object) -> Sql:
         return self._with("<", other)
@@ -74,20 +85,24 @@ class Sql:
         return self._with("OR", other)
 
     def __invert__(self) -> Sql:
-        return Sql(f"(NOT {self.text})")
+        return Sql(f"(NOT {self.text})", "NOT", self)
 
     def _with(self, operator: str, other: object) -> Sql:
-        return Sql(f"({self.text} {operator} {_text(other)})")
+        right = _sql(other)
+        return Sql(f"({self.text} {operator} {right.text})", operator, self, right)
 
     def __getitem__(self, key: str | int | Sql) -> Sql:
         """Return a field of a struct, or the element of an array at an index from 0."""
-        return Sql(f"{self.text}.{quoted(key)}" if isinstance(key, str) else f"{self.text}[{_text(key)}]")
+        if isinstance(key, str):
+            return Sql(f"{self.text}.{quoted(key)}", "field", self, key)
+        index = _sql(key)
+        return Sql(f"{self.text}[{index.text}]", "get", self, index)
 
     def isNull(self) -> Sql:  # noqa: N802  named like Column's, and so below
-        return Sql(f"({self.text} IS NULL)")
+        return Sql(f"({self.text} IS NULL)", "IS NULL", self)
 
     def isNotNull(self) -> Sql:  # noqa: N802
-        return Sql(f"({self.text} IS NOT NULL)")
+        return Sql(f"({self.text} IS NOT NULL)", "IS NOT NULL", self)
 
     def eqNullSafe(self, other: object) -> Sql:  # noqa: N802
         return self._with("<=>", other)
@@ -96,11 +111,12 @@ class Sql:
         return call("startswith", self, prefix)
 
     def isin(self, values: Iterable[object]) -> Sql:
-        listed = ", ".join(map(_text, values))
-        return Sql(f"({self.text} IN ({listed}))") if listed else lit(False)
+        listed = [_sql(value) for value in values]
+        texts = ", ".join(value.text for value in listed)
+        return Sql(f"({self.text} IN ({texts}))", "IN", self, *listed) if listed else lit(False)
 
     def cast(self, kind: str | DataType) -> Sql:
-        return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else _type_text(kind)})")
+        return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else _type_text(kind)})", "CAST", self, kind)
 
 
 class Aliased(Sql):
@@ -108,8 +124,8 @@ class Aliased(Sql):
 
     __slots__ = ("name",)
 
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text)
+    def __init__(self, value: Sql, name: str) -> None:
+        super().__init__(value.text, value.operation, *value.operands)
         self.name = name
 
     def column(self) -> Column:
@@ -124,23 +140,31 @@ class Aliased(Sql):
 class Case(Sql):
     """CASE WHEN ... THEN ...; null if no condition holds, unless `otherwise` is called."""
 
-    __slots__ = ("branches",)
+    __slots__ = ()
 
-    def __init__(self, branches: str) -> None:
-        super().__init__(f"(CASE{branches} END)")
-        self.branches = branches
+    def __init__(self, *branches: Sql) -> None:
+        super().__init__(f"(CASE{_when(branches)} END)", "CASE", *branches)
 
     def when(self, condition: Sql, value: object) -> Case:
-        return Case(f"{self.branches} WHEN {condition.text} THEN {_text(value)}")
+        return Case(*self.operands, condition, _sql(value))
 
     def otherwise(self, value: object) -> Sql:
-        return Sql(f"(CASE{self.branches} ELSE {_text(value)} END)")
+        other = _sql(value)
+        return Sql(f"(CASE{_when(self.operands)} ELSE {other.text} END)", "CASE", *self.operands, other)
+
+
+def _when(branches: Sequence[Sql]) -> str:
+    pairs = zip(branches[::2], branches[1::2], strict=True)
+    return "".join(f" WHEN {condition.text} THEN {value.text}" for condition, value in pairs)
 
 
 def col(path: str) -> Sql:
     """Return a column or a nested field, named as for pyspark's `col`: with dots, and backticks around odd names."""
-    names = _NAMES.findall(path)
-    return Sql(".".join(name if name[0] == "`" else quoted(name) for name in names))
+    listed = [name[1:-1].replace("``", "`") if name[0] == "`" else name for name in _NAMES.findall(path)]
+    column = Sql(quoted(listed[0]), "column", listed[0])
+    for name in listed[1:]:
+        column = column[name]
+    return column
 
 
 def texts(columns: Iterable[Aliased]) -> list[str]:
@@ -155,17 +179,21 @@ def quoted(name: str) -> str:
 
 def lit(value: bool | str | float | None) -> Sql:
     """Return a literal. Integers are int if they fit, else bigint."""
+    return Sql(_literal(value), "literal", value)
+
+
+def _literal(value: bool | str | float | None) -> str:
     match value:
         case None:
-            return Sql("NULL")
+            return "NULL"
         case bool():
-            return Sql("true" if value else "false")
+            return "true" if value else "false"
         case int():
-            return Sql(str(value) if -(2**31) < value < 2**31 else f"CAST('{value}' AS BIGINT)")
+            return str(value) if -(2**31) < value < 2**31 else f"CAST('{value}' AS BIGINT)"
         case float():
-            return Sql(f"CAST('{value!r}' AS DOUBLE)")
+            return f"CAST('{value!r}' AS DOUBLE)"
         case str():
-            return Sql(string_literal(value))
+            return string_literal(value)
     raise TypeError(f"no literal of {type(value)}")
 
 
@@ -176,22 +204,26 @@ def string_literal(text: str) -> str:
 
 def call(name: str, *arguments: object) -> Sql:
     """Return a call of a function of Spark SQL."""
-    return Sql(f"{name}({', '.join(map(_text, arguments))})")
+    operands = [_sql(argument) for argument in arguments]
+    return Sql(f"{name}({', '.join(operand.text for operand in operands)})", name, *operands)
 
 
 def when(condition: Sql, value: object) -> Case:
     """Return a CASE with its first branch."""
-    return Case(f" WHEN {condition.text} THEN {_text(value)}")
+    return Case(condition, _sql(value))
 
 
 def chain(operator: str, operands: Sequence[Sql]) -> Sql:
     """Join operands by AND or OR, without nesting: Spark balances the chain, and is slow to parse parentheses."""
-    return Sql(f"({f' {operator} '.join(operand.text for operand in operands)})") if len(operands) > 1 else operands[0]
+    if len(operands) == 1:
+        return operands[0]
+    return Sql(f"({f' {operator} '.join(operand.text for operand in operands)})", operator, *operands)
 
 
 def struct(*fields: Aliased) -> Sql:
     """Return a struct of fields."""
-    return Sql(f"named_struct({', '.join(f'{string_literal(field.name)}, {field.text}' for field in fields)})")
+    text = ", ".join(f"{string_literal(field.name)}, {field.text}" for field in fields)
+    return Sql(f"named_struct({text})", "struct", *fields)
 
 
 array: Final = partial(call, "array")
@@ -230,20 +262,34 @@ def transform(values: Sql, change: Callable[[Sql], Sql]) -> Sql:
 
 def let(value: Sql, use: Callable[[Sql], Sql]) -> Sql:
     """Return an expression over a value that is computed once, even if it occurs several times."""
-    return call("get", transform(call("array", value), use), 0)
+    with _Scope() as (variable, _):
+        body = use(variable)
+    return Sql(f"get(transform(array({value.text}), {variable.text} -> {body.text}), 0)", "let", value, variable, body)
+
+
+def lookup(values: Sequence[str], index: Sql) -> Sql:
+    """Return the text at an index from 0; null beyond the last.
+
+    The texts are one literal that Spark folds into an array: it needs no join and stays small for any number of them.
+    They must not contain the character NUL.
+    """
+    joined = string_literal(_SEPARATOR.join(values))
+    text = f"get(split({joined}, {string_literal(_SEPARATOR)}), {index.text})"
+    return Sql(text, "lookup", tuple(values), index)
 
 
 def aggregate(values: Sql, start: Sql, join: Callable[[Sql, Sql], Sql]) -> Sql:
     """Return a fold of an array from the left."""
     with _Scope() as (left, right):
         body = join(left, right)
-    return Sql(f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})")
+    text = f"aggregate({values.text}, {start.text}, ({left.text}, {right.text}) -> {body.text})"
+    return Sql(text, "aggregate", values, start, left, right, body)
 
 
 def _higher(function: str, values: Sql, of_element: Callable[[Sql], Sql]) -> Sql:
     with _Scope() as (element, _):
         body = of_element(element)
-    return Sql(f"{function}({values.text}, {element.text} -> {body.text})")
+    return Sql(f"{function}({values.text}, {element.text} -> {body.text})", function, values, element, body)
 
 
 class _Scope:
@@ -254,7 +300,7 @@ class _Scope:
     def __enter__(self) -> tuple[Sql, Sql]:
         depth = getattr(self._open, "depth", 0)
         self._open.depth = depth + 1
-        return Sql(f"_x{depth}"), Sql(f"_y{depth}")
+        return Sql(f"_x{depth}", "column", f"_x{depth}"), Sql(f"_y{depth}", "column", f"_y{depth}")
 
     def __exit__(self, *_: object) -> None:
         self._open.depth -= 1
@@ -275,5 +321,5 @@ def _type_text(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _text(value: Any) -> str:
-    return value.text if isinstance(value, Sql) else lit(value).text
+def _sql(value: Any) -> Sql:
+    return value if isinstance(value, Sql) else lit(value)

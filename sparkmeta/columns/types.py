@@ -386,7 +386,7 @@ def typed_literal(value: Any, primitive: PrimitiveType) -> Sql:
     Raises:
         ArithmeticError: a Decimal has a finer scale than the type.
     """
-    return value if isinstance(value, Sql) else Sql(literal_sql(value, primitive))
+    return value if isinstance(value, Sql) else Sql(literal_sql(value, primitive), "typed literal", value, primitive)
 
 
 def default_literal(value: Any, primitive: PrimitiveType) -> Sql:
@@ -396,13 +396,12 @@ def default_literal(value: Any, primitive: PrimitiveType) -> Sql:
 
 def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Sql:
     """Return a foldable array of literals, or of structs ``_0``, ``_1``, ... if rows have several values."""
-    texts = [[literal_sql(value, primitive) for value, primitive in row] for row in rows]
-    elements = [row[0] if len(row) == 1 else f"named_struct({_named(row)})" for row in texts]
-    return Sql(f"array({', '.join(elements)})")
+    literals = [[typed_literal(value, primitive) for value, primitive in row] for row in rows]
+    return sql.array(*(row[0] if len(row) == 1 else _numbered(row) for row in literals))
 
 
-def _named(texts: Sequence[str]) -> str:
-    return ", ".join(f"'_{place}', {text}" for place, text in enumerate(texts))
+def _numbered(values: Sequence[Sql]) -> Sql:
+    return sql.struct(*(value.alias(f"_{place}") for place, value in enumerate(values)))
 
 
 def literal_sql(value: Any, primitive: PrimitiveType) -> str:
@@ -437,5 +436,6 @@ _LITERALS: Final[dict[str, Callable[[Any], str]]] = {
 def public_value(column: Sql, primitive: PrimitiveType) -> Sql:
     """Convert a value in bound form to ``spark_type``: UUIDs to text."""
     if str(primitive) == "uuid":
-        return sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), UUID_DIGITS, UUID_TEXT)
+        text = sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), UUID_DIGITS, UUID_TEXT).text
+        return Sql(text, "uuid text", column)
     return column

@@ -45,6 +45,7 @@ def with_field_id(field: pa.Field, number: int | None) -> pa.Field:
 UUID_BYTES: Final = 16
 
 _UUID_TEXT: Final = 36
+_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS: Final = (8, 13, 18, 23)
 _DIGITS: Final = [place for place in range(_UUID_TEXT) if place not in _HYPHENS]
 _UUID_PATTERN: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
@@ -176,6 +177,18 @@ def uuid_bytes(texts: pa.StringArray) -> pa.Array:
         pa.binary(UUID_BYTES), len(filled), [None, pa.py_buffer(packed.tobytes())]
     )
     return pc.if_else(texts.is_valid(), fixed, pa.scalar(None, fixed.type))
+
+
+def uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
+    """Convert 16-byte UUIDs to text, vectorized."""
+    filled = pc.fill_null(values, bytes(UUID_BYTES)).cast(pa.binary(UUID_BYTES))
+    start = filled.offset * UUID_BYTES
+    data = np.frombuffer(filled.buffers()[1], np.uint8)[start : start + len(values) * UUID_BYTES]
+    texts = np.full((len(values), _UUID_TEXT), ord("-"), np.uint8)
+    texts[:, _DIGITS] = _HEX[np.stack([data >> 4, data & 15], -1)].reshape(len(values), 32)
+    buffers = [None, pa.py_buffer(texts.tobytes())]
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_UUID_TEXT), len(values), buffers)
+    return pc.if_else(values.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary())).cast(pa.string())
 
 
 # -- Live entries -----------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.entries.projection import EntryProjection
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.manifests.cache import ManifestCache
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.manifests.v4.layout import TreeTypes
@@ -167,6 +168,15 @@ class ManifestReader:
         return pc.or_(in_root, pc.or_(self.tree.has_tree_layout(manifests), self.tree.is_foreign(manifests)))
 
     # -- entries ----------------------------------------------------------------------------------------------------
+
+    def relation(
+        self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
+    ) -> Relation:
+        """Return what `entries` does, as a table if the driver reads the manifests."""
+        placement = placement or self.placement(manifests, projection)
+        if placement is Placement.DRIVER:
+            return self.table(manifests, projection)
+        return self.entries(manifests, projection, placement)
 
     def entries(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None

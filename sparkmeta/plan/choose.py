@@ -236,11 +236,6 @@ class Choice:
     seconds: float = 0.0
 
     @property
-    def driver_joins(self) -> bool:
-        """Whether the driver has read all entries that are joined."""
-        return self.driver_groups and self.coplanned is None and self.data_reading.placement is Placement.DRIVER
-
-    @property
     def strategy(self) -> str:
         """The way of matching and its reason, in words."""
         return f"{self.verdict.matching}: {self.verdict.reason}"
@@ -347,7 +342,9 @@ def _by_partition(figures: Figures) -> Verdict | None:
 
 def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
     """Return where manifests are read on their own."""
-    placement = pruned.filter.state.reader.placement(manifests, projection)
+    reader = pruned.filter.state.reader
+    on_driver = reader.fits_driver(manifests, projection) and reader.driver_parts(manifests, projection) is not None
+    placement = Placement.DRIVER if on_driver else reader.placement(manifests, projection)
     return Reading(placement, ManifestLoad.of(manifests, projection))
 
 

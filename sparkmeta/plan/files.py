@@ -36,8 +36,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StringType, StructType
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.entries.relation import count as count_rows
+from sparkmeta.entries.relation import frame_of, select
+from sparkmeta.errors import translated_errors
 from sparkmeta.plan.filter import (
     DELETES,
     DELETES_TYPE,
@@ -54,6 +58,7 @@ from sparkmeta.plan.prune import PrunedManifests, live_files
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.choose import Choice
     from sparkmeta.state import TableState
 
@@ -92,14 +97,32 @@ def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
     Raises:
         ValidationError: manifests that the driver decodes have such a contradiction.
     """
+    return frame_of(planned_files(choice, *extra), choice.pruned.filter.state)
+
+
+def plan_files_arrow(choice: Choice) -> pa.Table:
+    """Return the rows of `plan_files` in memory. For many files, runs a job.
+
+    Raises:
+        ValidationError: as `plan_files`.
+    """
+    rows = planned_files(choice)
+    if not isinstance(rows, pa.Table):
+        with translated_errors():
+            rows = rows.toArrow()
+    return rows.cast(arrow_schema(plan_schema(choice.pruned.filter.state)))
+
+
+def planned_files(choice: Choice, *extra: Aliased) -> Relation:
+    """Return the rows of `plan_files`, as a table if the driver reads all manifests."""
     return planned_rows(match_deletes(read_entries(choice)), *extra)
 
 
-def planned_rows(matched: MatchedEntries, *extra: Aliased) -> DataFrame:
+def planned_rows(matched: MatchedEntries, *extra: Aliased) -> Relation:
     """Convert matched entries to the public rows of `plan_files`."""
     texts, pruned = SharedTexts(), matched.choice.pruned
-    columns = sql.texts([*_public_columns(pruned, texts), *extra])
-    return texts.joined_to(matched.frame, pruned.filter.state.spark).selectExpr(*columns)
+    columns = [*_public_columns(pruned, texts), *extra]
+    return select(texts.joined_to(matched.rows, pruned.filter.state), columns)
 
 
 def count_files(pruned: PrunedManifests) -> int:
@@ -115,7 +138,7 @@ def count_files(pruned: PrunedManifests) -> int:
     uncounted = pruned.data.filter(pc.invert(is_known))
     if not len(uncounted):
         return count
-    return count + data_entries(pruned.filter, uncounted, data_projection(pruned.filter)).count()
+    return count + count_rows(data_entries(pruned.filter, uncounted, data_projection(pruned.filter)))
 
 
 def plan_schema(state: TableState) -> StructType:

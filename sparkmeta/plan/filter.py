@@ -21,20 +21,21 @@ from sparkmeta.columns.implied_tests import partition_tests, stats_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter, referenced_ids, row_predicate, with_promoted_dates
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import FieldStats, might_match, must_match
-from sparkmeta.columns.sql import Sql
+from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.columns.terms import without_transforms
 from sparkmeta.columns.transforms import inclusive_projection, projections, undecided
 from sparkmeta.columns.types import public_value, spark_type
 from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.projection import CONTENT_STATS, PARTITION, EntryFilter, EntryProjection
+from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.errors import ValidationError
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import PrimitiveType
-    from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.entries.relation import Relation, Rows
     from sparkmeta.state import TableState
 
 
@@ -61,8 +62,6 @@ DELETES_TYPE = ArrayType(
     )
 )
 NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
-
-_SEPARATOR = "\x00"
 
 _LONG_TEXTS = "long_texts"
 # Number of characters from which a text is worth a join.
@@ -108,13 +107,9 @@ def public_partition_type(state: TableState) -> StructType:
 
 
 def manifest_path(manifests: pa.Table, manifest: Sql) -> Sql:
-    """Return the location of a manifest by its small id.
-
-    This is one literal that Spark folds into an array: it needs no join and stays small for any number of manifests.
-    """
+    """Return the location of a manifest by its small id."""
     paths = dict(zip(manifests.column("manifest").to_pylist(), manifests.column("location").to_pylist(), strict=True))
-    listed = _SEPARATOR.join(paths.get(small_id, "") for small_id in range(max(paths, default=-1) + 1))
-    return sql.call("split", listed, _SEPARATOR)[manifest]
+    return sql.lookup([paths.get(small_id, "") for small_id in range(max(paths, default=-1) + 1)], manifest)
 
 
 def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
@@ -135,9 +130,9 @@ def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
     )
 
 
-def shown_deletes(deletes: Sql) -> str:
-    """Return an array of `DELETES_TYPE` in the form of plans. Avoids a cast, which would copy each delete."""
-    return deletes.alias(DELETES).selected
+def shown_deletes(deletes: Sql) -> Aliased:
+    """Return an array of `DELETES_TYPE` as the column of plans. Avoids a cast, which would copy each delete."""
+    return deletes.alias(DELETES)
 
 
 class SharedTexts:
@@ -158,12 +153,12 @@ class SharedTexts:
             self._texts.append(text)
         return sql.call("get", sql.col(_LONG_TEXTS), self._texts.index(text))
 
-    def joined_to(self, rows: DataFrame, spark: SparkSession) -> DataFrame:
-        """Add the long texts to rows in one more column."""
+    def joined_to(self, rows: Relation, state: TableState) -> Relation:
+        """Add the long texts to rows in one more column, by Spark."""
         if not self._texts:
             return rows
         texts = pa.table({_LONG_TEXTS: pa.array([self._texts], pa.list_(pa.string()))})
-        return rows.crossJoin(F.broadcast(local_frame(spark, texts)))
+        return frame_of(rows, state).crossJoin(F.broadcast(local_frame(state.spark, texts)))
 
 
 # -- `ScanFilter` -----------------------------------------------------------------------------------------------------
@@ -326,7 +321,7 @@ def stats_match(scan_filter: ScanFilter, joined_ids: Collection[int] = ()) -> Sq
     )
 
 
-def matching_entries(entries: DataFrame, scan_filter: ScanFilter, joined_ids: Collection[int] = ()) -> DataFrame:
+def matching_entries(entries: Rows, scan_filter: ScanFilter, joined_ids: Collection[int] = ()) -> Rows:
     """Return the live entries whose partition tuple and stats don't rule out the filter.
 
     This is sound: each test is false only if no row of the file can satisfy the filter.
@@ -336,17 +331,17 @@ def matching_entries(entries: DataFrame, scan_filter: ScanFilter, joined_ids: Co
         scan_filter: the filter.
         joined_ids: the columns whose stats a join uses later.
     """
-    return entries.where((is_live_entry() & may_match(scan_filter, joined_ids)).text)
+    return where(entries, is_live_entry() & may_match(scan_filter, joined_ids))
 
 
-def matching_deletes(entries: DataFrame, scan_filter: ScanFilter) -> DataFrame:
+def matching_deletes(entries: Rows, scan_filter: ScanFilter) -> Rows:
     """Return the live delete entries that may delete rows of the scan.
 
     Stats of equality deletes describe deleted rows, so the row filter prunes them like data files, unless the scan also
     reads rows that do not match it.
     """
     if scan_filter.reads_all_rows:
-        return entries.where((is_live_entry() & tuple_matches(scan_filter)).text)
+        return where(entries, is_live_entry() & tuple_matches(scan_filter))
     return matching_entries(entries, scan_filter)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from sparkmeta.columns import sql
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
+from sparkmeta.entries.relation import frame_of, names, select, union
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.plan.choose import dv_projection
 from sparkmeta.plan.coplan_tasks import UNITS, CoplanTask, join_known_dvs, join_units, one_dv_a_file
@@ -27,7 +28,7 @@ from sparkmeta.plan.filter import (
     matching_entries,
     shown_deletes,
 )
-from sparkmeta.session import map_by_tasks, map_on_driver, selectable_frame
+from sparkmeta.session import map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.manifests.v4.tree_manifests import Tree
     from sparkmeta.plan.choose import Choice, Coplanned
     from sparkmeta.session import MapFunction
@@ -48,11 +50,11 @@ if TYPE_CHECKING:
 # partitions.
 
 
-def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> DataFrame:
+def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: EntryProjection) -> Relation:
     """Read the live entries of data manifests, each with its deletion vector from the paired delete manifests.
 
-    The frame has the columns of `data`, and the columns that `with_dv` converts to a delete. It fails when it runs (at
-    once if the driver reads the manifests) if entries violate one of the `rules` or a manifest is damaged.
+    They have the columns of `data`, and the columns that `with_dv` converts to a delete. A DataFrame fails when it runs
+    (a table at once) if entries violate one of the `rules` or a manifest is damaged.
 
     A DV does not apply if its Avro manifest lists no deletes of its file's partition (table spec, Scan Planning). Such
     a DV is not checked. DVs paired with a data manifest that has no file for the filter are not checked either.
@@ -63,7 +65,7 @@ def coplanned_entries(scan_filter: ScanFilter, coplanned: Coplanned, data: Entry
         data: the projection of data entries.
     """
     if coplanned.reading.placement is Placement.DRIVER:
-        return selectable_frame(scan_filter.state.spark, coplanned_table(scan_filter, coplanned, data))
+        return coplanned_table(scan_filter, coplanned, data)
     return map_by_tasks(scan_filter.state.spark, *_joining(scan_filter, coplanned, data))
 
 
@@ -165,7 +167,7 @@ class ScanEntries:
     """
 
     choice: Choice
-    data: DataFrame
+    data: Relation
     deletes: DeleteEntries
 
 
@@ -186,7 +188,7 @@ def read_entries(choice: Choice, columns: Iterable[str] = ()) -> ScanEntries:
     data = matching_entries(coplanned_data, scan_filter, deletes.equality_ids)
     if len(choice.data):
         alone = data_entries(scan_filter, choice.data, projection, placement, deletes.equality_ids)
-        data = data.unionByName(alone, allowMissingColumns=True)
+        data = union(data, alone, scan_filter.state)
     return ScanEntries(choice, data, deletes)
 
 
@@ -196,7 +198,7 @@ def data_entries(
     projection: EntryProjection,
     placement: Placement | None = None,
     joined_ids: Collection[int] = (),
-) -> DataFrame:
+) -> Relation:
     """Read the live data entries that may match.
 
     Args:
@@ -206,7 +208,7 @@ def data_entries(
         placement: where to read them. Defaults to their reader's choice.
         joined_ids: the columns whose stats a join uses later.
     """
-    return matching_entries(scan_filter.state.entries(manifests, projection, placement), scan_filter, joined_ids)
+    return matching_entries(scan_filter.state.relation(manifests, projection, placement), scan_filter, joined_ids)
 
 
 # -- Match data entries with their deletes ----------------------------------------------------------------------------
@@ -218,15 +220,20 @@ class MatchedEntries:
 
     Attributes:
         choice: how they are read and matched.
-        frame: the entries.
+        rows: the entries.
     """
 
     choice: Choice
-    frame: DataFrame
+    rows: Relation
+
+    @property
+    def frame(self) -> DataFrame:
+        """The entries as a DataFrame."""
+        return frame_of(self.rows, self.choice.pruned.filter.state)
 
 
 def match_deletes(entries: ScanEntries) -> MatchedEntries:
-    """Match data entries with their deletes, lazily.
+    """Match data entries with their deletes: at once if the driver has read them, else lazily.
 
     Raises:
         ValidationError: deletes that the driver has read violate one of the `rules`. For others, the plan fails when
@@ -236,5 +243,6 @@ def match_deletes(entries: ScanEntries) -> MatchedEntries:
     matched = attach_deletes(entries.data, entries.deletes, choice.pruned.filter.state)
     if choice.coplanned is not None:
         merged = with_dv(sql.col(DELETES), choice.coplanned.deletes)
-        matched = matched.selectExpr(*map(sql.quoted, entries.data.columns), shown_deletes(merged))
+        columns = [sql.col(sql.quoted(name)).alias(name) for name in names(entries.data)]
+        matched = select(matched, [*columns, shown_deletes(merged)])
     return MatchedEntries(choice, matched)

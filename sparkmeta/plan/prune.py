@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -14,21 +13,18 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
-from sparkmeta.columns.bounds import Columns, Source
-from sparkmeta.columns.implied_tests import stats_tests, summary_tests
 from sparkmeta.columns.predicate import referenced_ids
 from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.entries.arrays import LIVE_ROWS, live_counts, may_be_live, sums
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.entries.records import as_numbers
+from sparkmeta.entries.evaluate import where
+from sparkmeta.entries.projection import CONTENT_STATS
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.filter import ScanFilter, by_spec, entry_stats
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
-from sparkmeta.session import local_frame
 from sparkmeta.spec.entry import ContentType
 
-_SUMMARY_COLUMNS = [MANIFEST, "partition_spec_id", SUMMARIES]
+_ROWS = "live_rows"
 
 
 @dataclass(frozen=True)
@@ -81,55 +77,14 @@ def live_files(manifests: pa.Table) -> pa.Array | pa.ChunkedArray:
 
 
 def matching_manifests(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
-    """Return the manifests whose partition summaries or stats don't rule out the filter.
-
-    A few comparisons are made in Arrow; more complex filters are evaluated by Spark over local rows.
-    """
+    """Return the manifests whose partition summaries or stats don't rule out the filter."""
     if CONTENT_STATS in manifests.column_names:
         return _matching_leaves(manifests, scan_filter)
     if SUMMARIES not in manifests.column_names or all(
         isinstance(partition_filter, AlwaysTrue) for partition_filter in scan_filter.partition_filters.values()
     ):
         return manifests if not isinstance(scan_filter.row_filter, AlwaysFalse) else manifests.slice(0, 0)
-    if (matches := _by_arrays(manifests, scan_filter)) is not None:
-        return manifests.filter(matches)
-    return _where(manifests, manifests.select(_SUMMARY_COLUMNS), by_spec(scan_filter, _summary_predicate), scan_filter)
-
-
-def _where(manifests: pa.Table, shown: pa.Table, condition: Sql, scan_filter: ScanFilter) -> pa.Table:
-    """Return the manifests that meet a condition. Unlike `toArrow`, `collect` of local rows starts no job."""
-    rows = local_frame(scan_filter.state.spark, shown).where(condition.text).select(MANIFEST).collect()
-    return manifests.filter(pc.is_in(manifests.column(MANIFEST), pa.array([row[0] for row in rows], pa.int32())))
-
-
-def _by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """Evaluate `_summary_predicate` without Spark. Returns None if it needs more than a few comparisons."""
-    summaries = manifests.column(SUMMARIES).combine_chunks()
-
-    def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
-        known = scan_filter.state.types.partition_fields.get(field_id) == type_name
-        return as_numbers(summaries.field(str(field_id)).field(source)) if known else None
-
-    passed = {}
-    for spec_id, partition_filter in scan_filter.partition_filters.items():
-        if isinstance(partition_filter, AlwaysFalse):
-            continue
-        tests = summary_tests(partition_filter)
-        if tests is None:
-            return None
-        passed[spec_id] = tests.passes(columns)
-        if passed[spec_id] is None and tests.tests:
-            return None
-    return _of_specs(manifests, passed)
-
-
-def _of_specs(manifests: pa.Table, passed: Mapping[int, pa.Array | None]) -> pa.Array:
-    """Return which manifests have a spec in `passed` and passed its test. The value None means that all passed."""
-    specs, matches = manifests.column("partition_spec_id").combine_chunks(), pa.repeat(False, len(manifests))
-    for spec_id, passed_for_spec in passed.items():
-        of_spec = pc.equal(specs, spec_id)
-        matches = pc.or_(matches, of_spec if passed_for_spec is None else pc.and_(of_spec, passed_for_spec))
-    return matches
+    return where(manifests, by_spec(scan_filter, _summary_predicate))
 
 
 def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
@@ -140,58 +95,23 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     """
     if scan_filter.keeps_all or not len(manifests):
         return manifests
-    if (matches := _leaves_by_arrays(manifests, scan_filter)) is not None:
-        return manifests.filter(matches)
-    looked_at = {*scan_filter.filter_ids, *scan_filter.partition_sources}
-    stats = manifests.column(CONTENT_STATS).combine_chunks()
-    known = [field.name for field in stats.type if int(field.name) in looked_at]
-    narrow = pa.StructArray.from_arrays([stats.field(name) for name in known], names=known) if known else None
-    shown = manifests.select([MANIFEST, "partition_spec_id", "file_format"])
-    shown = shown.append_column("rows", _row_total(manifests))
-    if narrow is not None:
-        shown = shown.append_column(CONTENT_STATS, narrow)
-    sources = scan_filter.state.types.tuple_sources
+    sources, known = scan_filter.state.types.tuple_sources, _stats_ids(manifests)
 
     def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Sql:
         places = dict(sources[spec_id])
+        return might_match(partition_filter, lambda field_id: stats(places.get(field_id)), sql.col(_ROWS))
 
-        def stats(field_id: int) -> FieldStats:
-            return (
-                entry_stats(places[field_id]) if field_id in places else FieldStats(*[None] * len(FieldStats._fields))
-            )
+    def stats(field_id: int | None) -> FieldStats:
+        return entry_stats(field_id) if field_id in known else FieldStats(*[None] * len(FieldStats._fields))
 
-        return might_match(partition_filter, stats, sql.col("rows"))
-
-    by_stats = might_match(scan_filter.stats_filter, entry_stats, sql.col("rows"))
-    condition = by_spec(scan_filter, by_partition) & by_stats
-    return _where(manifests, shown, (sql.col("file_format") == IN_ROOT) | condition, scan_filter)
+    by_stats = might_match(scan_filter.stats_filter, stats, sql.col(_ROWS))
+    condition = (sql.col("file_format") == IN_ROOT) | (by_spec(scan_filter, by_partition) & by_stats)
+    counted = manifests.append_column(_ROWS, _row_total(manifests))
+    return where(counted, condition).drop_columns([_ROWS])
 
 
-def _leaves_by_arrays(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Array | None:
-    """Return which leaves a few comparisons of bounds don't rule out, without Spark; None for other filters."""
-    filters = [scan_filter.stats_filter, *scan_filter.partition_filters.values()]
-    if any(summary_tests(tested) is None for tested in filters if not isinstance(tested, AlwaysFalse)):
-        return None
-    stats, types = manifests.column(CONTENT_STATS).combine_chunks(), scan_filter.state.types.stats_types
-
-    def columns_by(sources: Mapping[int, int] | None) -> Columns:
-        def columns(source: Source, field_id: int, type_name: str) -> pa.Array | None:
-            place = field_id if sources is None else sources.get(field_id)
-            known = place is not None and types.get(place) == type_name and stats.type.get_field_index(str(place)) >= 0
-            return as_numbers(pc.struct_field(stats, [str(place), source])) if known else None
-
-        return columns
-
-    sources = scan_filter.state.types.tuple_sources
-    passed_by_spec = {
-        spec_id: stats_tests(partition_filter).passes(columns_by(dict(sources[spec_id])))
-        for spec_id, partition_filter in scan_filter.partition_filters.items()
-        if not isinstance(partition_filter, AlwaysFalse)
-    }
-    matches = _of_specs(manifests, passed_by_spec)
-    passed = stats_tests(scan_filter.stats_filter).passes(columns_by(None))
-    matches = matches if passed is None else pc.and_(matches, passed)
-    return pc.or_(matches, pc.equal(manifests.column("file_format").combine_chunks(), IN_ROOT))
+def _stats_ids(manifests: pa.Table) -> set[int]:
+    return {int(field.name) for field in manifests.schema.field(CONTENT_STATS).type}
 
 
 def _row_total(manifests: pa.Table) -> pa.Array:

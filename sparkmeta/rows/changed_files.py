@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.entries.relation import frame_of, where, with_columns
 from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one, snapshots_between
 from sparkmeta.plan.choose import choose
@@ -114,7 +116,7 @@ def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> Ro
 def matching_without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> DataFrame | None:
     """Return the entries that may match a filter, with an empty array of deletes; None for no entries."""
     for frame in at_most_one(entries):
-        return frame.where(may_match(scan_filter).text).selectExpr("*", shown_deletes(NO_DELETES))
+        return with_columns(where(frame, may_match(scan_filter)), shown_deletes(NO_DELETES))
     return None
 
 
@@ -271,7 +273,8 @@ class _Step:
                 yield self._plan(replace(entries, data=others), is_after=is_after)
         if len(self.targets):
             entries = read_entries(choose(pruned))
-            yield self._plan(replace(entries, data=_with_paths(entries.data, self.targets)), is_after=is_after)
+            data = frame_of(entries.data, pruned.filter.state)
+            yield self._plan(replace(entries, data=_with_paths(data, self.targets)), is_after=is_after)
 
     def _plan(self, entries: ScanEntries, *, is_after: bool) -> RowPlan:
         matched, state = match_deletes(entries).frame, entries.choice.pruned.filter.state
@@ -294,8 +297,11 @@ class _Step:
         entries = read_entries(choose(pruned))
         if entries.deletes.entries is None:
             return
-        changed = replace(entries.deletes, entries=_with_paths(entries.deletes.entries, locations))
-        matched = attach_deletes(entries.data, changed, pruned.filter.state).where(f"size({DELETES}) > 0")
+        state = pruned.filter.state
+        deletes = frame_of(entries.deletes.entries, state)
+        changed = replace(entries.deletes, entries=_with_paths(deletes, locations))
+        attached = attach_deletes(entries.data, changed, state)
+        matched = frame_of(where(attached, sql.size(sql.col(DELETES)) > 0), state)
         yield matched.select(F.lit(self.snapshot.snapshot_id).alias(SNAPSHOT), F.col("location").alias(_PATH))
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from sparkmeta.avro.container import AvroFile, Windows
-from sparkmeta.entries.arrays import default_scalar, field_id
+from sparkmeta.entries.arrays import UUID_BYTES, default_scalar, field_id, uuid_texts
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.rows.orc import OrcSeconds
 from sparkmeta.rows.resolve import FromDefault, FromFile, FromPartition, IcebergColumn, Source
@@ -91,12 +91,6 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 # -- Arrays in the shape of the projected columns ---------------------------------------------------------------------
 # Spark tasks import this module, so it imports little.
-
-
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_HYPHENS = (8, 13, 18, 23)
-_UUID_BYTES = 16
-_UUID_DIGITS = [place for place in range(36) if place not in _HYPHENS]
 
 
 Partition = Mapping[int | None, pa.Scalar | None]
@@ -262,7 +256,7 @@ def _primitive(array: pa.Array, type_name: str, kind: pa.DataType) -> pa.Array:
     if type_name == "time" and pa.types.is_time(array.type):
         return array.cast(pa.time64("us")).cast(kind)
     if type_name == "uuid":
-        return _uuid_texts(_of_length(array, _UUID_BYTES))
+        return uuid_texts(_of_length(array, UUID_BYTES))
     if type_name.startswith("fixed"):
         return _of_length(array, int(type_name[len("fixed[") : -1]))
     return array.cast(kind)
@@ -283,17 +277,6 @@ def _of_length(array: pa.Array, length: int) -> pa.BinaryArray:
     if any(extreme not in (None, length) for extreme in lengths.values()):
         raise ValueError(f"values have {lengths['min']} to {lengths['max']} bytes, not {length}")
     return values
-
-
-def _uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
-    """Convert 16-byte UUIDs to text, vectorized."""
-    filled = pc.fill_null(values, bytes(_UUID_BYTES)).cast(pa.binary(_UUID_BYTES))
-    start = filled.offset * _UUID_BYTES
-    data = np.frombuffer(filled.buffers()[1], np.uint8)[start : start + len(values) * _UUID_BYTES]
-    texts = np.full((len(values), 36), ord("-"), np.uint8)
-    texts[:, _UUID_DIGITS] = _HEX[np.stack([data >> 4, data & 15], -1)].reshape(len(values), 32)
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(36), len(values), [None, pa.py_buffer(texts.tobytes())])
-    return pc.if_else(values.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary())).cast(pa.string())
 
 
 # -- Open a data file -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql, quoted
 from sparkmeta.entries.arrays import whole, with_plain_types
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
 from sparkmeta.inspect.file_changes import at_most_one
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
@@ -381,7 +382,9 @@ class RowPlan:
         delete = sql.col(_DELETE)
         fields = [_entry_id(delete).alias(ENTRY_ID), *(delete[name].alias(name) for name in (*ENTRY, *_DELETES.names))]
         frames = [
-            deletes.entries.selectExpr(public_delete(delete_struct(state), deletes.manifests).alias(_DELETE).selected)
+            frame_of(deletes.entries, state).selectExpr(
+                public_delete(delete_struct(state), deletes.manifests).alias(_DELETE).selected
+            )
             for deletes in self.deletes
             if deletes.entries is not None and not deletes.only_dvs
         ]
@@ -400,7 +403,8 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
     """
     entries = read_entries(choice)
     partition = _partition_column(choice.pruned.filter.state)
-    return RowPlan(planned_rows(match_deletes(entries), partition, *others), (entries.deletes,))
+    rows = planned_rows(match_deletes(entries), partition, *others)
+    return RowPlan(frame_of(rows, choice.pruned.filter.state), (entries.deletes,))
 
 
 def plan_of_entries(

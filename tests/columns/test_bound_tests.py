@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import AllOf, AnyOf, BoundTest
 from sparkmeta.columns.conditions import as_column
-from sparkmeta.columns.implied_tests import FEW, leaf_tests, partition_tests, stats_tests, summary_tests
+from sparkmeta.columns.implied_tests import FEW, leaf_tests, partition_tests, stats_tests
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.skipping import ColumnStats, FieldStats
 from sparkmeta.session import local_frame
@@ -71,7 +71,6 @@ def test_or_of_many_tests_the_loosest_limits(count: int) -> None:
 def test_or_with_a_predicate_that_bounds_say_nothing_of() -> None:
     assert stats_tests(bound("id = 1 or name is null")) == AllOf()
     assert partition_tests(bound("id = 1 or name is null")) == AllOf()
-    assert summary_tests(bound("id = 1 or name is null")) is None
 
 
 def test_a_file_without_a_lower_bound_is_not_judged_by_an_in() -> None:

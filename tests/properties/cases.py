@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 from pyiceberg import types as t
@@ -50,7 +50,15 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.expressions.literals import literal
 
+from sparkmeta.columns import sql
 from sparkmeta.columns.conditions import fold
+from sparkmeta.entries import evaluate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from sparkmeta.columns.sql import Sql
 
 DAY_MICROS = 86_400_000_000
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-100, 100) | st.sampled_from([-(2**63), 2**63 - 1, 0])
@@ -266,3 +274,25 @@ def chunks(draw: st.DrawFn, values: list[Any], primitive: t.PrimitiveType, key: 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
+
+
+def by_both(spark: SparkSession, table: pa.Table, columns: list[Sql]) -> list[list[Any]]:
+    """Evaluate expressions by Spark and by Arrow, which must agree; a list of values for each expression.
+
+    Args:
+        spark: the session.
+        table: rows with their `place`.
+        columns: the expressions.
+    """
+    named = [column.alias(f"c{place}") for place, column in enumerate(columns)]
+    frame = spark.createDataFrame(table).coalesce(1).selectExpr("place", *sql.texts(named))
+    by_spark, evaluated = frame.toArrow().sort_by("place").drop_columns(["place"]), by_arrow(table, columns)
+    for place, values in enumerate(evaluated):
+        assert values == by_spark.column(place).to_pylist(), columns[place]
+    return evaluated
+
+
+def by_arrow(table: pa.Table, columns: list[Sql]) -> list[list[Any]]:
+    """Evaluate expressions by Arrow; a list of values for each."""
+    rows = evaluate.select(table, [column.alias(f"c{place}") for place, column in enumerate(columns)])
+    return [column.to_pylist() for column in rows.columns]

@@ -26,14 +26,12 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import decode_bounds
 from sparkmeta.columns.conditions import fold
 from sparkmeta.columns.expression_json import leaf_to_json
-from sparkmeta.columns.implied_tests import summary_tests
 from sparkmeta.columns.predicate import bind_filter, expression_to_json, parse_filter, row_predicate
 from sparkmeta.columns.residual import residual
 from sparkmeta.columns.skipping import FieldSummary, summary_might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.transforms import inclusive_projection, strict_projection, undecided
-from sparkmeta.entries.records import as_numbers
-from tests.properties.cases import DAY_MICROS, VALUES, filters, is_floating, matches, predicates
+from tests.properties.cases import DAY_MICROS, VALUES, by_arrow, by_both, filters, is_floating, matches, predicates
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -247,12 +245,6 @@ def partition_value(field_id: int) -> Sql:
     return sql.col(f"partition.`{field_id}`")
 
 
-def evaluate(spark: SparkSession, table: pa.Table, columns: list[Sql]) -> list[list[Any]]:
-    named = [column.alias(f"c{place}").selected for place, column in enumerate(columns)]
-    result = spark.createDataFrame(table).coalesce(1).selectExpr("place", *named).toArrow().sort_by("place")
-    return [result.column(f"c{place}").to_pylist() for place in range(len(columns))]
-
-
 def tuple_table(batch: Batch) -> pa.Table:
     kinds = result_types(batch)
     arrays = [as_bounds([row[field_id] for row in batch.tuples], kind) for field_id, kind in kinds.items()]
@@ -309,7 +301,7 @@ def test_projections_and_residuals(spark: SparkSession, sources: list[t.Primitiv
     def check(batch: Batch) -> None:
         bounds = [bind_filter(expression, batch.schema) for expression in batch.expressions]
         columns = [column for bound in bounds for column in tuple_columns(bound, batch)]
-        results = evaluate(spark, tuple_table(batch), columns)
+        results = by_both(spark, tuple_table(batch), columns)
         for place, bound in enumerate(bounds):
             rest = rest_of(bound, batch)
             for row, *decisions, left in zip(batch.rows, *results[4 * place : 4 * place + 4], strict=True):
@@ -376,7 +368,7 @@ def summary_of(values: list[Any], primitive: t.PrimitiveType, knows_nan: bool) -
 
 def test_manifest_summaries(spark: SparkSession) -> None:
     """A manifest is kept if the tuple of any of its files satisfies the inclusive projection."""
-    tally = dict.fromkeys(("cases", "skipped", "by arrays"), 0)
+    tally = dict.fromkeys(("cases", "skipped"), 0)
 
     @settings(PROFILE, max_examples=PROFILE.max_examples // 2)
     @given(batch=batches(), knows_nan=st.booleans(), size=st.integers(1, 3))
@@ -385,11 +377,8 @@ def test_manifest_summaries(spark: SparkSession) -> None:
         bounds = [bind_filter(expression, batch.schema) for expression in batch.expressions]
         projected = [inclusive_projection(bound, batch.spec) for bound in bounds]
         table = summary_table(batch, manifests, knows_nan)
-        results = evaluate(spark, table, [summary_might_match(predicate, summary_column) for predicate in projected])
+        results = by_both(spark, table, [summary_might_match(predicate, summary_column) for predicate in projected])
         for predicate, decisions in zip(projected, results, strict=True):
-            if (by_arrays := decided_by_arrays(predicate, table, result_types(batch))) is not None:
-                assert by_arrays == decisions, predicate
-                tally["by arrays"] += len(decisions)
             for manifest, is_kept in zip(manifests, decisions, strict=True):
                 assert isinstance(is_kept, bool)
                 assert is_kept or not any(matches(predicate, partition) for partition in manifest), (
@@ -402,7 +391,6 @@ def test_manifest_summaries(spark: SparkSession) -> None:
     check()
     print(f"\nsummaries: {tally}")  # noqa: T201
     assert tally["skipped"] > tally["cases"] // 20
-    assert tally["by arrays"] > tally["cases"] // 4
 
 
 def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan: bool) -> pa.Table:
@@ -424,40 +412,20 @@ def summary_table(batch: Batch, manifests: list[list[dict[int, Any]]], knows_nan
     return pa.table({"place": pa.array(range(len(manifests)), pa.int32()), "partition": summaries})
 
 
-def decided_by_arrays(
-    predicate: BooleanExpression, table: pa.Table, types: dict[int, t.PrimitiveType]
-) -> list[bool] | None:
-    """The same without Spark, where that is possible."""
-    summaries = table.column("partition").combine_chunks()
-
-    def columns(source: str, field_id: int, type_name: str) -> pa.Array | None:
-        return as_numbers(summaries.field(str(field_id)).field(source)) if str(types[field_id]) == type_name else None
-
-    if (tests := summary_tests(predicate)) is None:
-        return None
-    passed = tests.passes(columns)
-    return [True] * len(table) if passed is None else passed.to_pylist()
-
-
-def test_manifests_without_summaries_are_kept() -> None:
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [(text, [True, False, True]) for text in ("v = 4", "v > 4", "v <= 3", "v in (1, 5)", "v = 9 or v = 3", "v != 1")]
+    + [(text, [True, False, False]) for text in ("v > 5", "v < 3", "v in (2, 6)")]
+    + [("v is null", [True, True, False])],
+)
+def test_manifests_without_summaries_are_kept(text: str, kept: list[bool]) -> None:
     schema = Schema(t.NestedField(SOURCE, "v", t.IntegerType()))
-    known = {"contains_null": [None, True, False], "lower_bound": [None, None, 3], "upper_bound": [None, None, 5]}
-
-    def keeps(text: str) -> list[bool]:
-        tests = summary_tests(bind_filter(parse_filter(text), schema))
-        assert tests is not None
-        kinds = {"contains_null": pa.bool_()}
-        return tests.passes(lambda source, *_: pa.array(known[source], kinds.get(source, pa.int32()))).to_pylist()
-
-    assert keeps("v = 4") == keeps("v > 4") == keeps("v <= 3") == keeps("v in (1, 5)") == [True, False, True]
-    assert keeps("v > 5") == keeps("v < 3") == keeps("v in (2, 6)") == [True, False, False]
-    assert keeps("v = 9 or v = 3") == [True, False, True]
-
-
-@pytest.mark.parametrize("text", ["v is null", "v != 3", "v is null or v = 3", "v in (1,2,3,4,5,6,7,8,9)"])
-def test_what_arrays_cannot_tell_is_left_to_spark(text: str) -> None:
-    schema = Schema(t.NestedField(SOURCE, "v", t.IntegerType()))
-    assert summary_tests(bind_filter(parse_filter(text), schema)) is None
+    flags, bounds = ("contains_null", "contains_nan"), ("lower_bound", "upper_bound")
+    kind = pa.struct([*((name, pa.bool_()) for name in flags), *((name, pa.int32()) for name in bounds)])
+    values = [None, {"contains_null": True}, {"contains_null": False, "lower_bound": 3, "upper_bound": 5}]
+    summaries = pa.StructArray.from_arrays([pa.array(values, kind)], [str(SOURCE)])
+    condition = summary_might_match(bind_filter(parse_filter(text), schema), summary_column)
+    assert by_arrow(pa.table({"partition": summaries}), [condition]) == [kept]
 
 
 def summary_column(field_id: int) -> FieldSummary:

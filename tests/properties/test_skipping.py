@@ -29,6 +29,7 @@ from tests.properties.cases import (
     ColumnChunk,
     File,
     as_literal,
+    by_both,
     chunks,
     distinct,
     filters,
@@ -159,10 +160,7 @@ def evaluated(
     spark: SparkSession, files: list[File], primitive: t.PrimitiveType, columns: list[Sql]
 ) -> list[list[bool]]:
     """One list a column, with its result for each file."""
-    table = spark.createDataFrame(stats_table(files, primitive)).coalesce(1)
-    named = [column.alias(f"c{place}").selected for place, column in enumerate(columns)]
-    result = table.selectExpr("place", *named).toArrow().sort_by("place")
-    return [result.column(f"c{place}").to_pylist() for place in range(len(columns))]
+    return by_both(spark, stats_table(files, primitive), columns)
 
 
 # The oracle: pyiceberg's evaluators, and where this project departs from them

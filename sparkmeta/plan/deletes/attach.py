@@ -22,8 +22,10 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.entries import evaluate
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, EntryProjection
+from sparkmeta.entries.relation import frame_of, with_columns
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.groups import (
     FACTS,
@@ -60,7 +62,6 @@ from sparkmeta.plan.deletes.rules import (
     may_share_values,
 )
 from sparkmeta.plan.filter import DELETES, DELETES_TYPE, NO_DELETES, public_delete, shown_deletes
-from sparkmeta.session import selectable_frame
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkmeta.plan.deletes.groups import DeleteEntries, DeleteGroups
+    from sparkmeta.entries.relation import Relation
+    from sparkmeta.plan.deletes.groups import DeleteEntries
     from sparkmeta.state import TableState
 
 _NO_OWNER: Final = -1
@@ -77,17 +79,22 @@ _DV: Final = "dv_of_file"
 _FILLER_KEY: Final = "filler_key"
 
 
-def attach_deletes(data: DataFrame, deletes: DeleteEntries, state: TableState) -> DataFrame:
+def attach_deletes(data: Relation, deletes: DeleteEntries, state: TableState) -> Relation:
     """Return the data entries with `deletes`, the array of deletes that apply to each, in Iceberg's order.
 
-    Running the frame fails if entries break one of the `rules`. If the driver has the deletes, this call fails
-    for contradictions among them.
+    Running a DataFrame fails if entries break one of the `rules`. If the driver has the deletes, this call fails for
+    contradictions among them.
     """
     if deletes.entries is None:
-        return data.selectExpr("*", shown_deletes(NO_DELETES))
+        return with_columns(data, shown_deletes(NO_DELETES))
+    if isinstance(data, pa.Table) and isinstance(deletes.entries, pa.Table):
+        attached = _attach_on_driver(data, deletes, deletes.entries, state)
+        if attached is not None:
+            return attached
+    frame, entries = frame_of(data, state), frame_of(deletes.entries, state)
     if deletes.only_dvs and not deletes.broadcast:
-        return _attach_dvs(data, deletes, deletes.entries, state)
-    return _attach_groups(data, deletes, deletes.entries, state)
+        return _attach_dvs(frame, deletes, entries, state)
+    return _attach_groups(frame, deletes, entries, state)
 
 
 # -- Many deletion vectors, and nothing else --------------------------------------------------------------------------
@@ -108,7 +115,7 @@ def _attach_dvs(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, sta
         (FOREIGN_DELETE, dv.isNotNull() & FOREIGN_DELETE.broken(view, dv), (location, dv["location"])),
         *((UNKNOWN_FILE, dv.isNotNull() & broken(dv), (location, dv["location"])) for broken in _misplaced(deletes)),
     )
-    attached = joined.where(checked.text).selectExpr("*", shown_deletes(shown)).drop(_PATH, _DV)
+    attached = joined.where(checked.text).selectExpr("*", shown_deletes(shown).selected).drop(_PATH, _DV)
     narrow = EntryProjection.of(("version_info", "referenced_file"))
     repeated = _files_with_two_dvs(state.live_entries(deletes.manifests, narrow))
     marked = attached.join(repeated, F.expr(f"location = {_PATH}"), "left")
@@ -141,23 +148,18 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     """
     groups = delete_groups(entries, deletes, state)
     columns = [*map(sql.quoted, data.columns)]
-    joined, is_consistent, has_own_deletes = data, _consistent_data(state), sql.lit(False)
+    joined = data
     of_file = [scope for scope in groups.scopes if scope == OF_FILE]
     shared_scopes = [scope for scope in groups.scopes if scope != OF_FILE]
-    if of_file:
-        is_consistent, has_own_deletes = (
-            _consistent_group(sql.col(OF_FILE), deletes, state),
-            sql.col(OF_FILE).isNotNull(),
-        )
-    applied = _applied_members(deletes, state, groups.scopes)
-    if deletes.data_on_driver and (with_groups := _joined_on_driver(data, groups, state)) is not None:
-        return with_groups.where(is_consistent.text).selectExpr(*columns, shown_deletes(applied))
+    has_own_deletes = sql.col(OF_FILE).isNotNull() if of_file else sql.lit(False)
+    is_consistent = _consistent(groups.scopes, deletes, state)
+    attached = shown_deletes(_applied_members(deletes, state, groups.scopes)).selected
     grouped = groups.frame(deletes, state)
     members = grouped.select(KEY, GROUP)
     if of_file:
         joined = _join(joined, deletes, members, data_key(OF_FILE, state), OF_FILE)
     if not shared_scopes:
-        return joined.where(is_consistent.text).selectExpr(*columns, shown_deletes(applied))
+        return joined.where(is_consistent.text).selectExpr(*columns, attached)
     facts = grouped.select(KEY, FACTS)
     for scope in shared_scopes:
         joined = _join(joined, deletes, facts, data_key(scope, state), scope)
@@ -173,7 +175,6 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     # joins.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
-    attached = shown_deletes(applied)
     wholes = [_whole(scope) for scope in shared_scopes]
     joined = joined.where(checked.text).selectExpr(*columns, *map(_needed_key, wholes), _FILLER_KEY, attached)
     shared = grouped.where(f"{FACTS} IS NOT NULL")
@@ -183,31 +184,33 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     for scope, name in zip(shared_scopes, wholes, strict=True):
         joined = _join(joined, deletes, shared, _or_filler(_needed_key(name)), scope, name)
         shown = sql.when(sql.col(_needed_key(name)).isNotNull(), sql.col(name)).otherwise(shown)
-    return joined.selectExpr(*columns, shown_deletes(shown))
+    return joined.selectExpr(*columns, shown_deletes(shown).selected)
 
 
-def _joined_on_driver(data: DataFrame, groups: DeleteGroups, state: TableState) -> DataFrame | None:
-    """Join data entries and groups that the driver has: a join of local rows by Spark takes several jobs.
+def _attach_on_driver(data: pa.Table, deletes: DeleteEntries, entries: pa.Table, state: TableState) -> pa.Table | None:
+    """Attach deletes to data entries that the driver has as well.
 
     Returns:
-        The data entries, each with its groups in columns named by their scopes; None if these would have too many
-        deletes.
+        The data entries with `deletes`; None if the groups of all data files have too many deletes in total.
 
     Raises:
-        ValidationError: two DVs of one file.
+        ValidationError: entries break one of the `rules`.
     """
+    groups = delete_groups(entries, deletes, state)
     assert isinstance(groups.grouped, pa.Table)
-    keys = [data_key(scope, state).alias(_key_of(scope)).selected for scope in groups.scopes]
-    rows = data.selectExpr("*", *keys).toArrow()
-    grouped = whole(groups.grouped.column(GROUP))
-    places = [pc.index_in(rows.column(_key_of(scope)), whole(groups.grouped.column(KEY))) for scope in groups.scopes]
+    grouped, known = (whole(groups.grouped.column(name)) for name in (GROUP, KEY))
+    keys = evaluate.select(data, [data_key(scope, state).alias(scope) for scope in groups.scopes])
+    places = {scope: pc.index_in(whole(keys.column(scope)), known) for scope in groups.scopes}
     lengths = pc.list_value_length(grouped)
-    if sum(pc.sum(lengths.take(place)).as_py() or 0 for place in places) > costs.COSTS.driver_pairs:
+    if sum(pc.sum(lengths.take(place)).as_py() or 0 for place in places.values()) > costs.COSTS.driver_pairs:
         return None
     refuse_second_dvs(groups.grouped)
-    for scope, place in zip(groups.scopes, places, strict=True):
+    rows = data
+    for scope, place in places.items():
         rows = rows.append_column(scope, grouped.take(place))
-    return selectable_frame(state.spark, rows)
+    consistent_rows = evaluate.where(rows, _consistent(groups.scopes, deletes, state))
+    attached = evaluate.with_columns(consistent_rows, shown_deletes(_applied_members(deletes, state, groups.scopes)))
+    return attached.drop_columns([*groups.scopes])
 
 
 def _join(
@@ -347,19 +350,14 @@ def _public(group: Sql, deletes: DeleteEntries) -> Sql:
 # -- Contradictions ---------------------------------------------------------------------------------------------------
 
 
-def _consistent_data(state: TableState) -> Sql:
-    broken = DATA_WITHOUT_SEQUENCE.broken(data_view(state), {})
-    return consistent((DATA_WITHOUT_SEQUENCE, broken, (sql.col("location"),)))
-
-
 def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
     """Return the condition that an affiliated delete's file is not in its data leaf; none without affiliated leaves."""
     if not deletes.owners:
         return []
-    owners = ",".join(str(deletes.owners.get(leaf, _NO_OWNER)) for leaf in range(max(deletes.owners) + 1))
+    owners = [str(deletes.owners.get(leaf, _NO_OWNER)) for leaf in range(max(deletes.owners) + 1)]
 
     def broken(delete: Sql) -> Sql:
-        owner = sql.coalesce(sql.call("get", sql.call("split", owners, ","), delete["manifest"]), str(_NO_OWNER))
+        owner = sql.coalesce(sql.lookup(owners, delete["manifest"]), str(_NO_OWNER))
         there = (owner == str(_NO_OWNER)) | (owner == sql.col(MANIFEST).cast("string"))
         condition: Sql = UNKNOWN_FILE.broken({"location": sql.when(there, sql.col("location"))}, delete)
         return condition
@@ -367,17 +365,19 @@ def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
     return [broken]
 
 
-def _consistent_group(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
+def _consistent(scopes: Sequence[str], deletes: DeleteEntries, state: TableState) -> Sql:
     """Return SQL that fails if a data file and one of its own deletes contradict each other, and is true otherwise.
 
     Args:
-        group: the deletes of the data file's path, or null.
+        scopes: the columns of the groups.
         deletes: all deletes.
         state: the table.
     """
-    view = data_view(state)
+    view, group = data_view(state), sql.col(OF_FILE)
     location = sql.col("location")
     checks: list[Check] = [(DATA_WITHOUT_SEQUENCE, DATA_WITHOUT_SEQUENCE.broken(view, {}), (location,))]
+    if OF_FILE not in scopes:
+        return consistent(*checks)
     contradictions: list[tuple[DeleteRule, Callable[[Sql], Sql]]] = [
         *((rule, partial(rule.broken, view)) for rule in (OLDER_DV, FOREIGN_DELETE)),
         *((UNKNOWN_FILE, misplaced) for misplaced in _misplaced(deletes)),

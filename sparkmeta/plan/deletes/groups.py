@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import select
 from sparkmeta.plan.choose import delete_projection, equality_ids, only_dvs
 from sparkmeta.plan.deletes.rules import (
     NO_COLUMNS,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.choose import Choice
     from sparkmeta.state import TableState
 
@@ -55,23 +57,19 @@ class DeleteEntries:
     """The live delete entries of a scan.
 
     Attributes:
-        entries: None if the scan opens no delete manifest.
+        entries: a table if they are few and the driver has read them; None if the scan opens no delete manifest.
         manifests: the manifests of the entries.
         equality_ids: every column that an equality delete compares; the stats of data files are read for these.
         broadcast: whether the entries are few enough to be broadcast.
         only_dvs: whether all are deletion vectors that name their data file.
-        on_driver: whether they are few rows on the driver, which groups them faster than a job would.
-        data_on_driver: whether the driver also has the data entries.
         owners: small id of a leaf of a tree -> small id of the data leaf that it is affiliated to.
     """
 
-    entries: DataFrame | None
+    entries: Relation | None
     manifests: pa.Table
     equality_ids: frozenset[int]
     broadcast: bool = False
     only_dvs: bool = False
-    on_driver: bool = False
-    data_on_driver: bool = False
     owners: Mapping[int, int] = field(default_factory=dict)
 
     def sized(self, frame: DataFrame) -> DataFrame:
@@ -90,12 +88,11 @@ def delete_entries(choice: Choice) -> DeleteEntries:
         are_dvs = not compared and only_dvs(state, manifests, by_job=not broadcast)
     projection = delete_projection(scan_filter, compared)
     if choice.driver_groups:
-        entries = local_frame(state.spark, state.reader.table(manifests, projection))
+        entries: Relation = state.reader.table(manifests, projection)
     else:
         entries = state.entries(manifests, projection, choice.delete_reading.placement)
     matching = matching_deletes(entries, scan_filter)
-    on_driver = (choice.driver_groups, choice.driver_joins)
-    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, *on_driver, owners=owners(state, manifests))
+    return DeleteEntries(matching, manifests, compared, broadcast, are_dvs, owners(state, manifests))
 
 
 # -- The scope of a delete, and its join keys -------------------------------------------------------------------------
@@ -289,14 +286,19 @@ class DeleteGroups:
         return rows.selectExpr(key.alias(KEY).selected, GROUP, *facts)
 
 
-def delete_groups(entries: DataFrame, deletes: DeleteEntries, state: TableState) -> DeleteGroups:
-    """Group the delete entries by data file, partition or table: on the driver if it has read them, else by a job."""
-    keyed = entries.selectExpr(
-        delete_key(deletes, state).alias(KEY).selected, delete_struct(state).alias("delete").selected
-    )
-    if deletes.on_driver:
-        rows = keyed.toArrow()
+def delete_groups(entries: Relation, deletes: DeleteEntries, state: TableState) -> DeleteGroups:
+    """Group the delete entries by data file, partition or table: on the driver if it has read them, else by a job.
+
+    Args:
+        entries: the entries. The keys of a table's rows are for the driver, those of a DataFrame's for Spark.
+        deletes: all deletes.
+        state: the table.
+    """
+    keyed = select(entries, [delete_key(deletes, state).alias(KEY), delete_struct(state).alias("delete")])
+    if isinstance(deletes.entries, pa.Table):
+        rows = keyed if isinstance(keyed, pa.Table) else keyed.toArrow()
         return DeleteGroups(_grouped(rows), _scopes(rows.column("delete")))
+    assert not isinstance(keyed, pa.Table)
     scopes = [OF_FILE] if deletes.only_dvs else [OF_FILE, OF_PARTITION]
     if deletes.equality_ids and any(map(is_global, state.specs.values())):
         scopes.append(OF_TABLE)

@@ -1,0 +1,522 @@
+"""Evaluate expressions over Arrow tables, with the results of Spark SQL.
+
+The driver evaluates an expression for few entries, where a query of Spark would take longer to compile than to run.
+Each operation is applied to all rows at once, and to the elements of all lists at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import DataType
+
+from sparkmeta.arrow_types import arrow_type_of
+from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.sql import Aliased, Sql
+from sparkmeta.entries.arrays import compact_lists, uuid_texts, whole
+from sparkmeta.errors import ValidationError
+
+# A scalar has the same value for each row.
+Values: TypeAlias = pa.Array | pa.Scalar
+
+_CAST_TYPES: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "array<int>": pa.list_(pa.int32()),
+}
+_INT_BITS: Final = 31
+# In keys, which may be equal for different tuples of texts: joined rows are compared in full afterwards.
+_NULL: Final = b"\0"
+_BETWEEN: Final = b"\1"
+
+
+def where(rows: pa.Table, condition: Sql) -> pa.Table:
+    """Return the rows for which a condition is true."""
+    passed = _Rows.of(rows).evaluate(condition)
+    if isinstance(passed, pa.Scalar):
+        return rows if passed.as_py() else rows.slice(0, 0)
+    return rows if pc.all(passed, skip_nulls=False).as_py() else rows.filter(passed)
+
+
+def select(rows: pa.Table, columns: Sequence[Aliased]) -> pa.Table:
+    """Return columns that are computed from rows, by their names."""
+    scope = _Rows.of(rows)
+    arrays = [_array(scope.evaluate(column), len(rows)) for column in columns]
+    return pa.Table.from_arrays(arrays, [column.name for column in columns])
+
+
+def with_columns(rows: pa.Table, *columns: Aliased) -> pa.Table:
+    """Return rows with further columns."""
+    added = select(rows, columns)
+    return pa.Table.from_arrays([*rows.columns, *added.columns], [*rows.column_names, *added.column_names])
+
+
+class _Rows:
+    """Rows that an expression is evaluated for.
+
+    Args:
+        length: the number of rows.
+        read: returns a column by its name.
+        columns: variables of lambdas, and columns that have been read.
+    """
+
+    def __init__(self, length: int, read: Callable[[str], Values], columns: dict[str, Values] | None = None) -> None:
+        self.length = length
+        self.read = read
+        self.columns = columns or {}
+
+    @classmethod
+    def of(cls, table: pa.Table) -> _Rows:
+        return cls(len(table), lambda name: whole(table.column(name)))
+
+    def column(self, name: str) -> Values:
+        if name not in self.columns:
+            self.columns[name] = self.read(name)
+        return self.columns[name]
+
+    def take(self, places: pa.Array, **variables: Values) -> _Rows:
+        """Return the rows at some places."""
+
+        def read(name: str) -> Values:
+            values = self.column(name)
+            return values.take(places) if isinstance(values, pa.Array) else values
+
+        return _Rows(len(places), read, variables)
+
+    def with_variables(self, **variables: Values) -> _Rows:
+        return _Rows(self.length, self.column, variables)
+
+    def evaluate(self, expression: Sql) -> Values:
+        """Return the values of an expression.
+
+        Raises:
+            ValidationError: the expression raises an error for a row.
+        """
+        operation, operands = expression.operation, expression.operands
+        if operation in _LAZY:
+            return _LAZY[operation](self, *operands)
+        if operation not in _FUNCTIONS:
+            raise NotImplementedError(f"only Spark evaluates {expression.text}")
+        return _FUNCTIONS[operation](*map(self.evaluate, operands))
+
+    def array(self, expression: Sql) -> pa.Array:
+        return _array(self.evaluate(expression), self.length)
+
+
+def _array(values: Values, length: int) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    return pa.repeat(values, length) if length else pa.array([], values.type)
+
+
+# -- Comparisons and logic, which are null for nulls ------------------------------------------------------------------
+
+
+def _equal(left: Values, right: Values) -> Values:
+    if pa.types.is_struct(left.type):
+        either = pc.or_(left.is_null(), right.is_null()) if isinstance(left, pa.Array) else None
+        same = _same(left, right)
+        return same if either is None else pc.if_else(either, pa.scalar(None, pa.bool_()), same)
+    equal = pc.equal(left, right)
+    return pc.or_kleene(equal, pc.and_kleene(pc.is_nan(left), pc.is_nan(right))) if _floating(left, right) else equal
+
+
+def _same(left: Values, right: Values) -> Values:
+    """Compare values where null equals null."""
+    nulls = pc.and_(pc.is_null(left), pc.is_null(right))
+    if pa.types.is_null(left.type) or pa.types.is_null(right.type):
+        return nulls
+    if pa.types.is_struct(left.type):
+        same = pc.equal(pc.is_null(left), pc.is_null(right))
+        for place in range(left.type.num_fields):
+            same = pc.and_(same, _same(_field(left, place), _field(right, place)))
+        return same
+    return pc.or_(nulls, pc.fill_null(_equal(left, right), False))
+
+
+def _less(left: Values, right: Values) -> Values:
+    less = pc.less(left, right)
+    if not _floating(left, right):
+        return less
+    # NaN is greater than all other numbers.
+    return pc.or_kleene(less, pc.and_kleene(pc.is_nan(right), pc.invert(pc.is_nan(left))))
+
+
+def _less_equal(left: Values, right: Values) -> Values:
+    return pc.or_kleene(_less(left, right), _equal(left, right))
+
+
+def _floating(left: Values, right: Values) -> bool:
+    return all(pa.types.is_floating(side.type) for side in (left, right))
+
+
+def _typed(compare: Callable[[Values, Values], Values]) -> Callable[[Values, Values], Values]:
+    """Return a comparison that is null where an operand is the literal NULL, which has no type."""
+
+    def of_any_type(left: Values, right: Values) -> Values:
+        if pa.types.is_null(left.type) or pa.types.is_null(right.type):
+            return pa.scalar(None, pa.bool_())
+        return compare(left, right)
+
+    return of_any_type
+
+
+def _junction(join: Callable[[Values, Values], Values]) -> Callable[..., Values]:
+    def of_many(*operands: Values) -> Values:
+        return reduce(join, (operand.cast(pa.bool_()) for operand in operands))
+
+    return of_many
+
+
+def _is_in(values: Values, *literals: Values) -> Values:
+    return reduce(pc.or_kleene, (_COMPARISONS["="](values, literal) for literal in literals))
+
+
+def _is_nan(values: Values) -> Values:
+    return pc.fill_null(pc.is_nan(values), False)
+
+
+# -- Choices, which evaluate an expression only for the rows that need it ---------------------------------------------
+
+
+def _case(rows: _Rows, *branches: Sql) -> Values:
+    """Evaluate CASE: conditions and values in turn, and at last, if the number is odd, the other value."""
+    left: pa.Array = pa.array(np.arange(rows.length))
+    chosen: list[tuple[pa.Array, Sql | None]] = []
+    for condition, value in zip(branches[: len(branches) // 2 * 2 : 2], branches[1::2], strict=True):
+        scope = rows if len(left) == rows.length else rows.take(left)
+        holds = pc.fill_null(_array(scope.evaluate(condition).cast(pa.bool_()), len(left)), False)
+        chosen.append((left.filter(holds), value))
+        left = left.filter(pc.invert(holds))
+    chosen.append((left, branches[-1] if len(branches) % 2 else None))
+    # Without rows, all branches tell the type.
+    return _merged(rows, [(places, value) for places, value in chosen if len(places) or not rows.length])
+
+
+def _coalesce(rows: _Rows, *operands: Sql) -> Values:
+    first, *others = operands
+    values = rows.evaluate(first)
+    if not others or not (values.null_count if isinstance(values, pa.Array) else not values.is_valid):
+        return values
+    array = _array(values, rows.length)
+    missing = pc.indices_nonzero(array.is_null())
+    rest = rows.take(missing)
+    filled = _array(_coalesce(rest, *others), len(missing))
+    array, filled = _unified([array, filled])
+    order = pc.if_else(array.is_null(), None, pa.array(np.arange(rows.length)))
+    places = order.to_numpy(zero_copy_only=False).copy()
+    places[missing.to_numpy()] = rows.length + np.arange(len(missing))
+    return pa.concat_arrays([array, filled]).take(pa.array(places.astype(np.int64)))
+
+
+def _merged(rows: _Rows, chosen: Sequence[tuple[pa.Array, Sql | None]]) -> Values:
+    """Return the values of expressions, each for the rows at some places."""
+    if len(chosen) == 1:
+        value = chosen[0][1]
+        return pa.scalar(None) if value is None else rows.evaluate(value)
+    arrays = []
+    for places, value in chosen:
+        values = pa.scalar(None) if value is None else rows.take(places).evaluate(value)
+        arrays.append(_array(values, len(places)))
+    order = np.empty(rows.length, np.int64)
+    order[np.concatenate([places.to_numpy() for places, _ in chosen])] = np.arange(rows.length)
+    return pa.concat_arrays(_unified(arrays)).take(pa.array(order))
+
+
+def _unified(arrays: Sequence[pa.Array]) -> list[pa.Array]:
+    """Cast arrays to their common type. The literal NULL has any type, and an int may be a long."""
+    types = [array.type for array in arrays if not pa.types.is_null(array.type)]
+    if not types:
+        return list(arrays)
+    kind = next((kind for kind in types if pa.types.is_int64(kind)), types[0])
+    return [array if array.type == kind else _cast(array, kind) for array in arrays]
+
+
+def _raise_error(rows: _Rows, message: Sql) -> Values:
+    if rows.length:
+        raise ValidationError(rows.array(message)[0].as_py())
+    return pa.nulls(0)
+
+
+# -- Structs and lists ------------------------------------------------------------------------------------------------
+
+
+def _struct(rows: _Rows, *fields: Aliased) -> Values:
+    arrays = [rows.array(field) for field in fields]
+    return pa.StructArray.from_arrays(arrays, [field.name for field in fields])
+
+
+def _field_of(rows: _Rows, values: Sql, name: str) -> Values:
+    struct = rows.evaluate(values)
+    return struct if pa.types.is_null(struct.type) else _field(struct, name)
+
+
+def _field(values: Values, key: str | int) -> Values:
+    if isinstance(values, pa.Scalar):
+        place = values.type.get_field_index(key) if isinstance(key, str) else key
+        return values[place] if values.is_valid else pa.scalar(None, values.type.field(place).type)
+    return pc.struct_field(values, [key] if isinstance(key, str) else key)
+
+
+def _list(rows: _Rows, *elements: Sql) -> Values:
+    count = len(elements)
+    arrays = _unified([rows.array(element) for element in elements])
+    places = np.arange(count * rows.length).reshape(count, rows.length).T.reshape(-1)
+    offsets = pa.array(np.arange(rows.length + 1, dtype=np.int32) * count)
+    return pa.ListArray.from_arrays(offsets, pa.concat_arrays(arrays).take(pa.array(places)))
+
+
+def _slice_of(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
+    """Evaluate only `empty_array`."""
+    assert (start.operands, length.operands) == ((1,), (0,))
+    kind = rows.take(pa.array([], pa.int64())).evaluate(values.operands[0]).type
+    return pa.scalar([], pa.list_(kind))
+
+
+def _element(lists: Values, index: Values) -> Values:
+    """Return the elements at indexes from 0; null beyond the end."""
+    if isinstance(lists, pa.Scalar):
+        index = _array(index, 1) if isinstance(index, pa.Scalar) else index
+        lists = pa.repeat(lists, len(index))
+    offsets, elements = compact_lists(lists)
+    starts, lengths = offsets.slice(0, len(lists)), pc.list_value_length(lists)
+    places = pc.add(starts, pc.cast(index, pa.int32()))
+    return elements.take(pc.if_else(pc.less(index, lengths), places, pa.scalar(None, pa.int32())))
+
+
+def _contains(lists: Values, value: Values) -> Values:
+    """Return whether lists have an element: null for null lists, and for those without it that have a null."""
+    return _some(lists, _COMPARISONS["="](lists.flatten(), value))
+
+
+def _over_elements(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> tuple[pa.Array, Values]:
+    """Return lists, and the value of an expression for each of their elements."""
+    array = rows.array(lists)
+    elements = array.flatten()
+    scope = rows.take(pc.list_parent_indices(array), **{variable.text: elements})
+    return array, _array(scope.evaluate(body), len(elements))
+
+
+def _exists(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
+    if lists.operation == "array":
+        return _junction(pc.or_kleene)(*_each(rows, lists, variable, body))
+    return _some(*_over_elements(rows, lists, variable, body))
+
+
+def _forall(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
+    if lists.operation == "array":
+        return _junction(pc.and_kleene)(*_each(rows, lists, variable, body))
+    array, holds = _over_elements(rows, lists, variable, body)
+    return pc.invert(_some(array, pc.invert(holds)))
+
+
+def _each(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> list[Values]:
+    """Return the values of an expression for each element of a list that is the same for all rows."""
+    return [
+        rows.with_variables(**{variable.text: rows.evaluate(element)}).evaluate(body) for element in elements.operands
+    ]
+
+
+def _some(lists: pa.Array, holds: pa.Array) -> pa.Array:
+    """Return whether a condition holds for an element: null if it is null for some, and true for none."""
+    parents, count = pc.list_parent_indices(lists), len(lists)
+
+    def parents_with(flags: pa.Array) -> pa.Array:
+        present = np.zeros(count, bool)
+        present[parents.filter(flags).to_numpy()] = True
+        return pa.array(present)
+
+    unknown = pc.or_(lists.is_null(), parents_with(holds.is_null())) if holds.null_count else lists.is_null()
+    true = parents_with(pc.fill_null(holds, False))
+    return pc.if_else(pc.and_(unknown, pc.invert(true)), pa.scalar(None, pa.bool_()), true)
+
+
+def _filter(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
+    array, holds = _over_elements(rows, lists, variable, body)
+    passed = pc.fill_null(holds, False)
+    parents = pc.list_parent_indices(array).filter(passed).to_numpy()
+    lengths = np.bincount(parents, minlength=len(array))
+    return _lists(lengths, array.flatten().filter(passed), array.is_null())
+
+
+def _transform(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
+    array, values = _over_elements(rows, lists, variable, body)
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    return _lists(lengths, values, array.is_null())
+
+
+def _lists(lengths: np.ndarray, elements: pa.Array, nulls: pa.Array) -> pa.ListArray:
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, elements, mask=nulls if pc.any(nulls).as_py() else None)
+
+
+def _let(rows: _Rows, value: Sql, variable: Sql, body: Sql) -> Values:
+    return rows.with_variables(**{variable.text: rows.evaluate(value)}).evaluate(body)
+
+
+def _fold(rows: _Rows, lists: Sql, start: Sql, left: Sql, right: Sql, body: Sql) -> Values:
+    """Fold a list of expressions."""
+    assert lists.operation == "array"
+    result = rows.evaluate(start)
+    for element in lists.operands:
+        result = rows.with_variables(**{left.text: result, right.text: rows.evaluate(element)}).evaluate(body)
+    return result
+
+
+def _concat(rows: _Rows, *operands: Sql) -> Values:
+    values = [rows.evaluate(operand) for operand in operands]
+    if not pa.types.is_list(values[0].type):
+        return pc.binary_join_element_wise(*(value.cast(pa.string()) for value in values), "")
+    arrays = [_array(value, rows.length) for value in values]
+    lengths = [pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False) for array in arrays]
+    parents = np.concatenate([np.repeat(np.arange(rows.length), of_array) for of_array in lengths])
+    elements = pa.concat_arrays(_unified([array.flatten() for array in arrays]))
+    nulls = reduce(pc.or_, (array.is_null() for array in arrays))
+    return _lists(sum(lengths), elements.take(pa.array(np.argsort(parents, kind="stable"))), nulls)
+
+
+# -- Literals, casts and texts ----------------------------------------------------------------------------------------
+
+
+def _literal(_rows: _Rows, value: Any) -> Values:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return pa.scalar(value, pa.int32() if value.bit_length() <= _INT_BITS else pa.int64())
+    return pa.scalar(value)
+
+
+def _typed_literal(_rows: _Rows, value: Any, primitive: Any) -> Values:
+    kind = bound_arrow_type(str(primitive))
+    if pa.types.is_temporal(kind):
+        return pa.array([value], pa.int32() if pa.types.is_date(kind) else pa.int64()).view(kind)[0]
+    return pa.scalar(value, kind)
+
+
+def _cast_to(rows: _Rows, value: Sql, kind: str | DataType) -> Values:
+    return _cast(rows.evaluate(value), arrow_type_of(kind) if isinstance(kind, DataType) else _CAST_TYPES[kind])
+
+
+def _cast(values: Values, kind: pa.DataType) -> Values:
+    if pa.types.is_null(values.type):
+        return pa.scalar(None, kind) if isinstance(values, pa.Scalar) else pa.nulls(len(values), kind)
+    if pa.types.is_struct(kind) and isinstance(values, pa.Array):
+        fields = [_cast(field, child.type) for field, child in zip(values.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null())
+    if pa.types.is_list(kind) and isinstance(values, pa.Array):
+        offsets, elements = compact_lists(values)
+        mask = values.is_null() if values.null_count else None
+        return pa.ListArray.from_arrays(offsets, _cast(elements, kind.value_type), type=kind, mask=mask)
+    return values.cast(kind)
+
+
+def _lookup(rows: _Rows, texts: tuple[str, ...], index: Sql) -> Values:
+    places = rows.array(index)
+    return pa.array(texts, pa.string()).take(pc.if_else(pc.less(places, len(texts)), places, None))
+
+
+def _key(values: Values) -> Values:
+    """Return a value that is equal for equal values. Spark's is a hash."""
+    if not pa.types.is_struct(values.type):
+        return values.cast(pa.binary())
+    fields = [pc.fill_null(_text(field), _NULL) for field in values.flatten()]
+    return pc.binary_join_element_wise(*fields, _BETWEEN)
+
+
+def _text(values: pa.Array) -> pa.Array:
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), pa.binary())
+    is_text = pa.types.is_string(values.type) or pa.types.is_binary(values.type)
+    return (values if is_text else values.cast(pa.string())).cast(pa.binary())
+
+
+def _starts_with(rows: _Rows, values: Sql, prefix: Sql) -> Values:
+    return pc.starts_with(rows.evaluate(values), prefix.operands[0])
+
+
+def _substring(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
+    first = start.operands[0] - 1
+    return pc.utf8_slice_codeunits(rows.evaluate(values), first, first + length.operands[0])
+
+
+def _translate(rows: _Rows, values: Sql, characters: Sql, others: Sql) -> Values:
+    """Replace characters in texts that have few distinct values."""
+    table = str.maketrans(characters.operands[0], others.operands[0])
+    encoded = rows.array(values).dictionary_encode()
+    changed = pa.array([text.translate(table) for text in encoded.dictionary.to_pylist()], pa.string())
+    return changed.take(encoded.indices)
+
+
+def _hex(values: pa.Array) -> pa.Array:
+    binary = pa.concat_arrays([values.cast(pa.binary())])
+    offsets = np.frombuffer(binary.buffers()[1], np.int32)[binary.offset : binary.offset + len(binary) + 1]
+    data = (binary.buffers()[2] or pa.py_buffer(b"")).to_pybytes()[offsets[0] : offsets[-1]].hex().upper().encode()
+    starts = pa.py_buffer(((offsets - offsets[0]) * 2).astype(np.int32))
+    texts = pa.StringArray.from_buffers(len(binary), starts, pa.py_buffer(data))
+    return pc.if_else(binary.is_valid(), texts, pa.scalar(None, pa.string()))
+
+
+def _greatest(*values: Values) -> Values:
+    return reduce(pc.max_element_wise, (value for value in values if not pa.types.is_null(value.type)))
+
+
+_COMPARISONS: Final[Mapping[str | None, Callable[..., Values]]] = {
+    "=": _typed(_equal),
+    "<": _typed(_less),
+    "<=": _typed(_less_equal),
+    ">": _typed(lambda left, right: _less(right, left)),
+    ">=": _typed(lambda left, right: _less_equal(right, left)),
+    "<=>": _same,
+}
+_FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
+    **_COMPARISONS,
+    "AND": _junction(pc.and_kleene),
+    "OR": _junction(pc.or_kleene),
+    "NOT": lambda value: pc.invert(value.cast(pa.bool_())),
+    "IS NULL": pc.is_null,
+    "IS NOT NULL": pc.is_valid,
+    "IN": _is_in,
+    "isnan": _is_nan,
+    "+": pc.add,
+    "-": pc.subtract,
+    "greatest": _greatest,
+    "get": _element,
+    "size": pc.list_value_length,
+    "array_contains": _contains,
+    "unix_date": lambda dates: dates.cast(pa.int32()),
+    "unix_micros": lambda instants: instants.cast(pa.int64()),
+    "hex": _hex,
+    "xxhash64": _key,
+    "uuid text": uuid_texts,
+}
+_LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
+    "column": lambda rows, name: rows.column(name),
+    "literal": _literal,
+    "typed literal": _typed_literal,
+    "CAST": _cast_to,
+    "CASE": _case,
+    "coalesce": _coalesce,
+    "raise_error": _raise_error,
+    "struct": _struct,
+    "field": _field_of,
+    "array": _list,
+    "slice": _slice_of,
+    "exists": _exists,
+    "forall": _forall,
+    "filter": _filter,
+    "transform": _transform,
+    "let": _let,
+    "aggregate": _fold,
+    "concat": _concat,
+    "lookup": _lookup,
+    "startswith": _starts_with,
+    "substring": _substring,
+    "translate": _translate,
+}
