@@ -1,7 +1,6 @@
 """Relations of files: few are an Arrow table on the driver, many a DataFrame, with the same operations.
 
-Few files start no Spark job. A condition is a function of a row, which maps the path of a column to `Sql` or
-`ArrowValues`. Both have the same operators, so each check is written once.
+Few files start no Spark job. A condition is a function of a row, which maps the path of a column to its expression.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
+from sparkmeta.entries import relation
 from sparkmeta.entries.arrays import whole
-from sparkmeta.plan.deletes.rules import ArrowValues, arrow_partition_key, partition_key
+from sparkmeta.plan.deletes.rules import partition_key
 from sparkmeta.session import local_frame, materialize
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def is_kind(kind: ContentType) -> Condition:
 
 def where(rows: Relation, condition: Condition) -> Relation:
     """Return the rows that satisfy a condition."""
-    if isinstance(rows, pa.Table):
-        return rows.filter(condition(_ArrowRow(rows)).array)
-    return rows.where(condition(_SqlRow()).text)
+    return relation.where(rows, condition(_Row()))
 
 
 def first(rows: Relation, condition: Condition | None = None) -> dict[str, Any] | None:
@@ -103,9 +101,7 @@ def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
 
 def with_partition_key(rows: Relation, name: str, state: TableState) -> Relation:
     """Return entries with their partition as one value, which can be compared."""
-    if isinstance(rows, pa.Table):
-        return rows.append_column(name, arrow_partition_key(rows))
-    return rows.withColumn(name, partition_key(state).column())
+    return relation.with_columns(rows, partition_key(state).alias(name))
 
 
 def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absent: bool = False) -> Relation:
@@ -163,17 +159,9 @@ def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:
     return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
 
 
-class _SqlRow:
+class _Row:
     def __getitem__(self, path: str) -> Sql:
         return sql.col(path)
-
-
-class _ArrowRow:
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
-
-    def __getitem__(self, path: str) -> ArrowValues:
-        return ArrowValues(_column(self._rows, path))
 
 
 def _column(rows: pa.Table, path: str) -> pa.Array:

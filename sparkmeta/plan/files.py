@@ -15,12 +15,13 @@ What runs when:
   executors that can open files, and a setting `planning` other than `join`. Tasks match the deletes of such a snapshot
   if all of them are deletion vectors. To find out, the driver reads the delete manifests if these and the data
   manifests are small (the setting `driver_manifest_bytes`); otherwise a job does. A V4 root has this information.
-- `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once. If it has
-  decoded all deletes to be joined, a query over these local rows computes their keys, and the driver groups them. If it
-  has decoded all data files too, another query computes their keys, and the driver joins them. Before other deletes are
-  joined, up to two jobs inspect them. The first collects the columns that equality deletes compare, unless the
-  snapshot's summary counts no equality deletes. If there are none, the second checks whether all deletes are deletion
-  vectors.
+- `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once, to Arrow. If
+  it has decoded all data files and all deletes to be joined, it matches them too, and makes the DataFrame of the
+  result. If it has decoded only the deletes, a query over these local rows computes their keys, and the driver groups
+  them. Before other deletes are joined, up to two jobs inspect them. The first collects the columns that equality
+  deletes compare, unless the snapshot's summary counts no equality deletes. If there are none, the second checks
+  whether all deletes are deletion vectors.
+- `plan_files_arrow` needs no session if the driver decodes all manifests.
 - The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
 - `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only
   manifests without counts, and runs no job if all have counts. With a filter, it counts the matching entries by a job,
