@@ -198,8 +198,12 @@ def _case(rows: _Rows, *branches: Sql) -> Values:
         chosen.append((left.filter(holds), value))
         left = left.filter(pc.invert(holds))
     chosen.append((left, branches[-1] if len(branches) % 2 else None))
-    # Without rows, all branches tell the type.
-    return _merged(rows, [(places, value) for places, value in chosen if len(places) or not rows.length])
+    values = _merged(rows, [(places, value) for places, value in chosen if len(places)])
+    if not pa.types.is_null(values.type):
+        return values
+    nothing = rows.take(pa.array([], pa.int64()))
+    types = [nothing.evaluate(value).type for _, value in chosen if value is not None]
+    return _cast(values, next((kind for kind in types if not pa.types.is_null(kind)), pa.null()))
 
 
 def _coalesce(rows: _Rows, *operands: Sql) -> Values:
@@ -220,6 +224,8 @@ def _coalesce(rows: _Rows, *operands: Sql) -> Values:
 
 def _merged(rows: _Rows, chosen: Sequence[tuple[pa.Array, Sql | None]]) -> Values:
     """Return the values of expressions, each for the rows at some places."""
+    if not chosen:
+        return pa.nulls(0)
     if len(chosen) == 1:
         value = chosen[0][1]
         return pa.scalar(None) if value is None else rows.evaluate(value)
