@@ -112,7 +112,7 @@ def test_tasks_compute_columns_of_many_rows(
     assert few.startswith("LocalRelation")
     monkeypatch.setattr(session, "_INTERPRETED_ROWS", FILES - 1)
     many, paths = plan()
-    assert many.startswith("Project")
+    assert many.startswith("Repartition")
     assert paths == expected
 
 
