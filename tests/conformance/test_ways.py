@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
-from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.arrow_types import spark_schema
 from tests.conftest import configured
 from tests.peers import corpus as peers
 from tests.peers.filters import filters
@@ -48,7 +48,7 @@ def planned(scan: Scan) -> Any:
     except sm.errors.SparkmetaError as error:
         return type(error), str(error)
     frame = scan.plan_files()
-    assert table.schema == arrow_schema(frame.schema)
+    assert spark_schema(table.schema).simpleString() == frame.schema.simpleString()
     rows = sorted(table.to_pylist(), key=str)
     assert rows == sorted(pa.Table.to_pylist(frame.toArrow()), key=str)
     assert scan.count_files() == len(rows)
