@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -13,16 +13,24 @@ from sparkmeta.entries import evaluate
 from sparkmeta.session import selectable_frame
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sparkmeta.columns.sql import Aliased, Sql
-    from sparkmeta.state import TableState
 
 Relation: TypeAlias = pa.Table | DataFrame
 Rows = TypeVar("Rows", bound=Relation)
 
 
-def frame_of(rows: Relation, state: TableState) -> DataFrame:
-    """Return the rows as a DataFrame of the session of a table."""
-    return selectable_frame(state.spark, rows) if isinstance(rows, pa.Table) else rows
+class HasSession(Protocol):
+    """What has a session, which it may have to start: a `TableState`."""
+
+    @property
+    def spark(self) -> SparkSession: ...
+
+
+def frame_of(rows: Relation, source: HasSession) -> DataFrame:
+    """Return the rows as a DataFrame."""
+    return selectable_frame(source.spark, rows) if isinstance(rows, pa.Table) else rows
 
 
 def where(rows: Rows, condition: Sql) -> Rows:
@@ -56,8 +64,8 @@ def count(rows: Relation) -> int:
     return len(rows) if isinstance(rows, pa.Table) else rows.count()
 
 
-def union(left: Relation, right: Relation, state: TableState) -> Relation:
+def union(left: Relation, right: Relation, source: HasSession) -> Relation:
     """Return the rows of two relations. A column that only one of them has is null in rows of the other."""
     if isinstance(left, pa.Table) and isinstance(right, pa.Table):
         return pa.concat_tables([left, right], promote_options="default")
-    return frame_of(left, state).unionByName(frame_of(right, state), allowMissingColumns=True)
+    return frame_of(left, source).unionByName(frame_of(right, source), allowMissingColumns=True)

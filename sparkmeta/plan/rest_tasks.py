@@ -31,6 +31,7 @@ from sparkmeta.columns.conditions import fold, is_floating, junction_of
 from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.terms import SchemaFields
+from sparkmeta.entries.relation import select
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.plan.filter import DELETES, SharedTexts, partition_value, residual_json
 from sparkmeta.plan.tasks import CONTENTS, single_value
@@ -106,7 +107,7 @@ def rest_tasks(
         deletes.alias("delete_files"),
         sql.call("greatest", sure, sql.lit(0).cast("bigint")).alias("sure_rows"),
     ]
-    return texts.joined_to(matched, scan_filter.state.spark).selectExpr(*sql.texts(columns))
+    return select(texts.joined_to(matched, scan_filter.state), columns)
 
 
 def metrics_columns(stats_ids: Collection[int]) -> tuple[str, ...]:
