@@ -326,7 +326,7 @@ class Scan:
         """Plan the data files to read: one row per file, with its deletes and residual filter.
 
         See `plan.files` for the columns. The call itself reads the manifest list and small manifests on the driver (see
-        the setting `driver_manifest_bytes`). Everything else is lazy and done by Spark.
+        the setting `driver-manifest-bytes`). Everything else is lazy and done by Spark.
         """
         return plan_files(self._choice)
 

@@ -14,7 +14,7 @@ What runs when:
 - `choose` opens delete manifests in one case: a snapshot of format version 3 with a manifest list of Avro manifests,
   executors that can open files, and a setting `planning` other than `join`. Tasks match the deletes of such a snapshot
   if all of them are deletion vectors. To find out, the driver reads the delete manifests if these and the data
-  manifests are small (the setting `driver_manifest_bytes`); otherwise a job does. A V4 root has this information.
+  manifests are small (the setting `driver-manifest-bytes`); otherwise a job does. A V4 root has this information.
 - `plan_files` returns a lazy DataFrame, with these exceptions. The driver decodes small manifests at once, to Arrow. If
   it has decoded all data files and all deletes to be joined, it matches them too, and makes the DataFrame of the
   result. If it has decoded only the deletes, a query over these local rows computes their keys, and the driver groups
