@@ -6,7 +6,7 @@ Each operation is applied to all rows at once, and to the elements of all lists 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, TypeAlias
 
@@ -26,22 +26,19 @@ Values: TypeAlias = pa.Array | pa.Scalar
 
 _CAST_TYPES: Final = {
     "boolean": pa.bool_(),
-    "int": pa.int32(),
     "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
     "string": pa.string(),
     "array<int>": pa.list_(pa.int32()),
 }
 _INT_BITS: Final = 31
-# In keys, which may be equal for different tuples of texts: joined rows are compared in full afterwards.
+# Parts of keys. Different tuples may have equal keys, since joined rows are compared in full afterwards.
 _NULL: Final = b"\0"
 _BETWEEN: Final = b"\1"
 
 
 def where(rows: pa.Table, condition: Sql) -> pa.Table:
     """Return the rows for which a condition is true."""
-    passed = _Rows.of(rows).evaluate(condition)
+    passed = _Rows.of(rows).evaluate(condition).cast(pa.bool_())
     if isinstance(passed, pa.Scalar):
         return rows if passed.as_py() else rows.slice(0, 0)
     return rows if pc.all(passed, skip_nulls=False).as_py() else rows.filter(passed)
@@ -240,10 +237,8 @@ def _merged(rows: _Rows, chosen: Sequence[tuple[pa.Array, Sql | None]]) -> Value
 
 def _unified(arrays: Sequence[pa.Array]) -> list[pa.Array]:
     """Cast arrays to their common type. The literal NULL has any type, and an int may be a long."""
-    types = [array.type for array in arrays if not pa.types.is_null(array.type)]
-    if not types:
-        return list(arrays)
-    kind = next((kind for kind in types if pa.types.is_int64(kind)), types[0])
+    schemas = [pa.schema([("value", array.type)]) for array in arrays]
+    kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     return [array if array.type == kind else _cast(array, kind) for array in arrays]
 
 
@@ -282,62 +277,68 @@ def _list(rows: _Rows, *elements: Sql) -> Values:
 
 
 def _slice_of(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
-    """Evaluate only `empty_array`."""
+    """Evaluate `slice` as `empty_array` uses it."""
     assert (start.operands, length.operands) == ((1,), (0,))
     kind = rows.take(pa.array([], pa.int64())).evaluate(values.operands[0]).type
     return pa.scalar([], pa.list_(kind))
 
 
-def _element(lists: Values, index: Values) -> Values:
+def _element(rows: _Rows, values: Sql, place: Sql) -> Values:
     """Return the elements at indexes from 0; null beyond the end."""
-    if isinstance(lists, pa.Scalar):
-        index = _array(index, 1) if isinstance(index, pa.Scalar) else index
-        lists = pa.repeat(lists, len(index))
+    lists, index = rows.array(values), rows.evaluate(place)
     offsets, elements = compact_lists(lists)
     starts, lengths = offsets.slice(0, len(lists)), pc.list_value_length(lists)
     places = pc.add(starts, pc.cast(index, pa.int32()))
     return elements.take(pc.if_else(pc.less(index, lengths), places, pa.scalar(None, pa.int32())))
 
 
-def _contains(lists: Values, value: Values) -> Values:
+def _contains(rows: _Rows, values: Sql, value: Sql) -> Values:
     """Return whether lists have an element: null for null lists, and for those without it that have a null."""
-    return _some(lists, _COMPARISONS["="](lists.flatten(), value))
+    lists = rows.array(values)
+    parents, elements = _elements(lists)
+    same = _COMPARISONS["="](elements, rows.take(parents).evaluate(value))
+    return _some(lists, parents, _array(same, len(elements)))
 
 
-def _over_elements(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> tuple[pa.Array, Values]:
-    """Return lists, and the value of an expression for each of their elements."""
+def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the elements of lists, and the place of the list of each. Lists may have values under their nulls."""
+    offsets, elements = compact_lists(lists)
+    return pa.array(np.repeat(np.arange(len(lists)), np.diff(offsets.to_numpy()))), elements
+
+
+def _over_elements(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
+    """Return lists, the place of the list of each element, the elements, and the value of an expression for each."""
     array = rows.array(lists)
-    elements = array.flatten()
-    scope = rows.take(pc.list_parent_indices(array), **{variable.text: elements})
-    return array, _array(scope.evaluate(body), len(elements))
+    parents, elements = _elements(array)
+    scope = rows.take(parents, **{variable.text: elements})
+    return array, parents, elements, scope.array(body)
 
 
 def _exists(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
     if lists.operation == "array":
         return _junction(pc.or_kleene)(*_each(rows, lists, variable, body))
-    return _some(*_over_elements(rows, lists, variable, body))
+    array, parents, _, holds = _over_elements(rows, lists, variable, body)
+    return _some(array, parents, holds)
 
 
 def _forall(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
     if lists.operation == "array":
         return _junction(pc.and_kleene)(*_each(rows, lists, variable, body))
-    array, holds = _over_elements(rows, lists, variable, body)
-    return pc.invert(_some(array, pc.invert(holds)))
+    array, parents, _, holds = _over_elements(rows, lists, variable, body)
+    return pc.invert(_some(array, parents, pc.invert(holds)))
 
 
-def _each(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> list[Values]:
-    """Return the values of an expression for each element of a list that is the same for all rows."""
-    return [
-        rows.with_variables(**{variable.text: rows.evaluate(element)}).evaluate(body) for element in elements.operands
-    ]
+def _each(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> Iterator[Values]:
+    """Yield the values of an expression for each element of an array that lists its elements."""
+    for element in elements.operands:
+        yield rows.with_variables(**{variable.text: rows.evaluate(element)}).evaluate(body)
 
 
-def _some(lists: pa.Array, holds: pa.Array) -> pa.Array:
+def _some(lists: pa.Array, parents: pa.Array, holds: pa.Array) -> pa.Array:
     """Return whether a condition holds for an element: null if it is null for some, and true for none."""
-    parents, count = pc.list_parent_indices(lists), len(lists)
 
     def parents_with(flags: pa.Array) -> pa.Array:
-        present = np.zeros(count, bool)
+        present = np.zeros(len(lists), bool)
         present[parents.filter(flags).to_numpy()] = True
         return pa.array(present)
 
@@ -347,17 +348,15 @@ def _some(lists: pa.Array, holds: pa.Array) -> pa.Array:
 
 
 def _filter(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
-    array, holds = _over_elements(rows, lists, variable, body)
+    array, parents, elements, holds = _over_elements(rows, lists, variable, body)
     passed = pc.fill_null(holds, False)
-    parents = pc.list_parent_indices(array).filter(passed).to_numpy()
-    lengths = np.bincount(parents, minlength=len(array))
-    return _lists(lengths, array.flatten().filter(passed), array.is_null())
+    lengths = np.bincount(parents.filter(passed).to_numpy(), minlength=len(array))
+    return _lists(lengths, elements.filter(passed), array.is_null())
 
 
 def _transform(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
-    array, values = _over_elements(rows, lists, variable, body)
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    return _lists(lengths, values, array.is_null())
+    array, parents, _, values = _over_elements(rows, lists, variable, body)
+    return _lists(np.bincount(parents.to_numpy(), minlength=len(array)), values, array.is_null())
 
 
 def _lists(lengths: np.ndarray, elements: pa.Array, nulls: pa.Array) -> pa.ListArray:
@@ -370,7 +369,7 @@ def _let(rows: _Rows, value: Sql, variable: Sql, body: Sql) -> Values:
 
 
 def _fold(rows: _Rows, lists: Sql, start: Sql, left: Sql, right: Sql, body: Sql) -> Values:
-    """Fold a list of expressions."""
+    """Fold an array that lists its elements."""
     assert lists.operation == "array"
     result = rows.evaluate(start)
     for element in lists.operands:
@@ -383,11 +382,12 @@ def _concat(rows: _Rows, *operands: Sql) -> Values:
     if not pa.types.is_list(values[0].type):
         return pc.binary_join_element_wise(*(value.cast(pa.string()) for value in values), "")
     arrays = [_array(value, rows.length) for value in values]
-    lengths = [pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False) for array in arrays]
-    parents = np.concatenate([np.repeat(np.arange(rows.length), of_array) for of_array in lengths])
-    elements = pa.concat_arrays(_unified([array.flatten() for array in arrays]))
+    parts = [_elements(array) for array in arrays]
+    parents = np.concatenate([places.to_numpy() for places, _ in parts])
+    elements = pa.concat_arrays(_unified([of_array for _, of_array in parts]))
     nulls = reduce(pc.or_, (array.is_null() for array in arrays))
-    return _lists(sum(lengths), elements.take(pa.array(np.argsort(parents, kind="stable"))), nulls)
+    order = pa.array(np.argsort(parents, kind="stable"))
+    return _lists(np.bincount(parents, minlength=rows.length), elements.take(order), nulls)
 
 
 # -- Literals, casts and texts ----------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def _lookup(rows: _Rows, texts: tuple[str, ...], index: Sql) -> Values:
 
 
 def _key(values: Values) -> Values:
-    """Return a value that is equal for equal values. Spark's is a hash."""
+    """Return a value that is equal for equal values. Spark's is a hash, so keys of both are never compared."""
     if not pa.types.is_struct(values.type):
         return values.cast(pa.binary())
     fields = [pc.fill_null(_text(field), _NULL) for field in values.flatten()]
@@ -440,6 +440,8 @@ def _text(values: pa.Array) -> pa.Array:
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.binary())
     is_text = pa.types.is_string(values.type) or pa.types.is_binary(values.type)
+    if pa.types.is_temporal(values.type):
+        values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
     return (values if is_text else values.cast(pa.string())).cast(pa.binary())
 
 
@@ -469,10 +471,6 @@ def _hex(values: pa.Array) -> pa.Array:
     return pc.if_else(binary.is_valid(), texts, pa.scalar(None, pa.string()))
 
 
-def _greatest(*values: Values) -> Values:
-    return reduce(pc.max_element_wise, (value for value in values if not pa.types.is_null(value.type)))
-
-
 _COMPARISONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "=": _typed(_equal),
     "<": _typed(_less),
@@ -491,11 +489,7 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "IN": _is_in,
     "isnan": _is_nan,
     "+": pc.add,
-    "-": pc.subtract,
-    "greatest": _greatest,
-    "get": _element,
     "size": pc.list_value_length,
-    "array_contains": _contains,
     "unix_date": lambda dates: dates.cast(pa.int32()),
     "unix_micros": lambda instants: instants.cast(pa.int64()),
     "hex": _hex,
@@ -514,6 +508,8 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "field": _field_of,
     "array": _list,
     "slice": _slice_of,
+    "get": _element,
+    "array_contains": _contains,
     "exists": _exists,
     "forall": _forall,
     "filter": _filter,

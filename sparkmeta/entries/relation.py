@@ -22,7 +22,7 @@ Rows = TypeVar("Rows", bound=Relation)
 
 
 class HasSession(Protocol):
-    """What has a session, which it may have to start: a `TableState`."""
+    """What has a session, or starts one: a `TableState`."""
 
     @property
     def spark(self) -> SparkSession: ...

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkmeta.entries.projection import EntryProjection
 
 MOST_ENTRIES = 10_000
-"""Maximum entries that the driver decodes and converts to Spark rows."""
+"""Maximum entries that the driver decodes for a plan."""
 
 MOST_TESTED_ENTRIES = 150_000
 """Maximum entries that the driver decodes if filters on statistics drop most of them, or if they stay on the driver."""

@@ -146,6 +146,13 @@ class ManifestReader:
         is_avro = manifests.column("file_format").unique().to_pylist() == ["AVRO"]
         return Placement.TASKS if is_avro and self.tree is None else None
 
+    def table_placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
+        """Return where `relation` reads manifests by default: few of them on the driver, whatever their format."""
+        few = self.fits_driver(manifests, projection) and self.driver_parts(manifests, projection) is not None
+        if few and (self.tree is None or few_masks(self._dvs_of(manifests), self.access)):
+            return Placement.DRIVER
+        return self.placement(manifests, projection)
+
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether the driver reads manifests faster than Python tasks would; see `ManifestLoad`.
 
@@ -172,11 +179,16 @@ class ManifestReader:
     def relation(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
     ) -> Relation:
-        """Return what `entries` does, as a table if the driver reads the manifests."""
-        placement = placement or self.placement(manifests, projection)
-        if placement is Placement.DRIVER:
-            return self.table(manifests, projection)
-        return self.entries(manifests, projection, placement)
+        """Return what `entries` does, as a table if the driver reads the manifests.
+
+        It does so by default if `table_placement` says so, and else if `placement` does. A leaf that the manifest cache
+        lost in the meantime is left to tasks.
+        """
+        placement = placement or self.table_placement(manifests, projection)
+        if placement is not Placement.DRIVER:
+            return self.entries(manifests, projection, placement)
+        parts = self.driver_parts(manifests, projection)
+        return self.entries(manifests, projection) if parts is None else self._table(manifests, parts, projection)
 
     def entries(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
@@ -223,8 +235,8 @@ class ManifestReader:
         if self.tree is not None:
             masks = {row[MANIFEST]: row for row in inlined(self._dvs_of(manifests).to_pylist(), self.access.files)}
         decode = partial(self.decoder(Placement.DRIVER).decode_unmasked, projection, masks)
-        tables = [map_on_driver(parts, decode, projection.schema)]
-        tables += [self._root_entries(manifest, rows, projection) for manifest, rows in self._root_files(manifests)]
+        in_root = self.root_batches(manifests, projection)
+        tables = [map_on_driver(parts, decode, projection.schema), pa.Table.from_batches(in_root, projection.schema)]
         return pa.concat_tables(tables)
 
     def _root_entries(self, manifest: int, rows: pa.Table, projection: EntryProjection) -> pa.Table:

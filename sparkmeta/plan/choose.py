@@ -342,9 +342,7 @@ def _by_partition(figures: Figures) -> Verdict | None:
 
 def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
     """Return where manifests are read on their own."""
-    reader = pruned.filter.state.reader
-    on_driver = reader.fits_driver(manifests, projection) and reader.driver_parts(manifests, projection) is not None
-    placement = Placement.DRIVER if on_driver else reader.placement(manifests, projection)
+    placement = pruned.filter.state.reader.table_placement(manifests, projection)
     return Reading(placement, ManifestLoad.of(manifests, projection))
 
 

@@ -21,7 +21,8 @@ What runs when:
   them. Before other deletes are joined, up to two jobs inspect them. The first collects the columns that equality
   deletes compare, unless the snapshot's summary counts no equality deletes. If there are none, the second checks
   whether all deletes are deletion vectors.
-- `plan_files_arrow` needs no session if the driver decodes all manifests.
+- `plan_files_arrow` starts no session if the driver decodes and matches everything. It does not match more than 10,000
+  pairs of a data file and a delete (`plan/costs.py`), nor manifests that the manifest cache lacks.
 - The DataFrame does everything else when it runs: it opens the other manifests, matches deletes, and checks them.
 - `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only
   manifests without counts, and runs no job if all have counts. With a filter, it counts the matching entries by a job,
@@ -31,6 +32,8 @@ What runs when:
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -88,7 +91,8 @@ def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
     Iceberg's DeleteFileIndex: global equality, partition equality, then DV or position deletes; each by ascending
     sequence number), residual (Iceberg's expression JSON).
 
-    The DataFrame fails when it runs if the deletes contradict each other or their data files (`plan.deletes.rules`).
+    The DataFrame fails when it runs, or this call if the driver reads the manifests, if the deletes contradict each
+    other or their data files (`plan.deletes.rules`).
     Deletes in pruned manifests are not checked.
 
     Args:
@@ -98,7 +102,10 @@ def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
     Raises:
         ValidationError: manifests that the driver decodes have such a contradiction.
     """
-    return frame_of(planned_files(choice, *extra), choice.pruned.filter.state)
+    matched = match_deletes(read_entries(choice))
+    if extra:  # only Spark evaluates them
+        matched = replace(matched, rows=matched.frame)
+    return frame_of(planned_rows(matched, *extra), choice.pruned.filter.state)
 
 
 def plan_files_arrow(choice: Choice) -> pa.Table:
@@ -107,21 +114,23 @@ def plan_files_arrow(choice: Choice) -> pa.Table:
     Raises:
         ValidationError: as `plan_files`.
     """
-    rows = planned_files(choice)
+    rows = planned_rows(match_deletes(read_entries(choice)), texts=SharedTexts(sys.maxsize))
     if not isinstance(rows, pa.Table):
         with translated_errors():
             rows = rows.toArrow()
     return rows.cast(arrow_schema(plan_schema(choice.pruned.filter.state)))
 
 
-def planned_files(choice: Choice, *extra: Aliased) -> Relation:
-    """Return the rows of `plan_files`, as a table if the driver reads all manifests."""
-    return planned_rows(match_deletes(read_entries(choice)), *extra)
+def planned_rows(matched: MatchedEntries, *extra: Aliased, texts: SharedTexts | None = None) -> Relation:
+    """Convert matched entries to the public rows of `plan_files`.
 
-
-def planned_rows(matched: MatchedEntries, *extra: Aliased) -> Relation:
-    """Convert matched entries to the public rows of `plan_files`."""
-    texts, pruned = SharedTexts(), matched.choice.pruned
+    Args:
+        matched: the entries.
+        extra: further columns to append.
+        texts: collects long texts; by default those that would take much memory in the rows.
+    """
+    pruned = matched.choice.pruned
+    texts = texts or SharedTexts.of(matched.rows)
     columns = [*_public_columns(pruned, texts), *extra]
     return select(texts.joined_to(matched.rows, pruned.filter.state), columns)
 

@@ -66,6 +66,8 @@ NO_DELETES = sql.empty_array(sql.lit(None).cast(DELETES_TYPE.elementType))
 _LONG_TEXTS = "long_texts"
 # Number of characters from which a text is worth a join.
 _LONG = 10_000
+# Number of characters that copies of a text may have in total.
+_COPIES = 1 << 20
 
 
 def entry_stats(field_id: int) -> FieldStats:
@@ -138,16 +140,25 @@ def shown_deletes(deletes: Sql) -> Aliased:
 class SharedTexts:
     """Constant texts of a plan's rows. Long texts are in a broadcast relation with a single row.
 
-    As literals, they would occur in each plan description that Spark builds and keeps. For a few local rows, Spark's
-    optimizer would also compute all results at once, each with a copy.
+    As literals, they would occur in each plan description that Spark builds and keeps. Rows of an Arrow table would
+    each have a copy.
+
+    Args:
+        most: the number of characters from which a text is long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _LONG) -> None:
+        self._most = most
         self._texts: list[str] = []
+
+    @classmethod
+    def of(cls, rows: Relation) -> SharedTexts:
+        """Return the texts of rows. Copies of a text in a table take 1 MiB at most."""
+        return cls(min(_LONG, _COPIES // max(len(rows), 1)) if isinstance(rows, pa.Table) else _LONG)
 
     def literal(self, text: str) -> Sql:
         """Return an expression for a text, to be selected from the rows of `joined_to`."""
-        if len(text) <= _LONG:
+        if len(text) <= self._most:
             return sql.lit(text)
         if text not in self._texts:
             self._texts.append(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +10,12 @@ import pytest
 import sparkmeta as sm
 from sparkmeta import session
 from sparkmeta.manifests import placement
+from sparkmeta.plan import filter as plan_filter
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
 from tests.plans import optimized_plan
+from tests.trees import BY_PART, TreeTable
+from tests.trees import data as tree_data
+from tests.trees import stats as tree_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,3 +126,31 @@ def test_an_unreadable_manifest_is_named(table: HandmadeTable, spark: SparkSessi
     (table.folder / "metadata" / "m1.avro").unlink()
     with pytest.raises(sm.NotFoundError, match=r"m1\.avro"):
         sm.load_table(location, spark=spark).scan().plan_files()
+
+
+def test_tasks_have_the_partitions_of_files_that_the_driver_plans(spark: SparkSession, tmp_path: Path) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    tree.snapshot(added=[tree.leaf("m", tree_data("x:1", "a")), tree_data("x:2", "b")])
+    tasks = [json.loads(row.task) for row in tree.load(spark).scan().plan_task_json().collect()]
+    parts = {task["data-file"]["file-path"]: task["data-file"]["partition"] for task in tasks}
+    assert parts == {"x:1": {"1000": "a"}, "x:2": {"1000": "b"}}
+
+
+def test_rest_tasks_have_the_stats_of_files_in_the_root(spark: SparkSession, tmp_path: Path) -> None:
+    tree = TreeTable(tmp_path / "t", BY_PART)
+    files = [tree_data(f"x:{low}", content_stats=tree_stats("a", (low, low + 5))) for low in (1, 2)]
+    tree.snapshot(added=[tree.leaf("m", files[0]), files[1]])
+    tasks = [json.loads(row.task) for row in tree.load(spark).scan().to_rest_tasks(stats_fields=["id"]).collect()]
+    bounds = {task["data-file"]["file-path"]: task["data-file"]["lower-bounds"] for task in tasks}
+    assert bounds == {f"x:{low}": {"keys": [1], "values": [f"0{low}".ljust(16, "0")]} for low in (1, 2)}
+
+
+def test_a_long_residual_is_not_copied_for_each_of_many_files(
+    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_filter, "_COPIES", 1000)
+    long = " or ".join(f"id = {number}" for number in range(40))
+    scan = sm.load_table(table.write(), spark=spark).scan(f"({long}) or id > 0")
+    planned = scan.plan_files()
+    assert "Join" in optimized_plan(planned)
+    assert sorted(row.residual for row in planned.collect()) == sorted(scan.plan_files_arrow()["residual"].to_pylist())

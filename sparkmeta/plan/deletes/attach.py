@@ -83,7 +83,7 @@ def attach_deletes(data: Relation, deletes: DeleteEntries, state: TableState) ->
     """Return the data entries with `deletes`, the array of deletes that apply to each, in Iceberg's order.
 
     Running a DataFrame fails if entries break one of the `rules`. If the driver has the deletes, this call fails for
-    contradictions among them.
+    contradictions among them; if it also has the data files, for all contradictions.
     """
     if deletes.entries is None:
         return with_columns(data, shown_deletes(NO_DELETES))
