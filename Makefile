@@ -26,7 +26,7 @@ OTHERS := -m 'not java and not benchmark'
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices newest-env oldest-env check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,9 +90,9 @@ test-all: setup jars rest s3a protocol connect-all ## Run all tests, most of the
 	$(PY) -m pytest $(PARALLEL) --durations=40
 
 connect: setup jars rest ## Run tests on a Spark Connect server that is a process of its own and does not see the client's files
-	$(PY) -m pytest -m connect --spark_connect_url separate
+	$(PY) -m pytest -m connect --spark_connect_url separate --deal $(DEAL)
 
-connect-all: connect rest ## As connect, all tests of what works on Spark Connect, and all catalogs with tables on S3
+connect-all: setup jars rest ## As connect, all tests of what works on Spark Connect, and all catalogs with tables on S3
 	$(PY) -m pytest $(PARALLEL) --spark_connect_url separate $(ON_CONNECT)
 	$(PY) -m pytest --spark_connect_url separate -k S3 tests/catalog/test_matrix.py
 
@@ -104,8 +104,12 @@ oldest: oldest-env ## Run the tests that need no Iceberg runtime with PySpark 4.
 	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(PARALLEL) $(OTHERS)
 	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest -m connect --spark_connect_url 'local[2]' tests/rows tests/data_files tests/write
 
-slices: newest-env oldest-env ## Run the lives of some tables with the oldest and the newest PySpark
+slices: oldest-slice newest-slice ## Run the lives of some tables with the oldest and the newest PySpark
+
+oldest-slice: oldest-env
 	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(SLICE)
+
+newest-slice: newest-env
 	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest $(SLICE)
 
 # Dependencies are those that pip chooses at the time.

@@ -96,7 +96,7 @@ def test_an_error_is_raised_for_the_rows_that_reach_it() -> None:
     raised = sql.raise_error(sql.concat("no ", s)).cast("bigint")
     assert evaluate.select(TABLE, [sql.when(n > 99, raised).otherwise(n).alias("v")]).column("v") == TABLE.column("n")
     assert len(evaluate.where(TABLE.slice(0, 0), raised == 1)) == 0
-    with pytest.raises(ValidationError, match="^no yy$"):
+    with pytest.raises(ValidationError, match=r"^no yy$"):
         evaluate.select(TABLE, [sql.coalesce(n, raised).alias("v")])
 
 
