@@ -20,7 +20,7 @@ DURATIONS = Path(__file__).parent / "durations.json"
 # Cases that take this many seconds, or more, are dealt. Shorter ones run each time.
 LONG = 0.5
 # Seconds that the cases of a function take in a run, on average over all runs.
-SHARE = 2.0
+SHARE = 1.0
 
 
 def function_of(nodeid: str) -> str:

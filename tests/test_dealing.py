@@ -35,8 +35,8 @@ def test_consecutive_runs_take_every_case(cases: list[Any]) -> None:
     assert all(run == [case for case in cases if case in run] for run in runs)
     counts = Counter(case.nodeid.partition("[")[0] for run in runs for case in run)
     assert counts == {
-        "t.py::slow": 5,
-        "t.py::many": 2 * 30,
+        "t.py::slow": 3,
+        "t.py::many": 30,
         "t.py::quick": 50 * 30,
         "t.py::core": 4 * 30,
         "t.py::unrecorded": 4 * 30,

@@ -217,4 +217,4 @@ def serve(
         UnsupportedError: the extra `serve` is not installed.
     """
     opened = catalog if isinstance(catalog, Catalog) else load_catalog(catalog)
-    return Service(opened, SessionSource(spark).get(), replace(options or ServeOptions(), **changed))
+    return Service(opened, spark or SessionSource().get(), replace(options or ServeOptions(), **changed))
