@@ -314,6 +314,13 @@ def corpus(spark: SparkSession) -> Corpus:
 
 
 @pytest.fixture
+def by_spark(spark: SparkSession) -> Iterator[None]:
+    """Have Spark or its tasks read manifests, however few they are. The driver still reads masks."""
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "1"}):
+        yield
+
+
+@pytest.fixture
 def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
     """The session without the compilation of queries, in the soak too: for tests of many queries of few rows."""
     with configured(spark, INTERPRET):

@@ -25,12 +25,9 @@ from sparkmeta.manifests import deletion_vectors
 from sparkmeta.manifests.v4 import spark as leaf
 from sparkmeta.manifests.v4 import tree_manifests as tree_reader
 from sparkmeta.spec.entry import METRICS_MAP_IDS
-from tests.conftest import configured
 from tests.trees import BY_PART, STATS, TreeTable, data, equality_deletes, stats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from sparkmeta import Table
@@ -48,13 +45,6 @@ def table(tmp_path: Path, spark: SparkSession) -> Table:
     ]  # fmt: skip
     tree.snapshot(added=leaves)
     return tree.load(spark)
-
-
-@pytest.fixture
-def by_spark(spark: SparkSession) -> Iterator[None]:
-    """Have Spark read the leaves, however few they are. The driver still reads masks."""
-    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "1"}):
-        yield
 
 
 def explained(table: Table, row_filter: str, capsys: pytest.CaptureFixture[str]) -> str:

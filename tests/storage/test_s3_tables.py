@@ -192,7 +192,7 @@ def test_a_folder_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: 
     assert sm.load_table(folder.replace("s3a://", "s3n://"), spark).inspect.manifests().count() == LOADS
 
 
-@pytest.mark.usefixtures("s3a")
+@pytest.mark.usefixtures("s3a", "by_spark")
 def test_leaves_that_spark_opens(spark: SparkSession, s3: S3Server, tmp_path: Path, warehouse: str) -> None:
     """Those of a catalog's tree too, for which the plan then has Spark's scan of Parquet files."""
     catalog = sql_catalog(s3, tmp_path, warehouse, "fsspec")
