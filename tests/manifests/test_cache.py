@@ -105,6 +105,7 @@ def test_the_second_plan_reads_leaves(version: int, folder: Path, tmp_path: Path
         assert not decodes(frame)
 
 
+@pytest.mark.usefixtures("by_spark")
 def test_filters_are_pushed_into_leaves(
     folder: Path, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
