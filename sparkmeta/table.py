@@ -26,7 +26,7 @@ from sparkmeta.spec.summary import last_version, summary_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
 from sparkmeta.storage.location import absolute
-from sparkmeta.write.changes import RowChanges
+from sparkmeta.write.changes import RequestedChange, RowChanges
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -295,8 +295,8 @@ class Table(BaseTable, RowChanges):
         NAME.check("application", application)
         return last_version(write_target(self.state, branch).history(self.metadata), application)
 
-    def _change_rows(self, *args: Any, **options: Any) -> Self:
-        return self.transaction()._change_rows(*args, **options).commit()
+    def _change_rows(self, change: RequestedChange) -> Self:
+        return self.transaction()._change_rows(change).commit()
 
     def _change(self) -> Transaction[Table]:
         from sparkmeta.commit.transaction import Transaction

@@ -1,4 +1,4 @@
-"""The configuration of catalogs: pyiceberg's properties, and those of Spark's catalogs as pyiceberg's."""
+"""The configuration of catalogs by pyiceberg's properties, also translated from Spark's configuration."""
 
 from __future__ import annotations
 

@@ -71,6 +71,9 @@ class FieldStats(NamedTuple):
     nan_value_count: Sql | None
 
 
+UNKNOWN_STATS: Final = FieldStats(*[None] * len(FieldStats._fields))
+
+
 class FieldSummary(NamedTuple):
     """The summary of a partition field in a manifest, with bounds in bound form; all null if there is none."""
 
@@ -389,8 +392,7 @@ class _KnownStats:
         field = predicate.term.ref().field
         if field.field_id not in self._by_id:
             # Structs, lists and maps themselves have no stats.
-            unknown = FieldStats(*[None] * len(FieldStats._fields))
-            known = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else unknown
+            known = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else UNKNOWN_STATS
             self._by_id[field.field_id] = ColumnStats(known, self._record_count, field.field_type)
         return self._by_id[field.field_id]
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.new_files import NewFiles
-    from sparkmeta.commit.relation import Relation
     from sparkmeta.commit.removed_files import Removal, Searches
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 

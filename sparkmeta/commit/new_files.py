@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.relation import Relation
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 

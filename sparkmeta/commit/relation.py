@@ -1,33 +1,29 @@
-"""Relations of files: few are an Arrow table on the driver, many a DataFrame, with the same operations.
-
-Few files start no Spark job. A condition is a function of a row, which maps the path of a column to its expression.
-"""
+"""Relations of files in a commit: how many are few, and operations that compare them. Few files start no Spark job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
-from sparkmeta.entries import relation
+from sparkmeta.entries import evaluate, relation
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import where
 from sparkmeta.plan.deletes.rules import partition_key
-from sparkmeta.session import local_frame, materialize
+from sparkmeta.session import materialize
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from sparkmeta.columns.sql import Sql
-    from sparkmeta.plan.deletes.rules import EntryView
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.entry import ContentType
     from sparkmeta.state import TableState
 
-    Relation: TypeAlias = pa.Table | DataFrame
-    Condition: TypeAlias = Callable[[EntryView], Any]
 
 # Maximum number of files that are collected on the driver.
 FEW_FILES = 20_000
@@ -53,27 +49,17 @@ def few_or_many(frame: DataFrame) -> Relation:
     return materialize(frame) if head is None else head
 
 
-def frame_of(rows: Relation, spark: SparkSession) -> DataFrame:
-    """Return the rows as a DataFrame."""
-    return local_frame(spark, rows) if isinstance(rows, pa.Table) else rows
-
-
 def computed(rows: Relation) -> Relation:
     """Compute the rows once if they are a DataFrame. This runs a job."""
     return rows if isinstance(rows, pa.Table) else materialize(rows)
 
 
-def is_kind(kind: ContentType) -> Condition:
+def is_kind(kind: ContentType) -> Sql:
     """Return the condition that an entry has a content type."""
-    return lambda entry: entry["content_type"] == int(kind)
+    return sql.col("content_type") == int(kind)
 
 
-def where(rows: Relation, condition: Condition) -> Relation:
-    """Return the rows that satisfy a condition."""
-    return relation.where(rows, condition(_Row()))
-
-
-def first(rows: Relation, condition: Condition | None = None) -> dict[str, Any] | None:
+def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None:
     """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
     matching = rows if condition is None else where(rows, condition)
     head = matching.slice(0, 1) if isinstance(matching, pa.Table) else matching.limit(1).toArrow()
@@ -94,9 +80,7 @@ def union(left: Relation, right: Relation) -> Relation:
 
 def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns: new name -> path."""
-    if isinstance(rows, pa.Table):
-        return pa.table({name: _column(rows, path) for name, path in columns.items()})
-    return rows.select(*(F.col(path).alias(name) for name, path in columns.items()))
+    return relation.select(rows, [sql.col(path).alias(name) for name, path in columns.items()])
 
 
 def with_partition_key(rows: Relation, name: str, state: TableState) -> Relation:
@@ -159,18 +143,5 @@ def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:
     return first(counted.where(f"{_COUNT} > 1").drop(_COUNT))
 
 
-class _Row:
-    def __getitem__(self, path: str) -> Sql:
-        return sql.col(path)
-
-
-def _column(rows: pa.Table, path: str) -> pa.Array:
-    name, *fields = path.split(".")
-    values = whole(rows.column(name))
-    for field in fields:
-        values = pc.struct_field(values, field)
-    return values
-
-
 def _values(rows: pa.Table, paths: Iterable[str]) -> Iterable[tuple[Any, ...]]:
-    return zip(*(_column(rows, path).to_pylist() for path in paths), strict=True)
+    return zip(*(evaluate.values(rows, sql.col(path)).to_pylist() for path in paths), strict=True)

@@ -29,7 +29,6 @@ from sparkmeta.commit.relation import (
     nothing,
     repeated,
     union,
-    where,
 )
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
@@ -48,6 +47,7 @@ from sparkmeta.commit.search import (
 from sparkmeta.commit.tally import KindCount, PartitionKey, Tally, sums_by_kind, tally_of
 from sparkmeta.entries.arrays import identities, whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
+from sparkmeta.entries.relation import where
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.rules import partition_key
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyspark.sql import DataFrame
 
-    from sparkmeta.commit.relation import Relation
-    from sparkmeta.plan.deletes.rules import EntryView
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
@@ -275,7 +275,7 @@ def _find(state: TableState, files: DataFrame, searches: Searches, *, only_live_
         raise ValidationError("the files to remove have no column file_path")
     rows, table = few_or_many(files.select(*named)), state.metadata.location
     names = _names(rows)
-    if first(names, lambda file: file[_PATH].isNull()):
+    if first(names, sql.col(_PATH).isNull()):
         raise ValidationError(f"{table}: file_path of a file to remove is None")
     if twice := repeated(names, [_PATH, _OFFSET]):
         raise ValidationError(f"{table}: {twice[_PATH]} is to be removed twice")
@@ -373,12 +373,12 @@ def dvs_of(state: TableState, data: Relation, searches: Searches) -> Relation:
     """Return the live deletion vectors of data files. Both are entries of `SEARCH_COLUMNS`."""
     if state.metadata.format_version < 3:  # deletion vectors came with version 3
         return nothing(data)
-    return where(deletes_of(state, data, delete_leaves(state, data), searches), has_offset)
+    return where(deletes_of(state, data, delete_leaves(state, data), searches), has_offset())
 
 
-def has_offset(entry: EntryView) -> Any:
+def has_offset() -> Sql:
     """Return the condition that an entry is a deletion vector."""
-    return entry["deletion_vector.offset"].isNotNull()
+    return sql.col("deletion_vector.offset").isNotNull()
 
 
 def deletes_of(state: TableState, data: Relation, leaves: pa.Table, searches: Searches) -> Relation:
@@ -476,7 +476,7 @@ class FilteredFiles:
         leaves = matching_manifests(live_leaves(state, ContentType.DATA_MANIFEST), scan)
         judged = _Matching(state, self._memo, _narrow(state).append(pa.field(_ALL_MATCH, pa.bool_())))
         entries = judged.entries(leaves, lambda fresh: self._judged(scan, fresh))
-        if partly := first(entries, lambda entry: ~entry[_ALL_MATCH]):
+        if partly := first(entries, ~sql.col(_ALL_MATCH)):
             raise ValidationError(
                 f"{state.metadata.location}: cannot delete {partly['location']} as a whole: some of its rows may not "
                 f"match {as_text(parse_filter(self.row_filter))}"

@@ -11,18 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.relation import (
     beside,
     computed,
     first,
-    frame_of,
     is_kind,
     matching,
     nothing,
     repeated,
     select,
     union,
-    where,
     with_partition_key,
 )
 from sparkmeta.commit.removed_files import (
@@ -46,6 +45,7 @@ from sparkmeta.commit.search import (
 )
 from sparkmeta.commit.sorted_manifests import task_rows
 from sparkmeta.entries.projection import MANIFEST, PARTITION
+from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkmeta.commit.new_files import NewFiles
-    from sparkmeta.commit.relation import Relation
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
@@ -199,15 +199,15 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     live = without(current, removal, state)
     placed = computed(_placed(state, dvs, union(live, _new_data(state, added, dvs, live))))
     _check_targets(state, placed, current)
-    is_live = where(placed, lambda vector: vector[f"target_{MANIFEST}"].isNotNull())
+    is_live = where(placed, sql.col(f"target_{MANIFEST}").isNotNull())
     partition = {PARTITION: PARTITION} if state.types.partition_fields else {}
     targets = select(is_live, {"location": "data_path", MANIFEST: f"target_{MANIFEST}", _SPEC: "spec_id", **partition})
     leaves = delete_leaves(state, targets)
     deletes = computed(deletes_of(state, targets, leaves, searches))
-    _check_replaced(state, placed, where(deletes, has_offset))
+    _check_replaced(state, placed, where(deletes, has_offset()))
     if may_have_position_files(state, leaves):
         data = matching(live, placed, {"location": "data_path"})
-        refuse_lost_positions(state, frame_of(dvs, state.spark), frame_of(data, state.spark), leaves)
+        refuse_lost_positions(state, frame_of(dvs, state), frame_of(data, state), leaves)
     return removal_of(without(deletes, removal, state), state)
 
 
@@ -275,19 +275,19 @@ def _check_targets(state: TableState, placed: Relation, current: Relation) -> No
     table = state.metadata.location
     if twice := repeated(placed, ["data_path"]):
         raise ValidationError(f"{table}: {twice['data_path']} gets two deletion vectors in one commit")
-    if lost := first(placed, lambda vector: vector["target_location"].isNull()):
+    if lost := first(placed, sql.col("target_location").isNull()):
         path = lost["data_path"]
-        if first(current, lambda entry: entry["location"] == path):
+        if first(current, sql.col("location") == path):
             raise ValidationError(f"{table}: {path} gets a deletion vector and is removed in one commit")
         raise CommitConflictError(f"{table}: {path}, of a new deletion vector, is not a live file")
-    if foreign := first(placed, lambda vector: ~vector["key"].eqNullSafe(vector["target_key"])):
+    if foreign := first(placed, ~sql.col("key").eqNullSafe(sql.col("target_key"))):
         vector, target = (
             f"{_partition_text(state, foreign[spec], foreign.get(values))} of spec {foreign[spec]}"
             for spec, values in (("spec_id", PARTITION), (f"target_{_SPEC}", f"target_{PARTITION}"))
         )
         problem = f"partition of the deletion vector of {foreign['data_path']} is {vector}: the file is in {target}"
         raise ValidationError(f"{table}: {problem}")
-    if longer := first(placed, lambda vector: vector["target_record_count"] < vector["new_records"]):
+    if longer := first(placed, sql.col("target_record_count") < sql.col("new_records")):
         raise ValidationError(
             f"{table}: record_count of the deletion vector of {longer['data_path']} is {longer['new_records']}: the "
             f"file has {longer['target_record_count']} rows"
@@ -305,7 +305,7 @@ def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
     replaced = select(old, _vector("old") | {"data_path": "referenced_file"})
     pairs = computed(beside(replaced, new, "data_path", "new_path"))
     table = state.metadata.location
-    if fewer := first(pairs, lambda pair: pair["new_records"] < pair["old_records"]):
+    if fewer := first(pairs, sql.col("new_records") < sql.col("old_records")):
         raise ValidationError(
             f"{table}: record_count of the deletion vector of {fewer['data_path']} is {fewer['new_records']}: the one "
             f"that it replaces has {fewer['old_records']}, and all of its positions stay"
@@ -316,7 +316,7 @@ def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
         lost = map_on_driver(pairs, partial(_lost_vector_positions, state.files), _LOST_VECTOR_SCHEMA)
     else:
         find = partial(_lost_vector_positions, state.access.tasks)
-        lost = map_arrow(frame_of(pairs, state.spark), find, _LOST_VECTOR_SCHEMA)
+        lost = map_arrow(frame_of(pairs, state), find, _LOST_VECTOR_SCHEMA)
     if row := first(lost):
         raise ValidationError(
             f"{table}: the deletion vector of {row['data_path']} lacks position {row['position']}, which the one that "

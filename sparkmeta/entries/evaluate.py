@@ -51,6 +51,11 @@ def select(rows: pa.Table, columns: Sequence[Aliased]) -> pa.Table:
     return pa.Table.from_arrays(arrays, [column.name for column in columns])
 
 
+def values(rows: pa.Table, expression: Sql) -> pa.Array:
+    """Return the values of an expression for rows."""
+    return _Rows.of(rows).array(expression)
+
+
 def with_columns(rows: pa.Table, *columns: Aliased) -> pa.Table:
     """Return rows with further columns."""
     added = select(rows, columns)
@@ -209,14 +214,9 @@ def _coalesce(rows: _Rows, *operands: Sql) -> Values:
     if not others or not (values.null_count if isinstance(values, pa.Array) else not values.is_valid):
         return values
     array = _array(values, rows.length)
-    missing = pc.indices_nonzero(array.is_null())
-    rest = rows.take(missing)
-    filled = _array(_coalesce(rest, *others), len(missing))
-    array, filled = _unified([array, filled])
-    order = pc.if_else(array.is_null(), None, pa.array(np.arange(rows.length)))
-    places = order.to_numpy(zero_copy_only=False).copy()
-    places[missing.to_numpy()] = rows.length + np.arange(len(missing))
-    return pa.concat_arrays([array, filled]).take(pa.array(places.astype(np.int64)))
+    present, missing = (pc.indices_nonzero(flags) for flags in (array.is_valid(), array.is_null()))
+    filled = _array(_coalesce(rows.take(missing), *others), len(missing))
+    return _scattered([(present, array.take(present)), (missing, filled)])
 
 
 def _merged(rows: _Rows, chosen: Sequence[tuple[pa.Array, Sql | None]]) -> Values:
@@ -226,13 +226,17 @@ def _merged(rows: _Rows, chosen: Sequence[tuple[pa.Array, Sql | None]]) -> Value
     if len(chosen) == 1:
         value = chosen[0][1]
         return pa.scalar(None) if value is None else rows.evaluate(value)
-    arrays = []
+    parts = []
     for places, value in chosen:
         values = pa.scalar(None) if value is None else rows.take(places).evaluate(value)
-        arrays.append(_array(values, len(places)))
-    order = np.empty(rows.length, np.int64)
-    order[np.concatenate([places.to_numpy() for places, _ in chosen])] = np.arange(rows.length)
-    return pa.concat_arrays(_unified(arrays)).take(pa.array(order))
+        parts.append((places, _array(values, len(places))))
+    return _scattered(parts)
+
+
+def _scattered(parts: Sequence[tuple[pa.Array, pa.Array]]) -> pa.Array:
+    """Return the values of parts of rows, each at its place among all rows."""
+    places = np.concatenate([of_part.to_numpy() for of_part, _ in parts])
+    return pa.concat_arrays(_unified([values for _, values in parts])).take(pa.array(np.argsort(places)))
 
 
 def _unified(arrays: Sequence[pa.Array]) -> list[pa.Array]:

@@ -148,10 +148,17 @@ class ManifestReader:
 
     def table_placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
         """Return where `relation` reads manifests by default: few of them on the driver, whatever their format."""
-        few = self.fits_driver(manifests, projection) and self.driver_parts(manifests, projection) is not None
-        if few and (self.tree is None or few_masks(self._dvs_of(manifests), self.access)):
+        if self.driver_reads(manifests, projection):
             return Placement.DRIVER
         return self.placement(manifests, projection)
+
+    def driver_reads(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
+        """Return whether the driver reads manifests into a table: they fit, have few masks, and none must be cached."""
+        if not self.fits_driver(manifests, projection, most_entries):
+            return False
+        if self.tree is not None and not few_masks(self._dvs_of(manifests), self.access):
+            return False
+        return self.driver_parts(manifests, projection) is not None
 
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether the driver reads manifests faster than Python tasks would; see `ManifestLoad`.

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.entries.arrays import is_live, is_live_entry, live_count
+from sparkmeta.entries.evaluate import where
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.placement import ManifestLoad, Placement
 from sparkmeta.plan import costs
-from sparkmeta.plan.deletes.rules import NOT_A_DV, arrow_entry_view, entry_view
+from sparkmeta.plan.deletes.rules import NOT_A_DV, entry_view
 from sparkmeta.plan.filter import ScanFilter, data_projection, entry_filter
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
@@ -87,8 +88,7 @@ def delete_projection(scan_filter: ScanFilter, equality_ids: Iterable[int] = ())
 
 def all_dvs(entries: pa.Table) -> bool:
     """Return whether all live delete entries are deletion vectors that name their data file."""
-    others = NOT_A_DV.broken({}, arrow_entry_view(entries)).array
-    return not pc.any(pc.and_(others, is_live(entries))).as_py()
+    return not len(where(entries, is_live_entry() & NOT_A_DV.broken({}, entry_view())))
 
 
 def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]:
@@ -354,11 +354,9 @@ def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, dri
 
 
 def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:
-    """Return whether the driver reads and groups the deletes. With a manifest cache, it reads only cached ones."""
+    """Return whether the driver reads and groups the deletes."""
     reader, projection = pruned.filter.state.reader, delete_projection(pruned.filter)
-    if not reader.fits_driver(deletes, projection, costs.COSTS.driver_deletes):
-        return False
-    return reader.manifest_cache is None or reader.driver_parts(deletes, projection) is not None
+    return reader.driver_reads(deletes, projection, costs.COSTS.driver_deletes)
 
 
 # -- Figures ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkmeta.columns import sql
+from sparkmeta.entries import evaluate
 from sparkmeta.entries.arrays import is_live, kept_rows, whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import PART_SCHEMA, matching_rows
@@ -23,9 +25,8 @@ from sparkmeta.plan.deletes.rules import (
     OLDER_DV,
     TWO_DVS,
     UNKNOWN_FILE,
-    ArrowValues,
-    arrow_data_view,
-    arrow_entry_view,
+    arrow_partition_key,
+    entry_view,
     repeated_paths,
 )
 from sparkmeta.spec.entry import VERSION_INFO
@@ -221,30 +222,37 @@ def one_dv_a_file(deletes: pa.Table) -> pa.Table:
 
 
 def _refuse_others(deletes: pa.Table) -> pa.Table:
-    broken = NOT_A_DV.broken({}, arrow_entry_view(deletes)).array
+    broken = evaluate.values(deletes, NOT_A_DV.broken({}, entry_view()))
     NOT_A_DV.refuse(broken, lambda row: (deletes.column("location")[row],))
     return deletes.combine_chunks()
 
 
 def _refuse_unknown_files(data: pa.Table, dvs: pa.Table) -> None:
     targets, paths = _array(dvs, "referenced_file"), _array(data, "location")
-    view = {"location": ArrowValues(paths.take(pc.index_in(targets, paths)))}
-    broken = UNKNOWN_FILE.broken(view, {}).array
+    rows = pa.table({"location": paths.take(pc.index_in(targets, paths))})
+    broken = evaluate.values(rows, UNKNOWN_FILE.broken({"location": sql.col("location")}, {}))
     UNKNOWN_FILE.refuse(broken, lambda row: (targets[row], dvs.column("location")[row]))
 
 
 def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
     """Raise ValidationError if a live data entry and its DV contradict each other."""
     matched = pc.and_(places.is_valid(), whole(is_live(data)))
-    of_data, of_dvs = arrow_data_view(data), arrow_data_view(dvs)
-    taken = {name: ArrowValues(of_dvs[name].array.take(places)) for name in ("sequence_number", "partition_key")}
-    of_dv = {"is_dv": ArrowValues(matched), **taken}
+    of_dvs = {name: values.take(places) for name, values in _compared(dvs).items()}
+    sides = {"data": _compared(data), "dv": of_dvs | {"is_dv": matched}}
+    pairs = pa.table({f"{side}_{name}": values for side, of_side in sides.items() for name, values in of_side.items()})
+    of_data, of_dv = ({name: sql.col(f"{side}_{name}") for name in of_side} for side, of_side in sides.items())
 
     def locations(row: int) -> tuple[Any, ...]:
         return data.column("location")[row], dvs.column("location")[places[row].as_py()]
 
     for rule in (DATA_WITHOUT_SEQUENCE, DELETE_WITHOUT_SEQUENCE, OLDER_DV, FOREIGN_DELETE):
-        rule.refuse(pc.and_kleene(matched, rule.broken(of_data, of_dv).array), locations)
+        rule.refuse(pc.and_kleene(matched, evaluate.values(pairs, rule.broken(of_data, of_dv))), locations)
+
+
+def _compared(entries: pa.Table) -> dict[str, pa.Array]:
+    """Return what rules compare of data files or DVs."""
+    sequence = pc.struct_field(_array(entries, "version_info"), "sequence_number")
+    return {"sequence_number": sequence, "partition_key": arrow_partition_key(entries)}
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:

@@ -14,7 +14,7 @@ from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from sparkmeta.avro.manifest_list import SUMMARIES
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids
-from sparkmeta.columns.skipping import FieldStats, FieldSummary, might_match, summary_might_match
+from sparkmeta.columns.skipping import UNKNOWN_STATS, FieldStats, FieldSummary, might_match, summary_might_match
 from sparkmeta.columns.sql import Sql
 from sparkmeta.entries.arrays import LIVE_ROWS, live_counts, may_be_live, sums
 from sparkmeta.entries.evaluate import where
@@ -102,7 +102,7 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
         return might_match(partition_filter, lambda field_id: stats(places.get(field_id)), sql.col(_ROWS))
 
     def stats(field_id: int | None) -> FieldStats:
-        return entry_stats(field_id) if field_id in known else FieldStats(*[None] * len(FieldStats._fields))
+        return entry_stats(field_id) if field_id in known else UNKNOWN_STATS
 
     by_stats = might_match(scan_filter.stats_filter, stats, sql.col(_ROWS))
     condition = (sql.col("file_format") == IN_ROOT) | (by_spec(scan_filter, by_partition) & by_stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
@@ -16,6 +17,29 @@ if TYPE_CHECKING:
     from sparkmeta.write.merge import Merge
 
 
+@dataclass(frozen=True)
+class RequestedChange:
+    """A change of rows that a caller asks for.
+
+    Attributes:
+        make: makes the change by the methods of a `RowChange`.
+        branch: the branch; None for the session's.
+        properties: extra properties for the snapshot's summary.
+        key: the idempotency key. A change with a key makes a snapshot even if there is nothing to change.
+        isolation: the isolation level, if the caller gave it.
+        reads: whether the change depends on the branch's rows, so that no earlier step may change them.
+        writes: whether the change writes all files that it adds, so that none can be in the table already.
+    """
+
+    make: Callable[[Any], object]
+    branch: str | None
+    properties: Mapping[str, str] | None
+    key: tuple[str, int] | None
+    isolation: Isolation | None = None
+    reads: bool = False
+    writes: bool = True
+
+
 class RowChanges(ABC):
     """Methods that change rows.
 
@@ -24,28 +48,8 @@ class RowChanges(ABC):
     """
 
     @abstractmethod
-    def _change_rows(
-        self,
-        make: Callable[[Any], object],
-        branch: str | None,
-        properties: Mapping[str, str] | None,
-        key: tuple[str, int] | None,
-        isolation: Isolation | None = None,
-        *,
-        reads: bool = False,
-        writes: bool = True,
-    ) -> Self:
-        """Make a change of rows, unless the branch has recorded its idempotency key.
-
-        Args:
-            make: makes the change by the methods of a `RowChange`.
-            branch: the branch; None for the session's.
-            properties: extra properties for the snapshot's summary.
-            key: the idempotency key. A change with a key makes a snapshot even if there is nothing to change.
-            isolation: the isolation level, if the caller gave it.
-            reads: whether the change depends on the branch's rows, so that no earlier step may change them.
-            writes: whether the change writes all files that it adds, so that none can be in the table already.
-        """
+    def _change_rows(self, change: RequestedChange) -> Self:
+        """Make a change of rows, unless the branch has recorded its idempotency key."""
 
     def append(
         self,
@@ -79,7 +83,9 @@ class RowChanges(ABC):
             CommitFailedError: all attempts lost to concurrent commits.
             CommitStateUnknownError: the commit may have succeeded; no file is deleted.
         """
-        return self._change_rows(lambda change: change.append(df), branch, snapshot_properties, idempotency_key)
+        return self._change_rows(
+            RequestedChange(lambda change: change.append(df), branch, snapshot_properties, idempotency_key)
+        )
 
     def add_files(
         self,
@@ -119,11 +125,15 @@ class RowChanges(ABC):
             UnsupportedError: the table can't be committed to, or tasks can't open the files.
         """
         return self._change_rows(
-            lambda change: change.add_files(paths, duplicates=check_duplicate_files, other_tables=check_other_tables),
-            branch,
-            snapshot_properties,
-            idempotency_key,
-            writes=False,
+            RequestedChange(
+                lambda change: change.add_files(
+                    paths, duplicates=check_duplicate_files, other_tables=check_other_tables
+                ),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                writes=False,
+            )
         )
 
     def overwrite(
@@ -156,12 +166,14 @@ class RowChanges(ABC):
             ValidationError: as `append`.
         """
         return self._change_rows(
-            lambda change: change.overwrite(df, overwrite_filter),
-            branch,
-            snapshot_properties,
-            idempotency_key,
-            isolation,
-            reads=True,
+            RequestedChange(
+                lambda change: change.overwrite(df, overwrite_filter),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                isolation,
+                reads=True,
+            )
         )
 
     def dynamic_partition_overwrite(
@@ -181,7 +193,9 @@ class RowChanges(ABC):
             ValidationError: the table is not partitioned; or as `append`.
         """
         return self._change_rows(
-            lambda change: change.replace_partitions(df), branch, snapshot_properties, idempotency_key, isolation
+            RequestedChange(
+                lambda change: change.replace_partitions(df), branch, snapshot_properties, idempotency_key, isolation
+            )
         )
 
     def delete(
@@ -215,12 +229,14 @@ class RowChanges(ABC):
             UnsupportedError: as `append`.
         """
         return self._change_rows(
-            lambda change: change.delete(delete_filter),
-            branch,
-            snapshot_properties,
-            idempotency_key,
-            isolation,
-            reads=True,
+            RequestedChange(
+                lambda change: change.delete(delete_filter),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                isolation,
+                reads=True,
+            )
         )
 
     def equality_delete(
@@ -261,11 +277,13 @@ class RowChanges(ABC):
             UnsupportedError: the table has format version 1; or as `append`.
         """
         return self._change_rows(
-            lambda change: change.delete_keys(df, equality_cols),
-            branch,
-            snapshot_properties,
-            idempotency_key,
-            isolation,
+            RequestedChange(
+                lambda change: change.delete_keys(df, equality_cols),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                isolation,
+            )
         )
 
     def update(
@@ -296,12 +314,14 @@ class RowChanges(ABC):
             ValidationError: there is no such column; or as `append`.
         """
         return self._change_rows(
-            lambda change: change.assign(assignments, where),
-            branch,
-            snapshot_properties,
-            idempotency_key,
-            isolation,
-            reads=True,
+            RequestedChange(
+                lambda change: change.assign(assignments, where),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                isolation,
+                reads=True,
+            )
         )
 
     def upsert(  # noqa: PLR0913  keyword arguments
@@ -337,12 +357,14 @@ class RowChanges(ABC):
         """
         updates, inserts = when_matched_update_all, when_not_matched_insert_all
         return self._change_rows(
-            lambda change: change.upsert(df, join_cols, updates=updates, inserts=inserts),
-            branch,
-            snapshot_properties,
-            idempotency_key,
-            isolation,
-            reads=True,
+            RequestedChange(
+                lambda change: change.upsert(df, join_cols, updates=updates, inserts=inserts),
+                branch,
+                snapshot_properties,
+                idempotency_key,
+                isolation,
+                reads=True,
+            )
         )
 
     def merge(
@@ -386,7 +408,14 @@ class RowChanges(ABC):
 
         def run(merge: Merge[Self]) -> Self:
             return self._change_rows(
-                lambda change: change.merge(merge), branch, snapshot_properties, idempotency_key, isolation, reads=True
+                RequestedChange(
+                    lambda change: change.merge(merge),
+                    branch,
+                    snapshot_properties,
+                    idempotency_key,
+                    isolation,
+                    reads=True,
+                )
             )
 
         return Merge(source, on, run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +17,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown, translate
 from sparkmeta.operations.table_operations import TableT
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
-from sparkmeta.write.changes import RowChanges
+from sparkmeta.write.changes import RequestedChange, RowChanges
 from sparkmeta.write.deletes import KeyDeletes, write_deletes
 from sparkmeta.write.files import lineage_columns, write_files
 from sparkmeta.write.input import assigned_values, with_values
@@ -268,38 +268,29 @@ class RowTransaction(Transaction[TableT], RowChanges):
     _written: list[DataFrame] = field(default_factory=list)
     _failure: BaseException | None = None
 
-    def _change_rows(
-        self,
-        make: Callable[[RowChange], object],
-        branch: str | None,
-        properties: Mapping[str, str] | None,
-        key: tuple[str, int] | None,
-        isolation: Isolation | None = None,
-        *,
-        reads: bool = False,
-        writes: bool = True,
-    ) -> Self:
+    def _change_rows(self, change: RequestedChange) -> Self:
         """Make a change of rows. If it fails, drop it from the transaction and delete its files."""
-        if self._repeats(branch, properties, key):
+        if self._repeats(change.branch, change.properties, change.key):
             return self
         self.table.refuse_read_only()
-        if isolation is not None:
-            ISOLATION.check("isolation", isolation)
+        if change.isolation is not None:
+            ISOLATION.check("isolation", change.isolation)
         check_snapshot_options(self.table_metadata)
-        if reads and any(hasattr(step, "names") for step in self._steps):
+        if change.reads and any(hasattr(step, "names") for step in self._steps):
             problem = "an earlier change of the transaction makes a snapshot, whose rows this change would not see"
             raise UnsupportedError(f"{self.table.full_name}: {problem}: commit it first")
-        update, before = self.update_snapshot(branch, properties, idempotency_key=key), len(self._written)
+        before = len(self._written)
+        update = self.update_snapshot(change.branch, change.properties, idempotency_key=change.key)
         try:
             with translated_errors():
-                if writes:
+                if change.writes:
                     update.assume_new_files()
-                change = RowChange(self, update, update.head, isolation)
-                make(change)
+                writer = RowChange(self, update, update.head, change.isolation)
+                change.make(writer)
         except BaseException:
             self._forget(update, before)
             raise
-        if change.dropped and update.key is None:
+        if writer.dropped and update.key is None:
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
             self._forget(update, before)
         return self

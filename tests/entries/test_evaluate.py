@@ -1,4 +1,4 @@
-"""Expressions have the same values in Arrow and in Spark. `properties/` tries those of random filters."""
+"""Expressions have the same values in Arrow and in Spark. `properties/` tries random filters."""
 
 from __future__ import annotations
 

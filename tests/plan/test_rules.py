@@ -11,13 +11,11 @@ import pyarrow as pa
 import pytest
 
 from sparkmeta.columns import sql
+from sparkmeta.entries import evaluate
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.deletes import rules
 from sparkmeta.plan.deletes.rules import (
-    ArrowValues,
     DeleteRule,
-    arrow_data_view,
-    arrow_entry_view,
     data_view,
     entry_view,
     partition_key,
@@ -117,14 +115,15 @@ def cases(spark: SparkSession) -> dict[str, dict[str, list[bool]]]:
     by_name = {name: getattr(rules, name) for name in EXPECTED}
     broken = [rule.broken(data_view(STATE), sql.col("delete")).alias(name) for name, rule in by_name.items()]
     by_sql = joined.selectExpr("place", *sql.texts(broken)).toArrow().sort_by("place")
-    arrow_views = arrow_data_view(of_data), arrow_data_view(of_deletes) | arrow_entry_view(of_deletes)
+    delete_structs = evaluate.select(of_deletes, [sql.struct(*columns).alias("delete")])
+    by_arrow = evaluate.select(of_data.append_column("delete", delete_structs.column("delete")), broken)
     return {
         name: {
             "model": [EXPECTED[name](*map(facts, pair)) for pair in zip(data, deletes, strict=True)],
-            "arrow": flags(rule.broken(*arrow_views).array.to_pylist()),
+            "arrow": flags(by_arrow.column(name).to_pylist()),
             "sql": flags(by_sql.column(name).to_pylist()),
         }
-        for name, rule in by_name.items()
+        for name in by_name
     }
 
 
@@ -168,5 +167,5 @@ def test_two_dvs_of_a_file(spark: SparkSession, dvs: list[str], repeated: list[s
 
 
 def test_a_file_that_is_not_in_its_leaf() -> None:
-    view = {"location": ArrowValues(pa.array(["a", None]))}
-    assert rules.UNKNOWN_FILE.broken(view, {}).array.to_pylist() == [False, True]
+    broken = rules.UNKNOWN_FILE.broken({"location": sql.col("location")}, {})
+    assert evaluate.values(pa.table({"location": ["a", None]}), broken).to_pylist() == [False, True]

@@ -290,7 +290,7 @@ def delete_groups(entries: Relation, deletes: DeleteEntries, state: TableState) 
     """Group the delete entries by data file, partition or table: on the driver if it has read them, else by a job.
 
     Args:
-        entries: the entries. The keys of a table's rows are for the driver, those of a DataFrame's for Spark.
+        entries: the entries. The driver joins a table by its keys, and Spark joins a DataFrame by its own.
         deletes: all deletes.
         state: the table.
     """

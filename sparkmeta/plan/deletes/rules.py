@@ -119,13 +119,12 @@ def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
 
 
 # -- Contradictions that make a plan fail -----------------------------------------------------------------------------
-# A rule is a condition on a data file and a delete. Both are views: mappings from column names to values, either `Sql`
-# or `ArrowValues`, which have the same operators. A view has `sequence_number` and `partition_key`; the view of a
-# delete also has `is_dv`, `content_type` and `data_path`.
+# A rule is a condition on a data file and a delete. Both are views: mappings from column names to expressions. A view
+# has `sequence_number` and `partition_key`; the view of a delete also has `is_dv`, `content_type` and `data_path`.
 
 
 class EntryView(Protocol):
-    """A data file or a delete: column name -> Sql or ArrowValues. A Sql of struct type is a view."""
+    """A data file or a delete: column name -> Sql. A Sql of struct type is a view."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -236,56 +235,6 @@ def repeated_paths(paths: pa.Array) -> pa.Array:
     return counts.field("values").filter(pc.greater(counts.field("counts"), 1))
 
 
-class ArrowValues:
-    """An Arrow array with the operators of `Sql` that rules use."""
-
-    __slots__ = ("array",)
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, array: pa.Array) -> None:
-        self.array = array
-
-    def __lt__(self, other: ArrowValues) -> ArrowValues:
-        return ArrowValues(pc.less(self.array, other.array))
-
-    def __ge__(self, other: ArrowValues) -> ArrowValues:
-        return ArrowValues(pc.greater_equal(self.array, other.array))
-
-    def __eq__(self, other: object) -> ArrowValues:  # type: ignore[override]
-        return ArrowValues(pc.equal(self.array, other))
-
-    def __and__(self, other: ArrowValues) -> ArrowValues:
-        return ArrowValues(pc.and_kleene(self.array, other.array))
-
-    def __or__(self, other: ArrowValues) -> ArrowValues:
-        return ArrowValues(pc.or_kleene(self.array, other.array))
-
-    def __invert__(self) -> ArrowValues:
-        return ArrowValues(pc.invert(self.array))
-
-    def isNull(self) -> ArrowValues:  # noqa: N802  named like Sql's, and so below
-        return ArrowValues(self.array.is_null())
-
-    def isNotNull(self) -> ArrowValues:  # noqa: N802
-        return ArrowValues(self.array.is_valid())
-
-    def eqNullSafe(self, other: ArrowValues) -> ArrowValues:  # noqa: N802
-        return ArrowValues(_same(self.array, other.array))
-
-
-def _same(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Compare values as partition values, where null equals null."""
-    if pa.types.is_struct(left.type):
-        same = pc.equal(left.is_null(), right.is_null())
-        for left_field, right_field in zip(left.flatten(), right.flatten(), strict=True):
-            same = pc.and_(same, _same(left_field, right_field))
-        return same
-    both_null = pc.and_(left.is_null(), right.is_null())
-    if pa.types.is_null(left.type):  # of a partition field whose column no schema has
-        return both_null
-    return pc.or_(both_null, pc.fill_null(pc.equal(identities(left), identities(right)), False))
-
-
 # -- Views of data files and deletes ----------------------------------------------------------------------------------
 
 
@@ -310,25 +259,6 @@ def entry_view() -> EntryView:
     }
 
 
-def arrow_data_view(entries: pa.Table) -> dict[str, ArrowValues]:
-    """Return the view of data entries in Arrow. `delete_struct` has the same columns for deletes."""
-    return {
-        "sequence_number": ArrowValues(whole(entries.column("version_info")).field("sequence_number")),
-        "partition_key": ArrowValues(arrow_partition_key(entries)),
-    }
-
-
-def arrow_entry_view(entries: pa.Table) -> dict[str, ArrowValues]:
-    """Return the view of `entry_view` for delete entries in Arrow."""
-    content = whole(entries.column("content_type"))
-    is_position = pc.equal(content, int(ContentType.POSITION_DELETES))
-    return {
-        "content_type": ArrowValues(content),
-        "is_dv": ArrowValues(pc.and_(is_position, pc.equal(whole(entries.column("file_format")), "PUFFIN"))),
-        "data_path": ArrowValues(whole(entries.column("referenced_file"))),
-    }
-
-
 def partition_key(state: TableState) -> Sql:
     """Return (spec id, partition tuple) of an entry as one comparable value."""
     values = [
@@ -339,9 +269,9 @@ def partition_key(state: TableState) -> Sql:
 
 
 def arrow_partition_key(entries: pa.Table) -> pa.StructArray:
-    """Return the `partition_key` of entries in Arrow. `ArrowValues` compares its floats as in SQL."""
+    """Return (spec id, partition tuple) of entries as one value, which is equal if `partition_key` is."""
     partition = whole(entries.column(PARTITION)).flatten() if PARTITION in entries.column_names else []
-    columns = [whole(entries.column("partition_spec_id")), *partition]
+    columns = [whole(entries.column("partition_spec_id")), *map(identities, partition)]
     return pa.StructArray.from_arrays(columns, names=[str(place) for place in range(len(columns))])
 
 
