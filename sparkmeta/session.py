@@ -57,6 +57,10 @@ _ADVISORY_SIZE = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
 # Without it, Spark logs failed tasks with Java's stack traces before their error is raised.
 _LOG_CONFIG = (Path(__file__).parent / "log4j2.properties").as_uri()
 
+# A task takes some 50 ms to start. In this time, it opens this many files, or decodes this many bytes.
+_TASK_FILES = 16
+_TASK_BYTES = 1 << 20
+
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
 
@@ -359,10 +363,19 @@ def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     return frame.coalesce(_MANY_PARTITIONS) if len(table) > _INTERPRETED_ROWS else frame
 
 
-def read_tasks(spark: SparkSession) -> int:
-    """Return the number of tasks for rows that name files to open. Spark would put such short rows into one task."""
+def read_tasks(spark: SparkSession, files: int | None = None, size: int | None = None) -> int:
+    """Return the number of tasks for rows that name files to open. Spark would put such short rows into one task.
+
+    Args:
+        spark: the session.
+        files: the maximum number of rows; None if it is unknown.
+        size: the size of the files in bytes; None if it is unknown. Then each file may need a task.
+    """
     configured = setting(spark, "spark.sql.shuffle.partitions")
-    return int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
+    tasks = int(configured) if configured and configured.isdecimal() else _DEFAULT_TASKS
+    if files is not None and size is not None:
+        files = min(files, files // _TASK_FILES + size // _TASK_BYTES + 1)
+    return tasks if files is None else max(1, min(files, tasks))
 
 
 def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | StructType | str) -> DataFrame:

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType as SparkStructType
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns.types import spark_type
+from sparkmeta.entries.arrays import entry_count
 from sparkmeta.inspect.tasks import DeleteRows, RowField
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.plan.prune import live_manifests
@@ -48,7 +49,9 @@ def position_deletes(state: TableState) -> DataFrame:
     rows = DeleteRows(arrow_schema(schema), row, state.types.locations)
     files = delete_files(state)
     if state.access.tasks is not None:
-        return map_arrow(files.repartition(read_tasks(state.spark)), partial(rows.read, state.access.tasks), schema)
+        most = entry_count(live_manifests(state.delete_manifests))
+        files = files.repartition(read_tasks(state.spark, most))
+        return map_arrow(files, partial(rows.read, state.access.tasks), schema)
     return map_arrow(with_content(state.spark, files.toArrow()), rows.read_contents, schema)
 
 

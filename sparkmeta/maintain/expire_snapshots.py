@@ -250,7 +250,7 @@ class ExpiryPlan(TablePlan[TableT]):
         """Delete the files that only the removed snapshots need."""
         step, committed = self._step, self._committed[0]
         assert step.base is not None
-        planned = self._files
+        planned, count = self._files, None
         # A REST catalog accepts the commit although the catalog has snapshots that the commit's base lacks.
         base, after = step.base.metadata, committed.metadata
         added = any(base.snapshot_by_id(snapshot.snapshot_id) is None for snapshot in after.snapshots)
@@ -258,7 +258,9 @@ class ExpiryPlan(TablePlan[TableT]):
             expired = choose_expired(base, self.rules)
             state = replace(step.base, metadata=with_removed(after, base))
             planned = _unreachable(state, expired, self.cleanup)
-        return delete_files(planned, executor_writer(committed.state.files))
+        else:
+            count = sum(self.summary().files.values())
+        return delete_files(planned, executor_writer(committed.state.files), count)
 
     @property
     def is_partly_committed(self) -> bool:

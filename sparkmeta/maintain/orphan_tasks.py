@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from sparkmeta.commit.sorted_manifests import most_tasks
 from sparkmeta.errors import FileAccessError, NotFoundError, ValidationError, shown
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILE
-from sparkmeta.session import local_frame, map_arrow, materialize
+from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
 from sparkmeta.storage.content import read_ahead
 from sparkmeta.storage.executors import ExecutorReader
 from sparkmeta.storage.location import file_name, is_local, join, parents, parts_of, path_of
@@ -191,10 +191,11 @@ def walked_files(spark: SparkSession, reader: ExecutorReader, location: str, hid
         levels.append(level.where("NOT is_folder").select(*FILES))
         below = level.where("is_folder").where(~F.substring_index("path", "/", -1).rlike(hidden)).select("path")
         count = below.count()
-        folders = below.repartition(min(max(count, 1), tasks))
         if count >= tasks or not count:
             break
+        folders = below.repartition(read_tasks(spark, count, 0))
     if count:
+        folders = below.repartition(min(count, tasks))
         levels.append(map_arrow(folders, _Walker(reader, recursive=True), WALKED).select(*FILES))
     return reduce(lambda above, level: above.union(level), levels)
 

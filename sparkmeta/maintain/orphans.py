@@ -254,13 +254,13 @@ class OrphanPlan(Plan[TableT, Deletion]):
 
     def _commit(self) -> Deletion:
         # Count the orphans before the deletion: serverless sessions, which keep no rows, list the files again to count.
-        self.summary()
+        count = sum(self.summary().files.values())
         orphans = self._orphans
         current = self.table.refresh()
         if current.metadata_location != orphans.metadata_location:
             with translated_errors():
                 orphans = self._unneeded(current, orphans.files)
-        return delete_files(_deletable(orphans.files), executor_writer(current.state.files))
+        return delete_files(_deletable(orphans.files), executor_writer(current.state.files), count)
 
     def _outcome(self) -> dict[str, Any] | None:
         return asdict(self._committed[0]) if self._committed else None

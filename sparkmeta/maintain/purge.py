@@ -106,9 +106,9 @@ class PurgePlan:
             return None
         writer, files = executor_writer(self.table.state.files), self._files
         # Read all manifests before the drop: serverless sessions, which keep no rows, read them only to count.
-        count_files(files)
+        count = sum(count_files(files).files.values())
         self.table.state.files.delete_many(self.drop())
-        return delete_files(files, writer)
+        return delete_files(files, writer, count)
 
     @cached_property
     def _files(self) -> DataFrame:

@@ -72,12 +72,13 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         return local_frame(state.spark, UNREACHABLE.empty_table())
     with translated_errors():
         manifests = materialize(_listed(state, task_reader(state), expired))
-        if not content_files or manifests.where(_IS_READABLE).where("NOT retained").isEmpty():
+        readable = manifests.where(_IS_READABLE)
+        if not content_files or readable.where("NOT retained").isEmpty():
             return materialize(_unneeded(_of_metadata(state, manifests, expired)))
         needed = materialize(_needed(state, manifests))
         reached = _of_metadata(state, manifests, expired).union(_content_files(state, needed, REACHED))
         unneeded = materialize(_unneeded(reached))
-        others = manifests.where(_IS_READABLE).where(f"retained AND kind = {_DATA_KIND} AND has_live IS NOT false")
+        others = readable.where(f"retained AND kind = {_DATA_KIND} AND has_live IS NOT false")
         others = others.join(needed.select("path"), "path", "left_anti").select(*LISTED.names)
         if others.isEmpty() or unneeded.where(F.col("content") == CONTENTS[ContentType.DATA]).isEmpty():
             return unneeded
@@ -113,7 +114,7 @@ def public_files(files: DataFrame) -> DataFrame:
 
 
 def reachable_paths(state: TableState) -> DataFrame:
-    """Return the paths of the files that snapshots need, and of their statistics. Paths may repeat. Runs a job.
+    """Return the paths of the files that snapshots need, and of their statistics. Paths may repeat. Runs jobs.
 
     Raises:
         NotFoundError: a list or manifest is gone.
@@ -121,7 +122,7 @@ def reachable_paths(state: TableState) -> DataFrame:
     """
     with translated_errors():
         manifests = materialize(_listed(state, task_reader(state), ()))
-    return _of_metadata(state, manifests, ()).select("path").union(_content_files(state, manifests, PATHS))
+        return _of_metadata(state, manifests, ()).select("path").union(_content_files(state, manifests, PATHS))
 
 
 def _unneeded(reached: DataFrame) -> DataFrame:
@@ -163,10 +164,12 @@ def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[in
 
 
 def _content_files(state: TableState, manifests: DataFrame, schema: pa.Schema) -> DataFrame:
-    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`."""
+    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. Runs a job."""
     trees = state.types.tree_types if state.has_trees else None
     read = ContentReader(task_reader(state), trees, state.types.locations, schema)
-    return map_arrow(manifests.where(_IS_READABLE).repartition(read_tasks(state.spark)), read, schema)
+    readable = manifests.where(_IS_READABLE)
+    count, size = readable.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
+    return map_arrow(readable.repartition(read_tasks(state.spark, count, size)), read, schema)
 
 
 def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
@@ -184,7 +187,8 @@ def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
 def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int]) -> DataFrame:
     """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
     read = ListReader(reader, state.types.tree_types if state.has_trees else None, state.types.locations)
-    lists = local_frame(state.spark, _snapshots(state.metadata, expired)).repartition(read_tasks(state.spark))
+    snapshots = _snapshots(state.metadata, expired)
+    lists = local_frame(state.spark, snapshots).repartition(read_tasks(state.spark, len(snapshots), 0))
     rows = map_arrow(lists, read, LISTED)
     inline = [*_inline_lists(state.metadata, expired)]
     if inline:

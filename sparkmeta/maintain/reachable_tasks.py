@@ -421,14 +421,15 @@ class Deletion:
     problems: tuple[str, ...]
 
 
-def delete_files(files: DataFrame, writer: ExecutorWriter) -> Deletion:
+def delete_files(files: DataFrame, writer: ExecutorWriter, count: int | None = None) -> Deletion:
     """Delete files by tasks. It is not an error if a file can't be deleted.
 
     Args:
         files: rows of `UNREACHABLE`. Rows with the content `MISSING` are skipped.
         writer: deletes files in tasks.
+        count: the maximum number of files; None if it is unknown.
     """
-    present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession))
+    present = files.where(F.col("content") != MISSING).repartition(read_tasks(files.sparkSession, count, 0))
     outcomes = map_arrow(present, _Deleter(writer), _DELETED)
     counted = outcomes.groupBy("content").agg(
         F.count_if(~F.col("failed")).alias("files"),

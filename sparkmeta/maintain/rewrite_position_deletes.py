@@ -26,6 +26,7 @@ from sparkmeta.commit.removed_files import Removal, removal_of
 from sparkmeta.commit.snapshot_update import SnapshotUpdate
 from sparkmeta.commit.sorted_manifests import most_tasks, task_reader
 from sparkmeta.commit.write_target import WriteTarget
+from sparkmeta.entries.arrays import entry_count
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.errors import CommitConflictError, translated_errors
 from sparkmeta.inspect.file_changes import snapshots_since
@@ -282,7 +283,8 @@ class DeleteRewrite:
         )  # fmt: skip
         units = self.entries.groupBy("location", "file_format").agg(F.collect_list(vector).alias("vectors"))
         read = partial(read_masks, task_reader(state), state.types.locations)
-        masks = map_arrow(units.repartition(read_tasks(state.spark)), read, MASK_SCHEMA)
+        most = entry_count(live_manifests(state.delete_manifests))
+        masks = map_arrow(units.repartition(read_tasks(state.spark, most)), read, MASK_SCHEMA)
         return masks.join(_applied(state), ["delete_path", "data_path"])
 
     def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:
@@ -307,8 +309,7 @@ class DeleteRewrite:
             part = F.pmod(F.hash("data_path"), F.col("parts"))
             grouped = masks.join(groups, "delete_path").withColumn(GROUP, F.struct("partition", part.alias("part")))
             grouped = grouped.drop("partition", "parts")
-        tasks = min(read_tasks(self.state.spark), most_tasks(self.state.spark))
-        return grouped.repartition(tasks, GROUP).sortWithinPartitions(GROUP, "data_path")
+        return grouped.repartition(GROUP).sortWithinPartitions(GROUP, "data_path")
 
 
 def _applied(state: TableState) -> DataFrame:

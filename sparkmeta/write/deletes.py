@@ -243,15 +243,15 @@ class _Writer:
         spark = self.state.spark
         masks = local_frame(spark, self.masks) if isinstance(self.masks, pa.Table) else self.masks
         if len(older):
-            masks = masks.unionByName(self._older_masks(local_frame(spark, older)))
+            masks = masks.unionByName(self._older_masks(older))
         if self.groups is None:
             return masks.repartition("data_path").sortWithinPartitions("data_path")
         groups = F.broadcast(local_frame(spark, self.groups))
         return masks.join(groups, "data_path").repartition(GROUP).sortWithinPartitions(GROUP, "data_path")
 
-    def _older_masks(self, deletes: DataFrame) -> DataFrame:
+    def _older_masks(self, older: pa.Table) -> DataFrame:
         """Read position deletes in tasks and return them as rows of `MASK_SCHEMA`."""
-        delete = sql.col("delete")
+        deletes, delete = local_frame(self.state.spark, older), sql.col("delete")
         vector = sql.struct(
             sql.col("data_path").alias("referenced_file"),
             delete["content_offset"].alias("offset"),
@@ -263,7 +263,7 @@ class _Writer:
         )
         units = places.agg(F.collect_list(vector.column()).alias("vectors"))
         read = partial(read_masks, task_reader(self.state), self.state.types.locations)
-        masks = map_arrow(units.repartition(read_tasks(self.state.spark)), read, MASK_SCHEMA)
+        masks = map_arrow(units.repartition(read_tasks(self.state.spark, len(older))), read, MASK_SCHEMA)
         applied = deletes.select("data_path", F.col("delete.file_path").alias("delete_path"))
         return masks.join(applied, ["delete_path", "data_path"], "left_semi").select(*MASK_SCHEMA.names)
 
