@@ -8,18 +8,21 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import math
 import os
 import re
 import socket
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
 from sparkmeta.errors import SessionError
@@ -59,6 +62,10 @@ _LOG_CONFIG = (Path(__file__).parent / "log4j2.properties").as_uri()
 
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
+
+# A stop takes ten times as long, so a session that was in use within this time is. A test takes half a millisecond.
+_IN_USE_SECONDS = 0.02
+_last_in_use: WeakKeyDictionary[SparkSession, float] = WeakKeyDictionary()
 
 
 class _OfUsers(logging.Filter):
@@ -287,14 +294,20 @@ def in_use(spark: SparkSession) -> SparkSession:
 
 
 def _is_stopped(spark: SparkSession) -> bool:
+    """Return whether a session's context, or its Java process, has stopped. Other problems of a session are no stop."""
     if is_connect(spark):
         stopped: bool = spark.is_stopped  # type: ignore[attr-defined]
         return stopped
+    asked = time.monotonic()
+    if asked - _last_in_use.get(spark, -math.inf) < _IN_USE_SECONDS:
+        return False
     try:
-        # This takes a millisecond, and fails if the session's context, or its Java process, has stopped.
         spark.newSession()
-    except Exception:  # noqa: BLE001  py4j raises errors of its own
+    except ConnectionRefusedError:
         return True
+    except Exception as error:  # noqa: BLE001  py4j raises errors of its own
+        return "IllegalStateException" in str(error)
+    _last_in_use[spark] = asked
     return False
 
 
