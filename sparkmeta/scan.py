@@ -35,7 +35,7 @@ from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.tasks import PARTITION_JSON, SplitPlanning, partition_json, plan_tasks, task_json
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, count_rows, read_rows
+from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
@@ -301,13 +301,31 @@ class Scan:
         return rows if self.row_limit is None else min(rows, self.row_limit)
 
     def to_arrow(self) -> pa.Table:
-        """Return the rows of `to_df` as an Arrow table in memory."""
+        """Return the rows of `to_df` as an Arrow table in memory, without Spark if they are in few small files.
+
+        See docs/rows.md for the limits.
+
+        Raises:
+            ValidationError: as `to_df`.
+        """
         with translated_errors():
-            return self.to_df().toArrow()
+            return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
 
     def to_pandas(self) -> Any:
-        """Return the rows of `to_df` as a pandas DataFrame in memory."""
+        """Return the rows of `to_arrow` as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the rows of `to_arrow` as a polars DataFrame.
+
+        Raises:
+            UnsupportedError: polars is not installed.
+        """
+        try:
+            import polars as pl
+        except ModuleNotFoundError as error:
+            raise UnsupportedError("to_polars needs polars: pip install polars") from error
+        return pl.from_arrow(self.to_arrow())
 
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.

@@ -469,12 +469,20 @@ def map_by_tasks(spark: SparkSession, units: pa.Table, function: MapFunction, sc
     return map_arrow(local_frame(spark, units), function, schema)
 
 
-def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema) -> pa.Table:
-    """Apply a function to units of work, each in a thread of this process; see `map_by_tasks`."""
+def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema, *, runs: bool = False) -> pa.Table:
+    """Apply a function to units of work in threads of this process; see `map_by_tasks`.
+
+    Args:
+        units: the units.
+        function: takes batches of units and yields batches of `schema`.
+        schema: of the result.
+        runs: whether a thread takes a run of units at once, since neighbours share work.
+    """
     import pyarrow as pa
 
-    rows = [units.slice(place, 1).to_batches() for place in range(len(units))]
-    results = _threads().map(lambda row: list(function(row)), rows)
+    size = max(-(-len(units) // _THREADS), 1) if runs else 1
+    parts = [units.slice(place, size).to_batches() for place in range(0, len(units), size)]
+    results = _threads().map(lambda part: list(function(part)), parts)
     return pa.Table.from_batches([batch for batches in results for batch in batches], schema)
 
 

@@ -41,6 +41,16 @@ def known(table: Table) -> dict[str, Any]:
     }
 
 
+def read(table: Table) -> list[str]:
+    """Rows and plans of scans, as text."""
+    shown: list[Any] = []
+    for row_filter in ("true", "id >= 5 and country = 'NO'", "note is null"):
+        scan = table.scan(row_filter).select("id", "note", "_file", "_pos", "_partition")
+        shown += [scan.to_arrow().sort_by("id").to_pylist(), scan.to_pandas().shape, scan.limit(3).to_arrow().num_rows]
+        shown += [scan.count(), scan.count_files()]
+    return [str(each) for each in shown]
+
+
 def drawn(folder: Path) -> str:
     """The drawing of a tree."""
     import sparkmeta as sm
@@ -164,6 +174,7 @@ def main(folder: Path) -> dict[str, Any]:
     both = catalogs(folder)
     return {
         "known": known(both["sql"].load_table("shop.orders")),
+        "read": read(both["sql"].load_table("shop.orders")),
         "drawn": drawn(folder),
         "changed": change(both["sql"].load_table("shop.changed")),
         "lake": in_a_lake(both["hadoop"]),

@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType
 from sparkmeta.arrow_types import arrow_type_of
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import compact_lists, uuid_texts, whole
+from sparkmeta.entries.arrays import compact_lists, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
 
 # A scalar has the same value for each row.
@@ -499,6 +499,7 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "hex": _hex,
     "xxhash64": _key,
     "uuid text": uuid_texts,
+    "uuid bytes": lambda texts: uuid_bytes(texts).cast(pa.binary()),
 }
 _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "column": lambda rows, name: rows.column(name),
