@@ -11,6 +11,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.errors import NotFoundError, SparkmetaError, translated_errors
 from sparkmeta.plan.files import plan_schema
+from sparkmeta.plan.tasks import splits_of
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.scan import Scan
 from tests.conftest import configured
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from sparkmeta.entries.relation import Relation
 
 BYTES, READS = "spark.sparkmeta.driver-manifest-bytes", "spark.sparkmeta.executor-reads"
 BY_TASKS, BY_SPARK = ({BYTES: "0", READS: reads} for reads in ("direct", "spark"))
@@ -44,6 +47,43 @@ def test_plans_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession
     for settings in ({}, BY_TASKS, BY_SPARK):
         with configured(spark, settings):
             assert [planned(by_frame, scan) for scan in scans()] == expected
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", slice_of(peers.names()))
+def test_tasks_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession) -> None:
+    """Splits, their JSON for Iceberg's libraries and for the REST protocol, and reports."""
+    peer = corpus.table(name)
+
+    def tasks() -> list[Any]:
+        scan = sm.load_table(peer.metadata_location, spark=spark).scan()
+        with_stats = {"stats_fields": [field.name for field in scan.schema().fields[:2]], "null_partitions": False}
+        ways: list[Callable[[Scan], pa.Table]] = [
+            lambda scan: splits_of(scan.plan_tasks_arrow()),
+            Scan.plan_task_json_arrow,
+            lambda scan: in_memory(scan.rest_tasks()),
+            lambda scan: in_memory(scan.rest_tasks(**with_stats)),
+        ]
+        return [*(planned(way, scan) for way in ways), reported(scan)]
+
+    expected = tasks()
+    with configured(spark, BY_TASKS):
+        assert tasks() == expected
+
+
+def in_memory(rows: Relation) -> pa.Table:
+    if isinstance(rows, pa.Table):
+        return rows
+    with translated_errors():
+        return rows.toArrow()
+
+
+def reported(scan: Scan) -> Any:
+    try:
+        report = scan.report().to_dict()
+    except SparkmetaError as error:
+        return type(error), str(error)
+    return {name: value for name, value in report.items() if not name.endswith("_seconds") and name != "strategy"}
 
 
 def by_frame(scan: Scan) -> pa.Table:
