@@ -42,6 +42,7 @@ from sparkmeta.rows.planned import (
     read_files,
 )
 from sparkmeta.session import local_frame
+from sparkmeta.settings import setting
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ _VALUES: Final = {
     "_last_updated_sequence_number": sql.col("data_sequence_number"),
     **{name: sql.col(name) for name in CHANGE_COLUMNS},
 }
+# With it, Spark returns large types.
+_LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 # The store of a path. Local paths have none.
 _STORE: Final = r"^(?P<store>[^:/]+://[^/]+)"
 # Paths of files that Spark's sources ignore.
@@ -125,7 +128,7 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
         CorruptFileError: a file is damaged.
         NotFoundError: a manifest or delete file is missing.
     """
-    return rows_of(scan, PlannedFiles.of([plan_rows(choice)], scan.state))
+    return rows_of(scan, PlannedFiles.of([plan_rows(choice, stays=True)], scan.state))
 
 
 def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.Table:
@@ -139,8 +142,9 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     Raises:
         ValidationError: as `read_rows`.
     """
-    plan = plan_rows(choice)
-    if isinstance(plan.rows, pa.Table) and driver_reads(scan.state, plan.rows):
+    plan = plan_rows(choice, stays=True)
+    has_large_types = (setting(scan.state.sessions.running(), _LARGE_TYPES) or "").lower() == "true"
+    if isinstance(plan.rows, pa.Table) and not has_large_types and driver_reads(scan.state, plan.rows):
         return read_on_driver(scan.filter, plan.rows, scan.projection, scan.metadata_columns, row_limit)
     rows = rows_of(scan, PlannedFiles.of([plan], scan.state))
     with translated_errors():
@@ -420,7 +424,7 @@ def count_rows(choice: Choice) -> int:
     """
     if (rows := _count_on_driver(choice)) is not None:
         return rows
-    plan, state = plan_rows(choice), choice.pruned.filter.state
+    plan, state = plan_rows(choice, stays=True), choice.pruned.filter.state
     table = plan.rows if isinstance(plan.rows, pa.Table) else None
     if table is None and _vectors_may_be_all(choice):
         rows = _count_by_job(frame_of(plan.rows, state))
