@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError
 from sparkmeta.plan.rest_tasks import metrics_columns, no_rest_tasks, rest_tasks
 from sparkmeta.rows.changed_files import appended_entries, read_appended
@@ -76,8 +77,9 @@ class IncrementalScan(_RangeScan):
         scan_filter, ids = self.scan.plan_filter, self.scan.stats_ids(stats_fields)
         entries = appended_entries(scan_filter, self.from_exclusive, self.to_inclusive, metrics_columns(ids))
         if entries is None:
-            return no_rest_tasks(scan_filter.state.spark)
-        return rest_tasks(entries, scan_filter, null_partitions=null_partitions, stats_ids=ids)
+            return frame_of(no_rest_tasks(), scan_filter.state)
+        tasks = rest_tasks(entries, scan_filter, null_partitions=null_partitions, stats_ids=ids)
+        return frame_of(tasks, scan_filter.state)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,18 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
+from pyspark.sql.types import StructType
 
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
 from sparkmeta.columns.terms import has_transforms
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import (
     InvalidArgumentError,
     InvalidFilterError,
@@ -26,25 +29,34 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, choose
-from sparkmeta.plan.files import count_files, plan_files, plan_files_arrow, plan_schema
+from sparkmeta.plan.choose import Choice, choose, is_read_by_driver
+from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
 from sparkmeta.plan.report import ScanReport, scan_report
 from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
-from sparkmeta.plan.tasks import PARTITION_JSON, SplitPlanning, partition_json, plan_tasks, task_json
+from sparkmeta.plan.tasks import (
+    PARTITION_JSON,
+    SplitPlanning,
+    partition_json,
+    plan_tasks,
+    splits_of,
+    task_json,
+    task_type,
+)
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, count_rows, read_rows
+from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyspark.sql import DataFrame, Row
 
+    from sparkmeta.columns.sql import Aliased
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 
@@ -301,13 +313,31 @@ class Scan:
         return rows if self.row_limit is None else min(rows, self.row_limit)
 
     def to_arrow(self) -> pa.Table:
-        """Return the rows of `to_df` as an Arrow table in memory."""
+        """Return the rows of `to_df` as an Arrow table in memory, without Spark if they are in few small files.
+
+        See docs/rows.md for the limits.
+
+        Raises:
+            ValidationError: as `to_df`.
+        """
         with translated_errors():
-            return self.to_df().toArrow()
+            return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
 
     def to_pandas(self) -> Any:
-        """Return the rows of `to_df` as a pandas DataFrame in memory."""
+        """Return the rows of `to_arrow` as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the rows of `to_arrow` as a polars DataFrame.
+
+        Raises:
+            UnsupportedError: polars is not installed.
+        """
+        try:
+            import polars as pl
+        except ModuleNotFoundError as error:
+            raise UnsupportedError("to_polars needs polars: pip install polars") from error
+        return pl.from_arrow(self.to_arrow())
 
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.
@@ -354,25 +384,55 @@ class Scan:
         return self.plan_files().toLocalIterator(prefetchPartitions=True)
 
     def plan_tasks(self) -> DataFrame:
-        """Cut the planned files into splits and pack them into tasks, lazily; see `plan.tasks.plan_tasks`.
+        """Cut the planned files into splits and pack them into tasks; see `plan.tasks.plan_tasks`.
 
-        Sizes come from the scan's options, or else from the table properties `read.split.*`.
+        Sizes come from the scan's options, or else from the table properties `read.split.*`. The driver packs the files
+        that it plans; others are packed lazily.
         """
-        return plan_tasks(self.plan_files(), plan_schema(self._filter.state), self._splitting())
+        return frame_of(self._tasks(), self.state)
+
+    def plan_tasks_arrow(self) -> pa.Table:
+        """Return the rows of `plan_tasks` as an Arrow table in memory, without Spark if the scan opens few manifests.
+
+        Raises:
+            ValidationError: as `plan_files_arrow`.
+        """
+        tasks = self._tasks()
+        return tasks if isinstance(tasks, pa.Table) else collected(tasks, task_type(plan_schema(self._filter.state)))
+
+    def _tasks(self, *extra: Aliased) -> Relation:
+        row_type = plan_schema(self._filter.state)
+        for column in extra:
+            row_type = row_type.add(column.name, "string")
+        return plan_tasks(planned_files(self._choice, *extra), row_type, self._splitting())
 
     def plan_task_json(self) -> DataFrame:
-        """Return splits as File Scan Task JSON for Iceberg's libraries, lazily: one row per split in column `task`."""
+        """Return splits as File Scan Task JSON for Iceberg's libraries: one row per split in column `task`.
+
+        It is lazy, except for files that the driver plans.
+        """
+        return frame_of(self._task_json(), self.state)
+
+    def plan_task_json_arrow(self) -> pa.Table:
+        """Return the rows of `plan_task_json` as an Arrow table, without Spark if the scan opens few manifests.
+
+        Raises:
+            ValidationError: as `plan_files_arrow`.
+        """
+        tasks = self._task_json()
+        return tasks if isinstance(tasks, pa.Table) else collected(tasks, StructType().add("task", "string"))
+
+    def _task_json(self) -> Relation:
         state = self._filter.state
-        named = partition_json(state).alias(PARTITION_JSON)
-        planned = plan_files(self._choice, named)
-        packed = plan_tasks(planned, plan_schema(state).add(PARTITION_JSON, "string"), self._splitting())
-        return task_json(packed.selectExpr("inline(tasks)"), state, self.projection())
+        tasks = self._tasks(partition_json(state).alias(PARTITION_JSON))
+        return task_json(splits_of(tasks), state, self.projection())
 
     def to_rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> DataFrame:
-        """Return the planned files as scan tasks of Iceberg's REST catalog protocol, lazily; see `plan.rest_tasks`.
+        """Return the planned files as scan tasks of Iceberg's REST catalog protocol; see `plan.rest_tasks`.
 
-        Returns one row per data file: `task` is its FileScanTask JSON without delete file references, `delete_files` an
-        array with the JSON of the deletes that apply, and `sure_rows` the number of rows that are certain to match.
+        It is lazy, except for files that the driver plans. Returns one row per data file: `task` is its FileScanTask
+        JSON without delete file references, `delete_files` an array with the JSON of the deletes that apply, and
+        `sure_rows` the number of rows that are certain to match.
 
         Args:
             null_partitions: whether clients understand null in a partition's tuple.
@@ -383,10 +443,14 @@ class Scan:
             UnsupportedError: the protocol can't express the plan.
             ValidationError: `stats_fields` is not a collection of strings.
         """
+        return frame_of(self.rest_tasks(null_partitions=null_partitions, stats_fields=stats_fields), self.state)
+
+    def rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> Relation:
+        """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
         matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
-        return rest_tasks(matched.frame, self._filter, null_partitions=null_partitions, stats_ids=ids)
+        return rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
 
     def stats_ids(self, names: Collection[str]) -> frozenset[int]:
         """Return the field ids of columns, looked up by name in the scan's schema, then in the table's.
@@ -398,6 +462,14 @@ class Scan:
         NAMES.check("stats_fields", names)
         return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
+    @property
+    def is_planned_by_driver(self) -> bool:
+        """Whether the driver reads all manifests of the scan. It may still leave the matching of many deletes to Spark.
+
+        Reads the manifest list or the tree's root.
+        """
+        return is_read_by_driver(self._pruned)
+
     def most_files(self) -> int | None:
         """Return an upper bound on the plan's files: the live files in the scan's manifests. None if unknown.
 
@@ -407,7 +479,9 @@ class Scan:
         return None if counts.null_count else pc.sum(counts).as_py() or 0
 
     def report(self) -> ScanReport:
-        """Report which files this scan reads and skips, and why. Runs Spark jobs, including the plan itself."""
+        """Report which files this scan reads and skips, and why. Plans the scan, without Spark if it opens few
+        manifests.
+        """
         return scan_report(self._choice, as_text(self.row_filter))
 
     def _splitting(self) -> SplitPlanning:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import math
 import os
 import re
 import socket
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
 from sparkmeta.errors import SessionError
@@ -63,6 +66,10 @@ _TASK_BYTES = 1 << 20
 
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
+
+# A stop takes ten times as long, so a session that was in use within this time is. A test takes half a millisecond.
+_IN_USE_SECONDS = 0.02
+_last_in_use: WeakKeyDictionary[SparkSession, float] = WeakKeyDictionary()
 
 
 class _OfUsers(logging.Filter):
@@ -291,14 +298,20 @@ def in_use(spark: SparkSession) -> SparkSession:
 
 
 def _is_stopped(spark: SparkSession) -> bool:
+    """Return whether a session's context, or its Java process, has stopped. Other problems of a session are no stop."""
     if is_connect(spark):
         stopped: bool = spark.is_stopped  # type: ignore[attr-defined]
         return stopped
+    asked = time.monotonic()
+    if asked - _last_in_use.get(spark, -math.inf) < _IN_USE_SECONDS:
+        return False
     try:
-        # This takes a millisecond, and fails if the session's context, or its Java process, has stopped.
         spark.newSession()
-    except Exception:  # noqa: BLE001  py4j raises errors of its own
+    except ConnectionRefusedError:
         return True
+    except Exception as error:  # noqa: BLE001  py4j raises errors of its own
+        return "IllegalStateException" in str(error)
+    _last_in_use[spark] = asked
     return False
 
 
@@ -469,12 +482,20 @@ def map_by_tasks(spark: SparkSession, units: pa.Table, function: MapFunction, sc
     return map_arrow(local_frame(spark, units), function, schema)
 
 
-def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema) -> pa.Table:
-    """Apply a function to units of work, each in a thread of this process; see `map_by_tasks`."""
+def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema, *, runs: bool = False) -> pa.Table:
+    """Apply a function to units of work in threads of this process; see `map_by_tasks`.
+
+    Args:
+        units: the units.
+        function: takes batches of units and yields batches of `schema`.
+        schema: of the result.
+        runs: whether a thread takes a run of units at once, since neighbours share work.
+    """
     import pyarrow as pa
 
-    rows = [units.slice(place, 1).to_batches() for place in range(len(units))]
-    results = _threads().map(lambda row: list(function(row)), rows)
+    size = max(-(-len(units) // _THREADS), 1) if runs else 1
+    parts = [units.slice(place, size).to_batches() for place in range(0, len(units), size)]
+    results = _threads().map(lambda part: list(function(part)), parts)
     return pa.Table.from_batches([batch for batches in results for batch in batches], schema)
 
 

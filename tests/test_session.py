@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from pyiceberg.types import LongType, NestedField
 from pyspark.sql import SparkSession
 
 import sparkmeta as sm
+from sparkmeta import session
 from sparkmeta.errors import SessionError
 from sparkmeta.session import (
     SessionSource,
@@ -161,6 +164,26 @@ def test_after_a_session_was_stopped(pytestconfig: pytest.Config) -> None:
     assert done.stdout.count("started a local Spark session") == (kind == "classic")
     if kind == "classic":
         assert not [line for line in done.stderr.splitlines() if line.startswith(("\tat ", "{", "Caused by"))]
+
+
+@pytest.mark.classic
+def test_a_session_is_asked_seldom_whether_it_was_stopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0.0, 0.01, 0.03, 0.06))
+    problems = iter((None, RuntimeError("busy"), ConnectionRefusedError()))
+    asked: list[SparkSession] = []
+
+    def asks(self: SparkSession) -> None:
+        asked.append(self)
+        if (problem := next(problems)) is not None:
+            raise problem
+
+    monkeypatch.setattr(session, "_last_in_use", WeakKeyDictionary())
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(type(spark), "newSession", asks)
+    assert [session.in_use(spark) for _ in range(3)] == [spark] * 3
+    assert len(asked) == 2
+    with pytest.raises(SessionError, match="was stopped"):
+        session.in_use(spark)
 
 
 @pytest.mark.parametrize(("name", "usable"), [("short", True), ("long" * 20, False)])

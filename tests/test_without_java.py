@@ -68,6 +68,16 @@ def test_metadata_and_commits_are_the_same_with_a_session(
     assert [each["version"] for each in changed] == [2, 3, 4]
 
 
+def test_scans_read_the_same_with_spark(
+    done: dict[str, Any], folder: Path, spark: SparkSession, by_spark: None
+) -> None:
+    assert done["read"] == without_java.read(without_java.catalogs(folder)["sql"].load_table("shop.orders", spark))
+
+
+def test_a_service_plans_few_files_before_spark_is_up(done: dict[str, Any]) -> None:
+    assert done["served"] == [503, 2, [6, 2, 0]]
+
+
 def test_commands_print_the_same_with_a_session(
     done: dict[str, Any], folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

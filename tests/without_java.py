@@ -41,6 +41,37 @@ def known(table: Table) -> dict[str, Any]:
     }
 
 
+def read(table: Table) -> list[str]:
+    """Rows and plans of scans, as text."""
+    shown: list[Any] = []
+    for row_filter in ("true", "id >= 5 and country = 'NO'", "note is null"):
+        scan = table.scan(row_filter).select("id", "note", "_file", "_pos", "_partition")
+        shown += [scan.to_arrow().sort_by("id").to_pylist(), scan.to_pandas().shape, scan.limit(3).to_arrow().num_rows]
+        shown += [scan.count(), scan.count_files(), scan.plan_task_json_arrow().sort_by("task").to_pylist()]
+        splits = [split for task in scan.plan_tasks_arrow().to_pylist() for split in task["tasks"]]
+        shown.append(sorted(map(str, splits)))
+        report = scan.report().to_dict()
+        shown.append({name: value for name, value in report.items() if not name.endswith("_seconds")})
+    return [str(each) for each in shown]
+
+
+def served(catalog: Catalog) -> list[Any]:
+    """What a service answers whose session can't start: health, a table, and plans of few files."""
+    import requests
+
+    import sparkmeta as sm
+
+    with sm.serve(catalog, port=0) as service:
+        table = f"{service.uri}/v1/namespaces/shop/tables/orders"
+        loaded = requests.get(table, timeout=60).json()
+        filters = (None, {"type": "gt", "term": "id", "value": 22}, {"type": "eq", "term": "id", "value": 99})
+        plans = [
+            requests.post(f"{table}/plan", json={"filter": each} if each else {}, timeout=60).json() for each in filters
+        ]
+        status = requests.get(f"{service.uri}/healthz", timeout=60).status_code
+    return [status, loaded["metadata"]["format-version"], [len(plan.get("file-scan-tasks", [])) for plan in plans]]
+
+
 def drawn(folder: Path) -> str:
     """The drawing of a tree."""
     import sparkmeta as sm
@@ -164,6 +195,7 @@ def main(folder: Path) -> dict[str, Any]:
     both = catalogs(folder)
     return {
         "known": known(both["sql"].load_table("shop.orders")),
+        "read": read(both["sql"].load_table("shop.orders")),
         "drawn": drawn(folder),
         "changed": change(both["sql"].load_table("shop.changed")),
         "lake": in_a_lake(both["hadoop"]),
@@ -182,5 +214,6 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 if __name__ == "__main__":
     sys.addaudithook(_note)
-    result = main(Path(sys.argv[1]))
-    print(json.dumps(result | {"started": STARTED}))  # noqa: T201
+    result = main(Path(sys.argv[1])) | {"started": list(STARTED)}
+    # The service looks for Java.
+    print(json.dumps(result | {"served": served(catalogs(Path(sys.argv[1]))["sql"])}))  # noqa: T201

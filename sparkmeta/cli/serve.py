@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from sparkmeta.cli.source import (
     takes_catalog,
 )
 from sparkmeta.errors import SettingError
+from sparkmeta.session import SessionSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +42,7 @@ _LOG = "%(asctime)s %(levelname)s %(name)s %(message)s"
 @click.option("--vend-credentials", is_flag=True, default=None, help="Hand out credentials that the catalog vends.")
 @takes_catalog
 def serve(source: CatalogSource, **arguments: Any) -> None:
-    """Serve a catalog by Iceberg's REST protocol, read-only, with scans planned by Spark.
+    """Serve a catalog by Iceberg's REST protocol, read-only, with scans planned by this process and Spark.
 
     Engines read all of its tables, metadata trees of format version 4 too. Replicas share --spool, and a secret in the
     variable SPARKMETA_SERVE_SECRET. Stops on SIGTERM or SIGINT.
@@ -54,9 +56,11 @@ def serve(source: CatalogSource, **arguments: Any) -> None:
     if source.catalog is None:
         # This fails before Spark starts if there is no default.
         configured_catalog(None, source.properties)
-    spark = cli_session(FAIR | source.conf, source.remote, show_log=source.verbose)
     log_to_stderr()
-    service_of(configured_catalog(source.catalog, source.properties), spark, options=options).run()
+    start = partial(cli_session, FAIR | source.conf, source.remote, show_log=source.verbose)
+    # A server may open other files than this machine, so it is connected to before the first table is opened.
+    sessions = SessionSource(start()) if source.remote or "SPARK_REMOTE" in os.environ else SessionSource(start=start)
+    service_of(configured_catalog(source.catalog, source.properties), sessions, options=options).run()
 
 
 def serve_options(
@@ -103,5 +107,7 @@ def _content(file: str) -> str:
 
 def log_to_stderr() -> None:
     """Write the log of the service to stderr: a line for each request, whose message is a JSON object."""
-    logging.basicConfig(level=logging.WARNING, format=_LOG)
+    # A session that starts in the background redirects stderr for a while, but not this copy.
+    stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    logging.basicConfig(level=logging.WARNING, format=_LOG, stream=stderr)
     logging.getLogger("sparkmeta").setLevel(logging.INFO)

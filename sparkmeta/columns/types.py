@@ -439,3 +439,8 @@ def public_value(column: Sql, primitive: PrimitiveType) -> Sql:
         text = sql.call("regexp_replace", sql.call("lower", sql.call("hex", column)), UUID_DIGITS, UUID_TEXT).text
         return Sql(text, "uuid text", column)
     return column
+
+
+def uuid_value(text: Sql) -> Sql:
+    """Convert the text of a UUID to bound form."""
+    return Sql(sql.call("unhex", sql.call("replace", text, "-", "")).text, "uuid bytes", text)

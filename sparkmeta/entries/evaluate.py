@@ -6,6 +6,7 @@ Each operation is applied to all rows at once, and to the elements of all lists 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, TypeAlias
@@ -18,7 +19,7 @@ from pyspark.sql.types import DataType
 from sparkmeta.arrow_types import arrow_type_of
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import compact_lists, uuid_texts, whole
+from sparkmeta.entries.arrays import compact_lists, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
 
 # A scalar has the same value for each row.
@@ -475,6 +476,92 @@ def _hex(values: pa.Array) -> pa.Array:
     return pc.if_else(binary.is_valid(), texts, pa.scalar(None, pa.string()))
 
 
+def _by_value(rows: _Rows, values: Sql, convert: Callable[[Any], str]) -> Values:
+    """Return the text of each value, by a function of the value in its physical form: days, ticks, bytes, a Decimal."""
+    encoded = rows.array(values).dictionary_encode()
+    distinct = encoded.dictionary
+    if pa.types.is_temporal(distinct.type):
+        distinct = distinct.view(pa.int32() if pa.types.is_date32(distinct.type) else pa.int64())
+    texts = [None if value is None else convert(value) for value in distinct.to_pylist()]
+    return pa.array(texts, pa.string()).take(encoded.indices)
+
+
+def _map_part(rows: _Rows, values: Sql, keys: Sequence[int]) -> Values:
+    """Return the entries of maps with some keys, as a struct of `keys` and `values`, binary ones as hex; null if none.
+
+    The order of the keys is that of the map.
+    """
+    maps = rows.array(values)
+    parents, entries = _elements(maps)
+    wanted = pc.is_in(entries.field("key"), value_set=pa.array(keys, entries.type.field("key").type))
+    places, found = parents.filter(wanted), entries.filter(wanted)
+    items = _hex(found.field("value")) if pa.types.is_binary(found.type.field("value").type) else found.field("value")
+    lengths = np.bincount(places.to_numpy(), minlength=len(maps))
+    lists = [_lists(lengths, each, pa.repeat(pa.scalar(False), len(maps))) for each in (found.field("key"), items)]
+    return pa.StructArray.from_arrays(lists, ["keys", "values"], mask=pa.array(lengths == 0))
+
+
+def _array_join(rows: _Rows, values: Sql, separator: Sql) -> Values:
+    return pc.binary_join(rows.array(values).cast(pa.list_(pa.string())), separator.operands[0])
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+_ESCAPES: Final = {code: f"\\u{code:04X}" for code in range(32)} | {
+    ord(char): "\\" + escaped for char, escaped in zip('"\\\b\t\n\f\r', '"\\btnfr', strict=True)
+}
+_ESCAPED: Final = r'["\\\x00-\x1f]'
+
+
+def _to_json(rows: _Rows, struct: Sql, _options: Sql) -> Values:
+    """Return structs as JSON objects, without members that are null."""
+    return _json(rows.array(struct))
+
+
+def _json_or_null(rows: _Rows, value: Sql) -> Values:
+    """Return values as JSON."""
+    return pc.fill_null(_json(rows.array(value)), "null")
+
+
+def _json(values: pa.Array) -> pa.Array:
+    """Return values as JSON, null for null."""
+    kind = values.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values), pa.string())
+    if pa.types.is_struct(kind):
+        members = [
+            pc.fill_null(pc.binary_join_element_wise(f",{_quoted(field.name)}:", _json(child), ""), "")
+            for field, child in zip(kind, values.flatten(), strict=True)
+        ]
+        joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise("", *members, ""), 1)
+        objects = pc.binary_join_element_wise("{", joined, "}", "")
+        return pc.if_else(values.is_valid(), objects, pa.scalar(None, pa.string()))
+    if pa.types.is_list(kind):
+        offsets, elements = compact_lists(values)
+        texts = pa.ListArray.from_arrays(offsets, pc.fill_null(_json(elements), "null"))
+        objects = pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", "")
+        return pc.if_else(values.is_valid(), objects, pa.scalar(None, pa.string()))
+    if pa.types.is_string(kind):
+        is_odd = pc.fill_null(pc.match_substring_regex(values, _ESCAPED), False)
+        escaped = pa.array([text.translate(_ESCAPES) for text in values.filter(is_odd).to_pylist()], pa.string())
+        return pc.binary_join_element_wise('"', pc.replace_with_mask(values, is_odd, escaped), '"', "")
+    if pa.types.is_floating(kind):
+        numbers = values.dictionary_encode()
+        texts = [_number(value, kind) for value in numbers.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(numbers.indices)
+    return values.cast(pa.string())
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
+
+
+def _number(value: float, kind: pa.DataType) -> str:
+    if math.isnan(value) or math.isinf(value):
+        return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+    return repr(float(str(np.float32(value))) if pa.types.is_float32(kind) else value)
+
+
 _COMPARISONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "=": _typed(_equal),
     "<": _typed(_less),
@@ -497,8 +584,12 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "unix_date": lambda dates: dates.cast(pa.int32()),
     "unix_micros": lambda instants: instants.cast(pa.int64()),
     "hex": _hex,
+    "lower": pc.utf8_lower,
+    "abs": pc.abs,
+    "greatest": pc.max_element_wise,
     "xxhash64": _key,
     "uuid text": uuid_texts,
+    "uuid bytes": lambda texts: uuid_bytes(texts).cast(pa.binary()),
 }
 _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "column": lambda rows, name: rows.column(name),
@@ -525,4 +616,9 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "startswith": _starts_with,
     "substring": _substring,
     "translate": _translate,
+    "by value": _by_value,
+    "map part": _map_part,
+    "array_join": _array_join,
+    "to_json": _to_json,
+    "json": _json_or_null,
 }

@@ -17,6 +17,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
 from sparkmeta.columns.sql import Sql
 from sparkmeta.commit.attempts import BranchOptions
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.maintain.rewrite_tasks import Packing
 from sparkmeta.plan.choose import choose
@@ -273,7 +274,8 @@ class FileGroups:
     def _improvable(self) -> DataFrame:
         """The files that are too small or too large, or have too many deletes."""
         options, sizes = self.options, self.sizes
-        frame = self.plan.frame.selectExpr("*", _DELETED.alias("deleted_records").selected, f"{_IS_DEAD} AS is_dead")
+        planned = frame_of(self.plan.rows, self.state)
+        frame = planned.selectExpr("*", _DELETED.alias("deleted_records").selected, f"{_IS_DEAD} AS is_dead")
         ratio = "least(deleted_records, record_count) / CAST(nullif(record_count, 0) AS DOUBLE)"
         frame = frame.selectExpr("*", f"{ratio} AS deleted_ratio")
         many = f"coalesce(deleted_ratio >= {options.delete_ratio_threshold!r}D, false)"

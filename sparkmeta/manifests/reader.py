@@ -158,7 +158,8 @@ class ManifestReader:
             return False
         if self.tree is not None and not few_masks(self._dvs_of(manifests), self.access):
             return False
-        return self.driver_parts(manifests, projection) is not None
+        may_lack_leaves = self.tree is None and self.manifest_cache is not None
+        return not may_lack_leaves or self.driver_parts(manifests, projection) is not None
 
     def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether the driver reads manifests faster than Python tasks would; see `ManifestLoad`.

@@ -346,6 +346,12 @@ def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProj
     return Reading(placement, ManifestLoad.of(manifests, projection))
 
 
+def is_read_by_driver(pruned: PrunedManifests) -> bool:
+    """Return whether the driver reads all manifests of a scan."""
+    sides = (pruned.data, data_projection(pruned.filter)), (pruned.deletes, delete_projection(pruned.filter))
+    return all(_reading(pruned, *side).placement is Placement.DRIVER for side in sides)
+
+
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
     """Return where co-planned manifests are read. `driver` tells whether the driver has read the deletes."""
     state, projection, both = pruned.filter.state, data_projection(pruned.filter), pa.concat_tables([data, deletes])

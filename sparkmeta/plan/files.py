@@ -27,13 +27,14 @@ What runs when:
 - `count_files` takes the `PrunedManifests`. Without a filter, it adds up the counts of manifests; it opens only
   manifests without counts, and runs no job if all have counts. With a filter, it counts the matching entries by a job,
   unless the driver decodes the manifests or none is left. It never reads deletes.
-- `report` runs the DataFrame of `plan_files`, and a job that counts the entries of the opened manifests.
+- `report` plans the files, and counts the entries of the opened manifests: each by a job, unless the driver reads them.
+- `plan_tasks` and `plan_task_json` pack the rows of `plan_files` and write their JSON: at once if the driver has them,
+  otherwise lazily, in tasks.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -83,7 +84,7 @@ _PLAN_TYPES: dict[str, DataType] = {
 }
 
 
-def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
+def plan_files(choice: Choice) -> DataFrame:
     """Plan a scan: one row per data file that may hold matching rows.
 
     Columns: file_path, file_format, spec_id, partition (if the table has any), record_count, file_size_in_bytes,
@@ -95,17 +96,10 @@ def plan_files(choice: Choice, *extra: Aliased) -> DataFrame:
     other or their data files (`plan.deletes.rules`).
     Deletes in pruned manifests are not checked.
 
-    Args:
-        choice: how the scan's manifests are read and their deletes matched.
-        extra: further columns of the data entry to append.
-
     Raises:
         ValidationError: manifests that the driver decodes have such a contradiction.
     """
-    matched = match_deletes(read_entries(choice))
-    if extra:  # only Spark evaluates them
-        matched = replace(matched, rows=matched.frame)
-    return frame_of(planned_rows(matched, *extra), choice.pruned.filter.state)
+    return frame_of(planned_rows(match_deletes(read_entries(choice))), choice.pruned.filter.state)
 
 
 def plan_files_arrow(choice: Choice) -> pa.Table:
@@ -114,11 +108,35 @@ def plan_files_arrow(choice: Choice) -> pa.Table:
     Raises:
         ValidationError: as `plan_files`.
     """
-    rows = planned_rows(match_deletes(read_entries(choice)), texts=SharedTexts(sys.maxsize))
+    rows = planned_files(choice)
+    return rows if isinstance(rows, pa.Table) else collected(rows, plan_schema(choice.pruned.filter.state))
+
+
+def planned_files(choice: Choice, *extra: Aliased) -> Relation:
+    """Return the rows of `plan_files`, in memory if the driver plans them.
+
+    Args:
+        choice: how the scan's manifests are read and their deletes matched.
+        extra: further columns of the data entry to append, which are texts.
+
+    Raises:
+        ValidationError: as `plan_files`.
+    """
+    matched = match_deletes(read_entries(choice))
+    texts = SharedTexts(sys.maxsize) if isinstance(matched.rows, pa.Table) else None
+    rows = planned_rows(matched, *extra, texts=texts)
     if not isinstance(rows, pa.Table):
-        with translated_errors():
-            rows = rows.toArrow()
-    return rows.cast(arrow_schema(plan_schema(choice.pruned.filter.state)))
+        return rows
+    schema = plan_schema(choice.pruned.filter.state)
+    for column in extra:
+        schema = schema.add(column.name, "string")
+    return rows.cast(arrow_schema(schema))
+
+
+def collected(rows: DataFrame, row_type: StructType) -> pa.Table:
+    """Return the rows of a DataFrame in memory, with the types of this package. Runs a job."""
+    with translated_errors():
+        return rows.toArrow().cast(arrow_schema(row_type))
 
 
 def planned_rows(matched: MatchedEntries, *extra: Aliased, texts: SharedTexts | None = None) -> Relation:

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.entries.arrays import is_live_entry
-from sparkmeta.plan.files import plan_files
+from sparkmeta.entries.relation import where
+from sparkmeta.plan.files import planned_files
 from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
 from sparkmeta.plan.prune import PrunedManifests, live_manifests
 
@@ -93,7 +94,7 @@ def _lines(values: dict[str, Any], indent: str) -> list[str]:
 
 
 def scan_report(choice: Choice, row_filter: str) -> ScanReport:
-    """Run the plan of a choice and count the entries of its manifests. Runs Spark jobs.
+    """Run the plan of a choice and count the entries of its manifests. For many manifests, runs jobs.
 
     Args:
         choice: how the scan is planned.
@@ -135,11 +136,18 @@ def _bytes(manifests: pa.Table) -> int:
 
 
 def _count_entries(pruned: PrunedManifests) -> EntryCounts:
-    """Count each entry by the first rule that skips it, in one aggregation."""
+    """Count each entry by the first rule that skips it; for many entries, in one aggregation."""
     scan_filter = pruned.filter
     every_entry = replace(data_projection(scan_filter), entry_filter=None)
-    entries = scan_filter.state.entries(pruned.data, every_entry)
+    entries = scan_filter.state.relation(pruned.data, every_entry)
     conditions = (is_live_entry(), tuple_matches(scan_filter), stats_match(scan_filter))
+    if isinstance(entries, pa.Table):
+        counts = [len(entries)]
+        for condition in conditions:
+            entries = where(entries, condition)
+            counts.append(len(entries))
+        scanned, are_live, of_partitions, planned = counts
+        return EntryCounts(scanned, scanned - are_live, are_live - of_partitions, of_partitions - planned, planned)
     live, tuples, stats = (condition.column() for condition in conditions)
     row = entries.agg(
         F.count("*").alias("scanned"),
@@ -157,15 +165,19 @@ def _count_if(condition: Column) -> Column:
 
 
 def _count_planned(choice: Choice) -> dict[str, int]:
-    row = (
-        plan_files(choice)
-        .agg(
-            F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
-            _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),
-            F.coalesce(F.sum(F.size(DELETES)), F.lit(0)).alias("delete_files"),
-        )
-        .first()
-    )
+    files = planned_files(choice)
+    if isinstance(files, pa.Table):
+        deletes = pc.list_value_length(files.column(DELETES))
+        return {
+            "planned_bytes": pc.sum(files.column("file_size_in_bytes"), min_count=0).as_py(),
+            "files_with_deletes": pc.sum(pc.greater(deletes, 0), min_count=0).as_py(),
+            "delete_files": pc.sum(deletes, min_count=0).as_py(),
+        }
+    row = files.agg(
+        F.coalesce(F.sum("file_size_in_bytes"), F.lit(0)).alias("planned_bytes"),
+        _count_if(F.size(DELETES) > 0).alias("files_with_deletes"),
+        F.coalesce(F.sum(F.size(DELETES)), F.lit(0)).alias("delete_files"),
+    ).first()
     assert row is not None
     counts: dict[str, int] = row.asDict()
     return counts

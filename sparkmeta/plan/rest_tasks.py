@@ -1,8 +1,9 @@
-"""Convert planned files to scan tasks of Iceberg's REST catalog protocol (FileScanTask). Spark writes the JSON."""
+"""Convert planned files to scan tasks of Iceberg's REST catalog protocol (FileScanTask)."""
 
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
@@ -31,11 +32,11 @@ from sparkmeta.columns.conditions import fold, is_floating, junction_of
 from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.terms import SchemaFields
+from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import select
 from sparkmeta.errors import InvalidFilterError, UnsupportedError
 from sparkmeta.plan.filter import DELETES, SharedTexts, partition_value, residual_json
-from sparkmeta.plan.tasks import CONTENTS, single_value
-from sparkmeta.session import local_frame
+from sparkmeta.plan.tasks import content_file, content_name, single_value
 from sparkmeta.spec.entry import METRICS_MAP_IDS
 from sparkmeta.spec.metadata import is_encrypted
 from sparkmeta.spec.partitioning import has_unknown_values
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
-    from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.state import TableState
 
@@ -54,14 +55,13 @@ INEXPRESSIBLE = "the REST protocol's scan tasks can't express"
 """The beginning of messages about correct plans that can't be sent."""
 
 _RANGES = (BoundLessThan, BoundLessThanOrEqual, BoundGreaterThan, BoundGreaterThanOrEqual)
-_TO_THE_END = 2**31 - 1
 _SCHEMA = pa.schema([("task", pa.string()), ("delete_files", pa.list_(pa.string())), ("sure_rows", pa.int64())])
 
 
 def rest_tasks(
-    matched: DataFrame, scan_filter: ScanFilter, *, null_partitions: bool = True, stats_ids: Collection[int] = ()
-) -> DataFrame:
-    """Convert planned data entries to scan tasks of the REST protocol, lazily.
+    matched: Relation, scan_filter: ScanFilter, *, null_partitions: bool = True, stats_ids: Collection[int] = ()
+) -> Relation:
+    """Convert planned data entries to scan tasks of the REST protocol. A DataFrame is lazy.
 
     Args:
         matched: data entries with `deletes` and the columns of `metrics_columns`.
@@ -78,27 +78,25 @@ def rest_tasks(
         UnsupportedError: the protocol can't express the plan, or a client could not apply the filter.
     """
     _refuse_inexpressible(scan_filter)
-    texts = SharedTexts()
+    texts = SharedTexts(sys.maxsize) if isinstance(matched, pa.Table) else SharedTexts()
     readable = replace(scan_filter, row_filter=_without_infinities(scan_filter.row_filter))
     residual = residual_json(readable, texts.literal)
     partition = _partition(scan_filter.state, null_partitions)
-    place = sql.concat(
-        '{"spec-id":', sql.col("partition_spec_id").cast("string"), ',"partition":', partition, ',"content":'
-    )
-    data_file = _content_file(
-        sql.concat(place, '"data",'),
+    place = sql.concat('{"spec-id":', sql.col("partition_spec_id").cast("string"), ',"partition":', partition)
+    members = ("file_size_in_bytes", "record_count", "split_offsets", "sort_order_id", "first_row_id")
+    data_file = content_file(
+        place,
+        "data",
         {
-            "file-path": sql.col("location"),
-            "file-format": sql.call("lower", sql.col("file_format")),
-            "file-size-in-bytes": sql.col("file_size_in_bytes"),
-            "record-count": sql.col("record_count"),
-            "split-offsets": sql.col("split_offsets"),
-            "sort-order-id": sql.col("sort_order_id"),
-            "first-row-id": sql.col("first_row_id"),
-            **{name.replace("_", "-"): _metrics(name, stats_ids) for name in metrics_columns(stats_ids)},
+            "file_path": sql.col("location"),
+            "file_format": sql.call("lower", sql.col("file_format")),
+            **{name: sql.col(name) for name in members},
+            **{name: _metrics(name, stats_ids) for name in metrics_columns(stats_ids)},
         },
     )
-    deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(place, delete))
+    deletes = sql.empty_array(sql.lit(""))
+    if not isinstance(matched, pa.Table) or len(whole(matched.column(DELETES)).flatten()):
+        deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(place, delete))
     no_deletes = sql.call("size", sql.col(DELETES)) == 0
     exact = residual if readable == scan_filter else residual_json(scan_filter, texts.literal)
     sure = sql.when((exact == TRUE_JSON) & no_deletes, sql.col("record_count")).otherwise(0)
@@ -107,7 +105,8 @@ def rest_tasks(
         deletes.alias("delete_files"),
         sql.call("greatest", sure, sql.lit(0).cast("bigint")).alias("sure_rows"),
     ]
-    return select(texts.joined_to(matched, scan_filter.state), columns)
+    rows = select(texts.joined_to(matched, scan_filter.state), columns)
+    return rows.cast(_SCHEMA) if isinstance(rows, pa.Table) else rows
 
 
 def metrics_columns(stats_ids: Collection[int]) -> tuple[str, ...]:
@@ -144,12 +143,13 @@ def _metrics(name: str, stats_ids: Collection[int]) -> Sql:
         return sql.call("hex", values[key]) if is_binary else values[key]
 
     parts = sql.struct(keys.alias("keys"), sql.transform(keys, value).alias("values"))
-    return sql.when(sql.call("size", keys) > 0, parts).otherwise(None)
+    by_spark = sql.when(sql.call("size", keys) > 0, parts).otherwise(None)
+    return Sql(by_spark.text, "map part", values, sorted(stats_ids))
 
 
-def no_rest_tasks(spark: SparkSession) -> DataFrame:
-    """Return an empty DataFrame of scan tasks."""
-    return local_frame(spark, _SCHEMA.empty_table())
+def no_rest_tasks() -> pa.Table:
+    """Return an empty table of scan tasks."""
+    return _SCHEMA.empty_table()
 
 
 def refuse_table(state: TableState) -> None:
@@ -238,23 +238,17 @@ def _without_infinities(bound: BooleanExpression) -> BooleanExpression:
     return fold(bound, lambda leaf, _negated: AlwaysTrue() if is_infinite(leaf) else leaf, junction_of)
 
 
-def _content_file(head: Sql, members: dict[str, Sql]) -> Sql:
-    """Return the JSON object of a content file. `head` is its text before the first of the members."""
-    without_nulls = sql.call("map", "ignoreNullFields", "true")
-    text = sql.call("to_json", sql.struct(*(value.alias(name) for name, value in members.items())), without_nulls)
-    return sql.concat(head, sql.call("substring", text, 2, _TO_THE_END))
-
-
 def _delete_file(place: Sql, delete: Sql) -> Sql:
     """Return the JSON object of a delete file, with the spec and partition of the data file that it applies to.
 
     Readers ignore both, and plans would have to read the delete's own spec and partition.
     """
-    contents = sql.call("array", *CONTENTS)
-    members = ("file_path", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file")
-    shown = {name.replace("_", "-"): delete[name] for name in (*members, "content_offset", "content_size_in_bytes")}
-    content = sql.concat('"', sql.call("get", contents, delete["content"]), '",')
-    return _content_file(sql.concat(place, content), {"file-format": sql.call("lower", delete["file_format"]), **shown})
+    members = (
+        "file_path", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file", "content_offset",
+        "content_size_in_bytes",
+    )  # fmt: skip
+    shown = {"file_format": sql.call("lower", delete["file_format"]), **{name: delete[name] for name in members}}
+    return content_file(place, content_name(delete), shown)
 
 
 # -- Partitions -------------------------------------------------------------------------------------------------------
@@ -314,9 +308,15 @@ def _value(state: TableState, field: PartitionField) -> Sql:
     value, kind = partition_value(field.field_id), state.types.partition_types[field.field_id]
     with_nulls = sql.call("map", "ignoreNullFields", "false")
     wrapped = sql.call("to_json", sql.struct(single_value(value, kind).alias("x")), with_nulls)
-    text = sql.call("substring", wrapped, 6, sql.call("length", wrapped) - 6)
+    by_spark = sql.call("substring", wrapped, 6, sql.call("length", wrapped) - 6)
+    text = Sql(by_spark.text, "json", single_value(value, kind))
     if not is_floating(kind):
         return text
     finite = value.isNull() | (sql.call("abs", value) < sql.lit(float("inf")))
-    problem = sql.concat(f"{INEXPRESSIBLE} partition field {field.name} of ", value.cast("string"))
+    shown = Sql(value.cast("string").text, "by value", value, _not_finite)
+    problem = sql.concat(f"{INEXPRESSIBLE} partition field {field.name} of ", shown)
     return sql.when(finite, text).otherwise(sql.call("raise_error", problem).cast("string"))
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +23,16 @@ from pyiceberg.types import (
     TimestamptzType,
     TimeType,
 )
-from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import public_value
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import select
 from sparkmeta.plan.filter import partition_value
 from sparkmeta.session import map_arrow
+from sparkmeta.spec.iso_times import iso_date, iso_timestamp
 from sparkmeta.spec.partitioning import partition_spec_to_json
 from sparkmeta.spec.schema import schema_to_json
 
@@ -37,22 +40,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.schema import Schema
-    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from sparkmeta.columns.sql import Aliased
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 
 # -- File Scan Task JSON (table spec, Appendix C) ---------------------------------------------------------------------
-# Spark writes the JSON: schema and specs are constants, the rest comes from the split's columns.
+# Schema and specs are constants, the rest comes from the split's columns.
 
 
 PARTITION_JSON = "partition_json"
 
 CONTENTS = ("data", "position-deletes", "equality-deletes")
+_TO_THE_END = 2**31 - 1
 
 
-def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame:
+def task_json(splits: Relation, state: TableState, schema: Schema) -> Relation:
     """Convert splits to JSON in the single column `task`.
 
     Args:
@@ -60,17 +65,17 @@ def task_json(splits: DataFrame, state: TableState, schema: Schema) -> DataFrame
         state: the table.
         schema: the schema that the scan reads.
     """
-    parts = [
-        _member("schema", F.lit(json.dumps(schema_to_json(schema)))),
-        _member("spec", _spec_json(state)),
-        _member("data-file", _data_file()),
-        F.concat(F.lit('"start":'), F.col("start"), F.lit(',"length":'), F.col("length")),
-        _member(
-            "delete-files", F.concat(F.lit("["), F.array_join(F.transform("deletes", _delete_file), ","), F.lit("]"))
-        ),
-        _member("residual-filter", F.col("residual")),
-    ]
-    return splits.select(F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}")).alias("task"))
+    deletes = sql.call("array_join", sql.transform(sql.col("deletes"), _delete_file), ",")
+    members = [
+        '{"schema":', sql.lit(json.dumps(schema_to_json(schema))),
+        ',"spec":', _spec_json(state),
+        ',"data-file":', _data_file(),
+        ',"start":', sql.col("start").cast("string"),
+        ',"length":', sql.col("length").cast("string"),
+        ',"delete-files":[', deletes,
+        '],"residual-filter":', sql.col("residual"), "}",
+    ]  # fmt: skip
+    return select(splits, [sql.concat(*members).alias("task")])
 
 
 def partition_json(state: TableState) -> Sql:
@@ -90,78 +95,76 @@ def _tuple_json(state: TableState, ids: Mapping[int, int]) -> Sql:
         single_value(partition_value(field_id), types[field_id]).alias(str(written))
         for field_id, written in ids.items()
     ]
-    without_nulls = sql.call("map", "ignoreNullFields", "true")
-    return sql.call("to_json", sql.struct(*values), without_nulls) if values else sql.lit("{}")
+    return json_object(values) if values else sql.lit("{}")
 
 
-def _spec_json(state: TableState) -> Column:
-    chosen = F.lit(None).cast("string")
+def _spec_json(state: TableState) -> Sql:
+    chosen = sql.lit(None).cast("string")
     for spec_id, spec in state.specs.items():
-        chosen = F.when(F.col("spec_id") == spec_id, json.dumps(partition_spec_to_json(spec))).otherwise(chosen)
+        chosen = sql.when(sql.col("spec_id") == spec_id, json.dumps(partition_spec_to_json(spec))).otherwise(chosen)
     return chosen
 
 
-def _member(name: str, value: Column) -> Column:
-    return F.concat(F.lit(f'"{name}":'), value)
+def _data_file() -> Sql:
+    names = (
+        "file_path", "file_format", "file_size_in_bytes", "record_count", "split_offsets", "sort_order_id",
+        "first_row_id",
+    )  # fmt: skip
+    values = {name: sql.call("lower", sql.col(name)) if name == "file_format" else sql.col(name) for name in names}
+    return content_file(_place(), "data", values)
 
 
-def _data_file() -> Column:
-    return _content_file(
-        {
-            "content": F.lit("data"),
-            "file-path": F.col("file_path"),
-            "file-format": F.lower("file_format"),
-            "file-size-in-bytes": F.col("file_size_in_bytes"),
-            "record-count": F.col("record_count"),
-            "split-offsets": F.col("split_offsets"),
-            "sort-order-id": F.col("sort_order_id"),
-            "first-row-id": F.col("first_row_id"),
-        }
-    )
+def _delete_file(delete: Sql) -> Sql:
+    names = (
+        "file_path", "file_format", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file",
+        "content_offset", "content_size_in_bytes",
+    )  # fmt: skip
+    values = {name: sql.call("lower", delete[name]) if name == "file_format" else delete[name] for name in names}
+    return content_file(_place(), content_name(delete), values)
 
 
-def _delete_file(delete: Column) -> Column:
-    contents = F.array(*map(F.lit, CONTENTS))
-    return _content_file(
-        {
-            "content": F.get(contents, delete.content),
-            "file-path": delete.file_path,
-            "file-format": F.lower(delete.file_format),
-            "file-size-in-bytes": delete.file_size_in_bytes,
-            "record-count": delete.record_count,
-            "equality-ids": delete.equality_ids,
-            "referenced-data-file": delete.referenced_data_file,
-            "content-offset": delete.content_offset,
-            "content-size-in-bytes": delete.content_size_in_bytes,
-        }
-    )
+def _place() -> Sql:
+    """Return the first members of a content file: the spec and partition.
 
-
-def _content_file(members: dict[str, Column]) -> Column:
-    """Return the JSON object of a content file.
-
-    Deletes are written with the spec and partition of the data file that they apply to, since a task has only one spec.
+    Deletes are written with those of the data file that they apply to, since a task has only one spec.
     """
-    text = F.to_json(F.struct(*(value.alias(name) for name, value in members.items())), {"ignoreNullFields": "true"})
-    head = F.concat(F.lit('{"spec-id":'), F.col("spec_id"), F.lit(',"partition":'), F.col(PARTITION_JSON), F.lit(","))
-    return F.concat(head, F.substring(text, 2, 2**31 - 1))
+    return sql.concat('{"spec-id":', sql.col("spec_id").cast("string"), ',"partition":', sql.col(PARTITION_JSON))
+
+
+def content_name(delete: Sql) -> Sql:
+    """Return the name of a delete's content."""
+    return sql.lookup(CONTENTS, delete["content"])
+
+
+def content_file(place: Sql, content: Sql | str, members: Mapping[str, Sql]) -> Sql:
+    """Return the JSON object of a content file, without members that are null.
+
+    Args:
+        place: the text of its first members.
+        content: the name of its content.
+        members: further members; underscores in their names become hyphens.
+    """
+    text = json_object([value.alias(name.replace("_", "-")) for name, value in members.items()])
+    return sql.concat(place, ',"content":"', content, '",', sql.call("substring", text, 2, _TO_THE_END))
+
+
+def json_object(members: Sequence[Aliased]) -> Sql:
+    """Return a JSON object without members that are null."""
+    return sql.call("to_json", sql.struct(*members), sql.call("map", "ignoreNullFields", "true"))
 
 
 def single_value(value: Sql, kind: Any) -> Sql:
     """Return a value in JSON single-value serialization, before quoting (table spec, Appendix D)."""
-    if isinstance(kind, BinaryType | FixedType):
-        return sql.call("hex", value)
-    if isinstance(kind, DateType | DecimalType):
-        return value.cast("string")
-    if isinstance(kind, TimestampType):
-        return sql.call("replace", value.cast("string"), " ", "T")
-    if isinstance(kind, TimestamptzType):
-        return _iso(sql.call("unix_micros", value), 6, "+00:00")
-    if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
-        return _iso(value, 9, "" if isinstance(kind, TimestampNanoType) else "+00:00")
-    if isinstance(kind, TimeType):
-        return sql.call("substring", _iso(value, 6, ""), 12, 15)
+    for kinds, by_spark, convert in _SINGLE_VALUES:
+        if isinstance(kind, kinds):
+            return Sql(by_spark(value).text, "by value", value, convert)
     return public_value(value, kind) if isinstance(kind, PrimitiveType) else value
+
+
+def _fixed(ticks: int, digits: int) -> str:
+    """Return ticks since 1970 (10^digits per second) as ISO text with all digits of the fraction."""
+    seconds, _, fraction = iso_timestamp(ticks, 10**digits).partition(".")
+    return f"{seconds}.{fraction:0<{digits}}"
 
 
 def _iso(ticks: Sql, digits: int, zone: str) -> Sql:
@@ -182,6 +185,23 @@ def _div(number: Sql, divisor: object) -> Sql:
     return sql.call("div", number, divisor)
 
 
+# Types, their values' text in Spark, and the text of a value in Python.
+_SINGLE_VALUES: Final[Sequence[tuple[Any, Callable[[Sql], Sql], Callable[[Any], str]]]] = (
+    (BinaryType | FixedType, partial(sql.call, "hex"), lambda value: value.hex().upper()),
+    (DateType, lambda value: value.cast("string"), iso_date),
+    (DecimalType, lambda value: value.cast("string"), lambda value: format(value, "f")),
+    (TimestampType, lambda value: sql.call("replace", value.cast("string"), " ", "T"), iso_timestamp),
+    (
+        TimestamptzType,
+        lambda value: _iso(sql.call("unix_micros", value), 6, "+00:00"),
+        lambda micros: f"{_fixed(micros, 6)}+00:00",
+    ),
+    (TimestampNanoType, lambda value: _iso(value, 9, ""), lambda nanos: _fixed(nanos, 9)),
+    (TimestamptzNanoType, lambda value: _iso(value, 9, "+00:00"), lambda nanos: f"{_fixed(nanos, 9)}+00:00"),
+    (TimeType, lambda value: sql.call("substring", _iso(value, 6, ""), 12, 15), lambda micros: _fixed(micros, 6)[11:]),
+)
+
+
 # -- Split files, and pack the splits into tasks ----------------------------------------------------------------------
 # Each Spark task packs the files that it holds with Iceberg's bin packing (first fit among a few open bins), so its
 # last bins may stay partly filled.
@@ -199,21 +219,37 @@ class SplitPlanning:
     open_file_cost: int = 4 * 1024 * 1024
 
 
-def plan_tasks(planned: DataFrame, row_type: StructType, splitting: SplitPlanning) -> DataFrame:
-    """Pack rows of `plan_files`, which have type `row_type`, into combined tasks, lazily. Returns one row per task.
+def plan_tasks(planned: Relation, row_type: StructType, splitting: SplitPlanning) -> Relation:
+    """Pack rows of `plan_files`, which have type `row_type`, into combined tasks, one row each. A DataFrame is lazy.
 
     Columns: size_in_bytes (data bytes to read), files_count, tasks (array of structs with start and length in bytes and
     the columns of `plan_files`). Contiguous splits of a file in one task are merged.
     """
+    if isinstance(planned, pa.Table):
+        start = pa.repeat(pa.scalar(0, pa.int64()), len(planned))
+        columns = [start, planned.column("file_size_in_bytes"), *planned.columns]
+        files = pa.table(columns, [*SPLIT_COLUMNS, *planned.column_names]).combine_chunks()
+        packer = _Packer(splitting)
+        batches = [batch for files_of in files.to_batches() for batch in packer.add(files_of)]
+        schema = arrow_schema(task_type(row_type))
+        packed = [pa.Table.from_batches([batch]).cast(schema) for batch in (*batches, *packer.finish())]
+        return pa.concat_tables([schema.empty_table(), *packed])
     from pyspark.sql import functions as F
 
     row = F.struct(F.lit(0).cast("bigint").alias("start"), F.col("file_size_in_bytes").alias("length"), "*")
-    whole = planned.select(
+    files = planned.select(
         F.lit(0).cast("bigint").alias("size_in_bytes"),
         F.lit(0).cast("bigint").alias("files_count"),
         F.array(row).alias("tasks"),
     )
-    return map_arrow(whole, partial(pack, splitting), task_type(row_type))
+    return map_arrow(files, partial(pack, splitting), task_type(row_type))
+
+
+def splits_of(tasks: Relation) -> Relation:
+    """Return the splits in tasks."""
+    if isinstance(tasks, pa.Table):
+        return pa.Table.from_struct_array(whole(tasks.column("tasks")).flatten())
+    return tasks.selectExpr("inline(tasks)")
 
 
 def task_type(row_type: StructType) -> StructType:

@@ -1,4 +1,4 @@
-"""Read rows of data files in Python tasks: ORC, Avro, and Parquet that Spark's reader can't read."""
+"""Read rows of data files with Arrow: in tasks what Spark's reader can't read, on the driver few files of any kind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.types import NestedField, StructType
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStruct
@@ -15,7 +16,9 @@ from sparkmeta.arrow_types import arrow_schema, arrow_type_of, spark_type_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import spark_type
+from sparkmeta.columns.types import spark_type, uuid_value
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import where
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.plan.filter import DELETES, public_partition_type
 from sparkmeta.rows.columns import (
@@ -25,9 +28,10 @@ from sparkmeta.rows.columns import (
 )
 from sparkmeta.rows.data_file import ComparedField
 from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS, SELECTED_BY, START, STOP, RowReader
+from sparkmeta.rows.masks import DRIVER_REQUESTS
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.rows.resolve import IcebergColumn
-from sparkmeta.session import map_arrow, read_tasks
+from sparkmeta.session import map_arrow, map_on_driver, read_tasks
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -38,8 +42,8 @@ if TYPE_CHECKING:
     from sparkmeta.state import TableState
 
 
-# ORC, Avro, and Parquet that Spark's reader can't read.
-# Reading is lazy. Parquet files are cut into parts of `PART_BYTES`; an ORC or Avro file is read by one task.
+# Tasks read ORC, Avro, and Parquet that Spark's reader can't read, lazily. Parquet files are cut into parts of
+# `PART_BYTES`; an ORC or Avro file is read by one task. The driver reads no more than one part.
 
 
 PART_BYTES = 128 << 20
@@ -68,12 +72,84 @@ def read_by_tasks(
         UnsupportedError: Tasks can't open the table's files in this session.
     """
     state = scan_filter.state
-    by_id, leaves = leaves_of(scan_filter.schema), filter_leaves(scan_filter)
+    leaves = filter_leaves(scan_filter)
     rows = task_rows(state, projected, metadata_columns, leaves)
     row_type = _row_type(state, projected, rows.columns[len(projected.fields) :], leaves)
     read = map_arrow(planned_parts(planned).repartition(read_tasks(state.spark)), rows.read, row_type)
-    matching = read.where(row_predicate(scan_filter.row_filter, _leaf_value(by_id)).text)
+    matching = where(read, _matches(scan_filter))
     return matching.select(row_type.fieldNames()[: len(rows.columns)]).toDF(*(column.name for column in rows.columns))
+
+
+def driver_reads(state: TableState, planned: pa.Table) -> bool:
+    """Return whether the driver reads files that it has planned: few, and no larger than a part together."""
+    if state.access.driver is None or state.access.tasks is None:
+        return False
+    deletes = pa.Table.from_struct_array(whole(planned.column(DELETES)).flatten())
+    deletes = deletes.group_by(["file_path", "content_offset"]).aggregate(
+        [("content_size_in_bytes", "max"), ("file_size_in_bytes", "max")]
+    )
+    sizes = pc.coalesce(deletes.column("content_size_in_bytes_max"), deletes.column("file_size_in_bytes_max"))
+    size = sum(pc.sum(each, min_count=0).as_py() for each in (planned.column("file_size_in_bytes"), sizes))
+    return size <= PART_BYTES and len(planned) + len(deletes) <= DRIVER_REQUESTS
+
+
+def read_on_driver(
+    scan_filter: ScanFilter,
+    planned: pa.Table,
+    projected: Schema,
+    metadata_columns: Sequence[str] = (),
+    row_limit: int | None = None,
+) -> pa.Table:
+    """Return the rows of `read_by_tasks` in memory, read by threads of the driver.
+
+    Args:
+        scan_filter: The filter and the table.
+        planned: Rows of `plan_files`, for which `driver_reads`.
+        projected: The columns of the table to read.
+        metadata_columns: Names of metadata columns, which follow the table's columns.
+        row_limit: How many rows to return at most. Files are then read one after another until there are enough.
+
+    Raises:
+        CorruptFileError: A data file or delete file is damaged.
+        NotFoundError: One is missing.
+    """
+    state = scan_filter.state
+    rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
+    condition, count = _matches(scan_filter), len(rows.columns)
+    schema = arrow_schema(row_type(state, projected, metadata_columns))
+    named = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
+    units = planned.select([*PLANNED, *named]).append_column(START, pa.repeat(pa.scalar(0, pa.int64()), len(planned)))
+    units = units.append_column(STOP, pa.nulls(len(units), pa.int64()))
+
+    def matching(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows.read(batches):
+            found = where(pa.Table.from_batches([batch]), condition)
+            yield from pa.Table.from_arrays(found.columns[:count], schema.names).cast(schema).to_batches()
+
+    if row_limit is None:
+        return map_on_driver(units, matching, schema, runs=True)
+    taken, left = [], row_limit
+    for batch in matching(units.to_batches()) if left else ():
+        taken.append(batch.slice(0, left))
+        left -= len(taken[-1])
+        if not left:
+            break
+    return pa.Table.from_batches(taken, schema)
+
+
+def _matches(scan_filter: ScanFilter) -> Sql:
+    """Return whether the filter keeps a row that tasks yield."""
+    return row_predicate(scan_filter.row_filter, _leaf_value(leaves_of(scan_filter.schema)))
+
+
+def row_type(state: TableState, projected: Schema, metadata_columns: Iterable[str]) -> SparkStruct:
+    """Return the type of the rows of a scan."""
+    result = SparkStruct()
+    for field in projected.fields:
+        result.add(field.name, spark_type(field.field_type))
+    for name in metadata_columns:
+        result.add(name, metadata_type(ALL_METADATA_COLUMNS[name], state))
+    return result
 
 
 def task_rows(
@@ -197,7 +273,6 @@ def _leaf_value(leaves: Mapping[int, ComparedField]) -> Callable[[int], Sql]:
 
     def value(field_id: int) -> Sql:
         column = sql.col(_leaf_name(field_id))
-        is_uuid = leaves[field_id].alone().column.type == "uuid"
-        return sql.call("unhex", sql.call("replace", column, "-", "")) if is_uuid else column
+        return uuid_value(column) if leaves[field_id].alone().column.type == "uuid" else column
 
     return value

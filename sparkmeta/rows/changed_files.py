@@ -198,7 +198,9 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
     plans = [*_added_without_deletes(changes, steps, scan_filter), *(plan for step in steps for plan in step.plans())]
     if not plans:
         return None
-    files = PlannedFiles.of([RowPlan.union(batch) for batch in _batches(plans)], scan_filter.state, SNAPSHOT, _IS_AFTER)
+    files = PlannedFiles.of(
+        [RowPlan.union(batch, scan_filter.state) for batch in _batches(plans)], scan_filter.state, SNAPSHOT, _IS_AFTER
+    )
     table = files.table.rename_columns({SNAPSHOT: _SNAPSHOT_ID})
     ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
     ordinals = pc.index_in(table.column(_SNAPSHOT_ID), ids)
@@ -317,7 +319,7 @@ def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_f
     if ids:
         added = without_deletes(changes.of_snapshots(ids).added(ContentType.DATA_MANIFEST), scan_filter)
         if added is not None:
-            yield replace(added, frame=added.frame.withColumn(_IS_AFTER, F.lit(True)))
+            yield replace(added, rows=with_columns(added.rows, sql.lit(True).alias(_IS_AFTER)))
 
 
 def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Iterator[_Step]:

@@ -45,8 +45,9 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 _MaskedWords = tuple[Words, Words]
 """Places of words with a bit, ascending, and these words."""
 
-# Maximum number of requests by the driver. Its threads take half a second for them, as long as a job that runs Python.
-_DRIVER_REQUESTS: Final = 256
+DRIVER_REQUESTS: Final = 256
+"""Maximum number of requests by the driver. Its threads take half a second for them, as a job that runs Python does."""
+
 _COUNT_BITS: Final = 24
 _ALL_BITS: Final = (1 << 64) - 1
 _NO_WORDS: Final = np.zeros(0, np.int64)
@@ -260,11 +261,12 @@ def _position_beyond(places: Words, words: Words, rows: int) -> int | None:
 
 def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Table:
     """Return `_MASKED_WORDS` of units. Jobs leave out words of other files, the driver does not."""
-    access, spark, locations = state.access, state.spark, state.types.locations
+    access, locations = state.access, state.types.locations
     if not len(units):
         return _MASKED_WORDS.empty_table()
     if access.driver is not None and _are_few(units, state.settings):
         return pa.Table.from_batches([*_decode(access.driver, locations, units.to_batches())], _MASKED_WORDS)
+    spark = state.spark
     if access.tasks is not None:
         decoded = map_arrow(local_frame(spark, units), partial(_decode, access.tasks, locations), _MASKED_WORDS)
     else:
@@ -283,7 +285,7 @@ def _are_few(units: pa.Table, limits: Settings) -> bool:
     """Return whether the driver can decode units faster than a job."""
     if len(units) > MOST_ENTRIES or pc.sum(units.column("size_in_bytes")).as_py() > limits.driver_manifest_bytes:
         return False
-    return request_count([*_by_range(units.to_pylist())]) <= _DRIVER_REQUESTS
+    return request_count([*_by_range(units.to_pylist())]) <= DRIVER_REQUESTS
 
 
 def _by_location(units: pa.Table) -> pa.ListArray:

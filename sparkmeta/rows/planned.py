@@ -17,16 +17,19 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql, quoted
-from sparkmeta.entries.arrays import whole, with_plain_types
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries import evaluate
+from sparkmeta.entries.arrays import compact_lists, whole, with_plain_types
+from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
 from sparkmeta.inspect.file_changes import at_most_one
+from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, Placement
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
-from sparkmeta.plan.files import file_columns, planned_rows
-from sparkmeta.plan.filter import DELETES, public_delete
+from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
+from sparkmeta.plan.filter import DELETES, data_projection, public_delete
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
 from sparkmeta.session import is_connect, local_frame
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.plan.choose import Choice
     from sparkmeta.plan.deletes.groups import DeleteEntries
@@ -61,6 +65,8 @@ ENTRY: Final = ("manifest_path", "manifest_pos")
 """The identity of an entry; its hash is the `ENTRY_ID`."""
 
 _BYTES: Final = 8
+# A manifest that the driver reads has fewer entries than 2 to this power.
+_ORDINAL_BITS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -357,20 +363,20 @@ _DELETES: Final = pa.schema(
 
 @dataclass(frozen=True)
 class RowPlan:
-    """A plan for row readers that has not run.
+    """A plan for row readers.
 
     Attributes:
-        frame: columns of `plan_files`, and a key that identifies the partition.
+        rows: columns of `plan_files`, and a key that identifies the partition. A DataFrame has not run.
         deletes: the delete entries that the plan matches.
     """
 
-    frame: DataFrame
+    rows: Relation
     deletes: tuple[DeleteEntries, ...] = ()
 
     @staticmethod
-    def union(plans: Sequence[RowPlan]) -> RowPlan:
+    def union(plans: Sequence[RowPlan], state: TableState) -> RowPlan:
         """Return the union of one or more plans."""
-        (frame,) = at_most_one([plan.frame for plan in plans])
+        (frame,) = at_most_one([frame_of(plan.rows, state) for plan in plans])
         return RowPlan(frame, tuple(deletes for plan in plans for deletes in plan.deletes))
 
     def shared_deletes(self, state: TableState) -> list[pa.Table]:
@@ -394,17 +400,31 @@ class RowPlan:
         ]
 
 
-def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
+def plan_rows(choice: Choice, *others: Aliased, stays: bool = False) -> RowPlan:
     """Plan a scan for a row reader.
 
     Args:
         choice: how the scan is planned.
         others: further columns of the data entry.
+        stays: whether the plan stays on the driver, which therefore reads more manifests itself.
     """
-    entries = read_entries(choice)
-    partition = _partition_column(choice.pruned.filter.state)
-    rows = planned_rows(match_deletes(entries), partition, *others)
-    return RowPlan(frame_of(rows, choice.pruned.filter.state), (entries.deletes,))
+    entries = read_entries(_on_driver(choice) if stays else choice)
+    rows = planned_rows(match_deletes(entries), _partition_column(choice.pruned.filter.state), *others)
+    if isinstance(rows, pa.Table):
+        types = {field.name: field for field in arrow_schema(plan_schema(choice.pruned.filter.state))}
+        rows = rows.cast(pa.schema([types.get(field.name, field) for field in rows.schema]))
+    return RowPlan(rows, (entries.deletes,))
+
+
+def _on_driver(choice: Choice) -> Choice:
+    """Return a choice by which the driver reads the data manifests, if it can do so fast and there are no deletes."""
+    reading, scan_filter = choice.data_reading, choice.pruned.filter
+    if reading.placement is Placement.DRIVER or choice.coplanned is not None or len(choice.deletes):
+        return choice
+    reader = scan_filter.state.reader
+    if not reader.driver_reads(choice.data, data_projection(scan_filter), MOST_TESTED_ENTRIES):
+        return choice
+    return replace(choice, data_reading=replace(reading, placement=Placement.DRIVER))
 
 
 def plan_of_entries(
@@ -458,19 +478,23 @@ class PlannedFiles:
         deletes = sql.col(DELETES)
         named = sql.transform(sql.filter(deletes, names_file), _needed).alias(FILE_DELETES)
         unnamed = sql.filter(deletes, lambda delete: ~names_file(delete))
-        ids = sql.transform(unnamed, _entry_id).alias(ENTRY_ID)
-        columns = (*_COLUMNS, *partition, PARTITION_KEY, *others, named.selected, ids.selected)
-        with translated_errors():
-            tables = [plan.frame.selectExpr(*columns).toArrow() for plan in plans]
-            table = with_plain_types(pa.concat_tables(tables, promote_options="permissive")).combine_chunks()
-            ids_of_files = whole(table.column(ENTRY_ID))
-            if len(ids_of_files.flatten()):
-                tables = [table for plan in plans for table in plan.shared_deletes(state)]
-                shared = with_plain_types(pa.concat_tables(tables, promote_options="permissive"))
-                codes, sets = delete_sets(ids_of_files, shared, _DELETES)
-            else:
-                codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(_DELETES)
-        return PlannedFiles(table.drop_columns([ENTRY_ID]).append_column(DELETE_SET, pa.array(codes)), sets)
+        names = (*_COLUMNS, *partition, PARTITION_KEY, *others)
+        columns = [*(sql.col(name).alias(name) for name in names), named]
+        if isinstance(rows := plans[0].rows, pa.Table):
+            assert len(plans) == 1, "plans are united by Spark"
+            table, (ids_of_files, shared) = select(rows, columns), _numbered(evaluate.values(rows, unnamed))
+        else:
+            columns.append(sql.transform(unnamed, _entry_id).alias(ENTRY_ID))
+            with translated_errors():
+                tables = [frame_of(plan.rows, state).selectExpr(*sql.texts(columns)).toArrow() for plan in plans]
+                table = with_plain_types(pa.concat_tables(tables, promote_options="permissive")).combine_chunks()
+                ids_of_files, table = whole(table.column(ENTRY_ID)), table.drop_columns([ENTRY_ID])
+                shared = [each for plan in plans for each in plan.shared_deletes(state)] if _any(ids_of_files) else []
+        codes, sets = np.zeros(len(table), np.int64), DeleteSets.none(_DELETES)
+        if _any(ids_of_files):
+            every = with_plain_types(pa.concat_tables(shared, promote_options="permissive"))
+            codes, sets = delete_sets(ids_of_files, every, _DELETES)
+        return PlannedFiles(table.append_column(DELETE_SET, pa.array(codes)), sets)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -580,6 +604,22 @@ def names_file(delete: Sql) -> Sql:
     """Return whether a public delete applies to a single data file, by its entry."""
     is_of_file = delete["referenced_data_file"].isNotNull() | (delete["file_format"] == "PUFFIN")
     return (delete["content"] == int(ContentType.POSITION_DELETES)) & is_of_file
+
+
+def _any(lists: pa.ListArray) -> bool:
+    return len(lists.flatten()) > 0
+
+
+def _numbered(deletes: pa.ListArray) -> tuple[pa.ListArray, list[pa.Table]]:
+    """Return the deletes of files as `ENTRY_ID`s, and a table with these and the deletes; see `delete_sets`."""
+    offsets, elements = compact_lists(deletes)
+    entries = pa.Table.from_struct_array(elements)
+    manifests = whole(entries.column(ENTRY[0])).dictionary_encode()
+    numbers = manifests.indices.cast(pa.int64()).to_numpy()
+    ids = pa.array(numbers << _ORDINAL_BITS | entries.column(ENTRY[1]).to_numpy())
+    return pa.ListArray.from_arrays(offsets, ids), [
+        entries.select([*ENTRY, *_DELETES.names]).append_column(ENTRY_ID, ids)
+    ]
 
 
 def _entry_id(delete: Sql) -> Sql:

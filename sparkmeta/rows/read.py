@@ -13,23 +13,22 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.expression_json import TRUE_JSON
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
-from sparkmeta.columns.types import spark_type
 from sparkmeta.entries.arrays import is_live, whole
+from sparkmeta.entries.relation import frame_of, with_columns
 from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import Placement
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
-from sparkmeta.rows.arrow_reader import metadata_type, read_by_tasks
+from sparkmeta.rows.arrow_reader import driver_reads, read_by_tasks, read_on_driver, row_type
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
-from sparkmeta.rows.file_rows import ALL_METADATA_COLUMNS, CHANGE_COLUMNS
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.layouts import layouts
 from sparkmeta.rows.planned import (
     FILES,
@@ -43,6 +42,7 @@ from sparkmeta.rows.planned import (
     read_files,
 )
 from sparkmeta.session import local_frame
+from sparkmeta.settings import setting
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ _VALUES: Final = {
     "_last_updated_sequence_number": sql.col("data_sequence_number"),
     **{name: sql.col(name) for name in CHANGE_COLUMNS},
 }
+# With it, Spark returns large types.
+_LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 # The store of a path. Local paths have none.
 _STORE: Final = r"^(?P<store>[^:/]+://[^/]+)"
 # Paths of files that Spark's sources ignore.
@@ -126,7 +128,27 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
         CorruptFileError: a file is damaged.
         NotFoundError: a manifest or delete file is missing.
     """
-    return rows_of(scan, PlannedFiles.of([plan_rows(choice)], scan.state))
+    return rows_of(scan, PlannedFiles.of([plan_rows(choice, stays=True)], scan.state))
+
+
+def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.Table:
+    """Plan a scan and return its rows in memory, without Spark if the driver plans and reads the files.
+
+    Args:
+        scan: what to read.
+        choice: how its files are planned.
+        row_limit: how many rows to return at most; None for all.
+
+    Raises:
+        ValidationError: as `read_rows`.
+    """
+    plan = plan_rows(choice, stays=True)
+    has_large_types = (setting(scan.state.sessions.running(), _LARGE_TYPES) or "").lower() == "true"
+    if isinstance(plan.rows, pa.Table) and not has_large_types and driver_reads(scan.state, plan.rows):
+        return read_on_driver(scan.filter, plan.rows, scan.projection, scan.metadata_columns, row_limit)
+    rows = rows_of(scan, PlannedFiles.of([plan], scan.state))
+    with translated_errors():
+        return (rows if row_limit is None else rows.limit(row_limit)).toArrow()
 
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
@@ -155,12 +177,8 @@ def union_of(scan: RowScan, frames: Sequence[DataFrame]) -> DataFrame:
 
 def empty_rows(scan: RowScan) -> DataFrame:
     """Return an empty DataFrame with the columns of a scan."""
-    row_type = StructType()
-    for field in scan.projection.fields:
-        row_type.add(field.name, spark_type(field.field_type))
-    for name in scan.metadata_columns:
-        row_type.add(name, metadata_type(ALL_METADATA_COLUMNS[name], scan.state))
-    return scan.state.spark.createDataFrame([], row_type)
+    kind = row_type(scan.state, scan.projection, scan.metadata_columns)
+    return scan.state.spark.createDataFrame([], kind)
 
 
 def _grouped(scan: RowScan, files: PlannedFiles, rows: Indices) -> Iterator[tuple[ReadColumns, Indices]]:
@@ -395,9 +413,9 @@ _BITS_SET: Final = (
 def count_rows(choice: Choice) -> int:
     """Count the rows of a scan.
 
-    Runs no job if there is no filter, all deletes are deletion vectors and the manifests are small. Otherwise runs one
-    job over the plan: it adds up the rows if there is no filter and all deletes may be deletion vectors, and collects
-    the files on the driver if not. If files have to be read, another job reads them.
+    The driver counts alone if it plans the files, and if few of them have to be read. Otherwise runs one job over the
+    plan: it adds up the rows if there is no filter and all deletes may be deletion vectors, and collects the files on
+    the driver if not. If files have to be read, another job reads them.
 
     Raises:
         ValidationError: as `read_rows`.
@@ -406,18 +424,24 @@ def count_rows(choice: Choice) -> int:
     """
     if (rows := _count_on_driver(choice)) is not None:
         return rows
-    plan = plan_rows(choice)
-    if _vectors_may_be_all(choice) and (rows := _count_by_job(plan.frame)) is not None:
-        return rows
-    state = choice.pruned.filter.state
-    marked = replace(plan, frame=plan.frame.selectExpr("*", _matches_whole().alias(_MATCHES_WHOLE).selected))
+    plan, state = plan_rows(choice, stays=True), choice.pruned.filter.state
+    table = plan.rows if isinstance(plan.rows, pa.Table) else None
+    if table is None and _vectors_may_be_all(choice):
+        rows = _count_by_job(frame_of(plan.rows, state))
+        if rows is not None:
+            return rows
+    marked = replace(plan, rows=with_columns(plan.rows, _matches_whole().alias(_MATCHES_WHOLE)))
     files = PlannedFiles.of([marked], state, _MATCHES_WHOLE)
     is_counted = _are_counted(files)
     counted, others = files.filter(is_counted), files.filter(~is_counted)
     rows = _count_by_positions(counted, state)
     if len(others):
+        positions = RowScan(choice.pruned.filter, Schema(), ("_pos",))
+        planned = None if table is None else table.filter(pa.array(~is_counted))
+        if planned is not None and driver_reads(state, planned):
+            return rows + len(read_on_driver(positions.filter, planned, Schema(), positions.metadata_columns))
         with translated_errors():
-            rows += rows_of(RowScan(choice.pruned.filter, Schema(), ("_pos",)), others).count()
+            rows += rows_of(positions, others).count()
     return rows
 
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.rest_tasks import no_rest_tasks
+from sparkmeta.scan import Scan
 from sparkmeta.service.access import Signer, Ticket
 from sparkmeta.service.pages import POLLED, RECORD, Spool
 from sparkmeta.service.plans import (
@@ -88,9 +90,8 @@ class PlanSessions:
     session from any thread. On Spark Connect, tags suffice, and sessions are not cheap.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._by_tag = is_connect(spark)
+    def __init__(self, sessions: SessionSource) -> None:
+        self._sessions = sessions
         self._own = threading.local()
         self._lock = threading.Lock()
         self._running: dict[str, PlanSession] = {}
@@ -101,12 +102,13 @@ class PlanSessions:
         session = self._of_thread()
         with self._lock:
             self._running[plan] = session
-        if self._by_tag:
+        by_tag = is_connect(session.spark)
+        if by_tag:
             session.spark.addTag(plan)
         try:
             yield session
         finally:
-            if self._by_tag:
+            if by_tag:
                 session.spark.removeTag(plan)
             with session.lock, self._lock:
                 if self._running.get(plan) is session:
@@ -121,7 +123,7 @@ class PlanSessions:
         with session.lock:
             with self._lock:
                 still_runs = self._running.get(plan) is session
-            if still_runs and self._by_tag:
+            if still_runs and is_connect(session.spark):
                 session.spark.interruptTag(plan)
             elif still_runs:
                 session.spark.interruptAll()
@@ -129,7 +131,8 @@ class PlanSessions:
     def _of_thread(self) -> PlanSession:
         session: PlanSession | None = getattr(self._own, "session", None)
         if session is None:
-            session = self._own.session = PlanSession(self._spark if self._by_tag else _copy(self._spark))
+            spark = self._sessions.get()
+            session = self._own.session = PlanSession(spark if is_connect(spark) else _copy(spark))
         return session
 
 
@@ -396,7 +399,7 @@ def _memory(pages: Pages) -> int:
     return _RUN_BYTES + len(pages.first or b"")
 
 
-# -- Plan requests with Spark -----------------------------------------------------------------------------------------
+# -- Plan requests ----------------------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger("sparkmeta.serve")
@@ -411,11 +414,12 @@ _STOP_STEP = 0.05
 class Planning:
     """Runs plans in a bounded number of threads, and hands out their results.
 
-    Plans of many files have separate threads, half as many, so that they don't hold up plans of few files.
+    A thread makes a plan of few manifests itself, and others by Spark, in a session of its own. Plans of many files
+    have separate threads, half as many, so that they don't hold up plans of few files.
     """
 
-    def __init__(self, spark: SparkSession, options: ServeOptions) -> None:
-        self.options, self._sessions = options, PlanSessions(spark)
+    def __init__(self, sessions: SessionSource, options: ServeOptions) -> None:
+        self.options, self._sessions = options, PlanSessions(sessions)
         self.runs = Runs(options)
         self.spool = Spool(options.spool, options.spool_properties)
         self._signer, self._maker = Signer(options.secret), PageMaker(options, self.spool)
@@ -445,18 +449,18 @@ class Planning:
 
     # -- running them -----------------------------------------------------------------------------------------------
 
-    def _start(self, pool: ThreadPoolExecutor, run: Run, work: Callable[[PlanSession], Pages | None]) -> None:
+    def _start(self, pool: ThreadPoolExecutor, run: Run, work: Callable[[], Pages | None]) -> None:
         try:
             pool.submit(self._work, run, work)
         except RuntimeError:
             self._fail(run, _stopping())
 
-    def _work(self, run: Run, work: Callable[[PlanSession], Pages | None]) -> None:
+    def _work(self, run: Run, work: Callable[[], Pages | None]) -> None:
         if not self.runs.begin_work(run):
             return
         try:
-            with self._sessions.running(run.result) as session, translated_errors():
-                pages = work(session)
+            with translated_errors():
+                pages = work()
             if pages is not None:
                 self.runs.finish(run, pages)
                 self._record(run)
@@ -466,21 +470,26 @@ class Planning:
             self.runs.end_work(run)
             self._delete_forgotten()
 
-    def _look(
-        self, run: Run, table: Table, request: PlanRequest, null_partitions: bool, session: PlanSession
-    ) -> Pages | None:
+    def _look(self, run: Run, table: Table, request: PlanRequest, null_partitions: bool) -> Pages | None:
         """Make a plan of few files; hand others over to the threads of large plans."""
-        files = most_files(scan_of(session.table(table), request))
+        scan = scan_of(table, request)
+        files = most_files(scan)
         if files == 0:
-            return self._maker.make(run.result, no_rest_tasks(session.spark), 0, None)
+            return self._maker.make(run.result, no_rest_tasks(), 0, None)
+        is_short = files is not None and files <= self.options.driver_files
+        if is_short and isinstance(scan, Scan) and scan.is_planned_by_driver:
+            tasks = scan.rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
+            if isinstance(tasks, pa.Table):
+                return self._maker.make(run.result, tasks, files, request.min_rows)
 
-        def make(session: PlanSession) -> Pages:
-            scan = scan_of(session.table(table), request)
-            tasks = scan.to_rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
-            return self._maker.make(run.result, tasks, files, request.min_rows)
+        def make() -> Pages:
+            with self._sessions.running(run.result) as session:
+                scan = scan_of(session.table(table), request)
+                tasks = scan.to_rest_tasks(null_partitions=null_partitions, stats_fields=request.stats_fields)
+                return self._maker.make(run.result, tasks, files, request.min_rows)
 
-        if files is not None and files <= self.options.driver_files:
-            return make(session)
+        if is_short:
+            return make()
         self._start(self._long, run, make)
         return None
 

@@ -32,7 +32,7 @@ from sparkmeta.range_scan import IncrementalScan
 from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.service.requests import BAD_REQUEST, INTERNAL, NO_NAMESPACE, NO_TABLE, ApiError
-from sparkmeta.session import SessionSource, map_arrow
+from sparkmeta.session import map_arrow
 from sparkmeta.spec.locations import LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY
 from sparkmeta.spec.metadata import serialize_table_metadata
 from sparkmeta.spec.partitioning import partition_spec_to_json
@@ -42,12 +42,14 @@ from sparkmeta.storage.location import file_name
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from sparkmeta.catalog import Catalog
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.service.access import Principal, ServeOptions
     from sparkmeta.service.pages import Spool
     from sparkmeta.service.requests import PlanRequest
+    from sparkmeta.session import SessionSource
     from sparkmeta.table import Table
 
 
@@ -210,7 +212,7 @@ class PageMaker:
     options: ServeOptions
     spool: Spool
 
-    def make(self, result: str, tasks: DataFrame, files: int | None, min_rows: int | None) -> Pages:
+    def make(self, result: str, tasks: Relation, files: int | None, min_rows: int | None) -> Pages:
         """Run a plan. Small ones are brought to the driver, which writes all but the first page to the spool.
 
         Args:
@@ -223,8 +225,8 @@ class PageMaker:
             FileAccessError: the spool can't be written to.
             ApiError: the plan has too many pages, or the service does not see pages that tasks have written.
         """
-        if files is not None and files <= self.options.driver_files:
-            rows = tasks.toArrow()
+        if isinstance(tasks, pa.Table) or (files is not None and files <= self.options.driver_files):
+            rows = tasks if isinstance(tasks, pa.Table) else tasks.toArrow()
             enough = None if min_rows is None else _enough(rows, min_rows)
             return self._from_driver(result, rows if enough is None else enough)
         if min_rows is not None:
@@ -417,8 +419,8 @@ def _renews(table: Table) -> bool:
 class Tables:
     """The tables of a catalog."""
 
-    def __init__(self, catalog: Catalog, spark: SparkSession) -> None:
-        self.catalog, self.spark = catalog.with_sessions(SessionSource(spark)), spark
+    def __init__(self, catalog: Catalog, sessions: SessionSource) -> None:
+        self.catalog, self._sessions = catalog.with_sessions(sessions), sessions
         self._lock = threading.Lock()
         self._recent: OrderedDict[tuple[str, ...], Table] = OrderedDict()
 
@@ -431,7 +433,7 @@ class Tables:
         """
         principal.check(names)
         try:
-            current = self.catalog.load_table(names, self.spark)
+            current = self.catalog.load_table(names, self._sessions.given)
         except NoSuchTableError as error:
             raise ApiError(404, NO_TABLE, f"Table does not exist: {'.'.join(names)}") from error
         credentials, version = _credentials(current), version_key(current)

@@ -40,7 +40,7 @@ class Service:
 
     Args:
         catalog: the catalog that it serves.
-        spark: the session that plans.
+        sessions: the session that makes the plans of many manifests. If none runs, it starts in the background.
         options: how it serves.
 
     Raises:
@@ -48,7 +48,7 @@ class Service:
         UnsupportedError: the extra `serve` is not installed.
     """
 
-    def __init__(self, catalog: Catalog, spark: SparkSession, options: ServeOptions) -> None:
+    def __init__(self, catalog: Catalog, sessions: SessionSource, options: ServeOptions) -> None:
         options.check()
         try:
             import uvicorn
@@ -58,9 +58,9 @@ class Service:
             from sparkmeta.service.plans import Tables
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"the service needs {error.name}: pip install 'sparkmeta[serve]'") from error
-        self.options, self._spark = options, spark
-        self._planning = Planning(spark, options)
-        self._app = App(Tables(catalog, spark), self._planning, options)
+        self.options, self._sessions = options, sessions
+        self._planning = Planning(sessions, options)
+        self._app = App(Tables(catalog, sessions), self._planning, options)
         config = uvicorn.Config(
             self._app,
             host=options.host,
@@ -165,9 +165,9 @@ class Service:
             self._app.close()
 
     def _warm_up(self) -> None:
-        """Start Python workers and load the modules of plans, before the first client needs them."""
+        """Start the session and its Python workers, and load the modules of plans, before a client needs them."""
         try:
-            map_arrow(self._spark.range(1), _loaded, "id bigint").collect()
+            map_arrow(self._sessions.get().range(1), _loaded, "id bigint").collect()
         except Exception:  # noqa: BLE001  it is logged, and the service stays unhealthy
             _log.exception("the session does not run tasks of Python")
             return
@@ -191,12 +191,12 @@ def _loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def serve(
     catalog: Catalog | str | None = None,
-    spark: SparkSession | None = None,
+    spark: SparkSession | SessionSource | None = None,
     *,
     options: ServeOptions | None = None,
     **changed: Any,
 ) -> Service:
-    """Serve a catalog's tables by Iceberg's REST catalog protocol, read-only, with scans planned by Spark.
+    """Serve a catalog's tables by Iceberg's REST catalog protocol, read-only, with scans planned by this process.
 
         with sm.serve("prod", port=8181) as service:
             print(service.uri)
@@ -205,7 +205,8 @@ def serve(
 
     Args:
         catalog: the catalog, or its name in pyiceberg's configuration.
-        spark: the session that plans; by default the active one, or else a new local one.
+        spark: the session that makes the plans of many manifests, or its source; by default the active session, or else
+            a new local one, which starts in the background.
         options: see `ServeOptions`.
         changed: options by name, which take precedence over `options`.
 
@@ -217,4 +218,5 @@ def serve(
         UnsupportedError: the extra `serve` is not installed.
     """
     opened = catalog if isinstance(catalog, Catalog) else load_catalog(catalog)
-    return Service(opened, spark or SessionSource().get(), replace(options or ServeOptions(), **changed))
+    sessions = spark if isinstance(spark, SessionSource) else SessionSource(spark)
+    return Service(opened, sessions, replace(options or ServeOptions(), **changed))

@@ -22,6 +22,7 @@ from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
 from sparkmeta.commit.relation import few_or_many
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
@@ -151,7 +152,8 @@ class Matching:
         if not self.has_whole_files:
             return plan
         partial = self._partial.select("file_path")
-        return RowPlan(plan.frame.join(partial, "file_path", "left_semi").select(*plan.frame.columns), plan.deletes)
+        frame = frame_of(plan.rows, self.state)
+        return RowPlan(frame.join(partial, "file_path", "left_semi").select(*frame.columns), plan.deletes)
 
     @cached_property
     def partial_files(self) -> PlannedFiles:

@@ -12,6 +12,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.sql import Sql
 from sparkmeta.entries import evaluate
 from sparkmeta.errors import ValidationError
+from sparkmeta.plan.tasks import json_object
 from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ EXPRESSIONS: dict[str, Sql] = {
     "lookup": sql.lookup(["a", "", "c"], i),
     "startswith": s.startswith("y"),
     "substring": sql.call("substring", sql.concat(s, "abc"), 1, 2),
+    "lower": sql.call("lower", sql.concat(s, "ABC")),
+    "greatest": sql.call("greatest", n, sql.lit(0).cast("bigint")),
+    "abs": sql.call("abs", f) < sql.lit(math.inf),
+    "joined": sql.call("array_join", sql.transform(under, lambda e: e.cast("string")), ","),
+    "JSON": json_object([n.alias('a "name"'), sql.concat(s, '"\\\t\x01/').alias("s"), f.alias("f"), b.alias("b")]),
+    "nested JSON": json_object([lists.alias("l"), d.alias("d"), under.alias("m")]),
     "translate": sql.call("translate", s, "xy", "ab"),
 }  # fmt: skip
 

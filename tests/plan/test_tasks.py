@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pyiceberg.types import IcebergType, NestedField
 
 import sparkmeta as sm
-from sparkmeta.plan.tasks import SplitPlanning, pack
+from sparkmeta.columns import sql
+from sparkmeta.plan.tasks import SplitPlanning, pack, single_value
 from tests.handmade import HandmadeTable, data, deletion_vector
+from tests.properties.cases import by_both
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,3 +135,38 @@ def test_tasks_have_every_byte_once(spark: SparkSession, tmp_path: Path) -> None
         assert sum(read[path][-1]) == size
     deletes = {split.file_path: len(split.deletes) for task in tasks for split in task.tasks}
     assert deletes == {path: int(place % 3 == 0) for place, path in enumerate(sizes)}
+
+
+SINGLE_VALUES: list[tuple[str, pa.DataType, list[Any]]] = [
+    ("date", pa.date32(), [0, -1, 11_016, -719_162, 2_932_896, 2_932_897]),
+    ("timestamp", pa.timestamp("us"), [0, -1, 1_500_000, 86_400_000_000 * 365 + 10, -62_135_596_800_000_000]),
+    ("timestamptz", pa.timestamp("us", "UTC"), [0, -1, 1_500_000, 86_400_000_000 * 365 + 10]),
+    ("timestamp_ns", pa.int64(), [0, -1, 1_500_000_000, 2**63 - 1]),
+    ("timestamptz_ns", pa.int64(), [0, -1, 1_500_000_000]),
+    ("time", pa.int64(), [0, 1, 86_399_999_999]),
+    ("decimal(9, 2)", pa.decimal128(9, 2), [Decimal("0.00"), Decimal("-1234567.89"), Decimal("0.01")]),
+    ("decimal(38, 20)", pa.decimal128(38, 20), [Decimal("1E-20"), Decimal("-123456789012345678.5")]),
+    ("binary", pa.binary(), [b"", bytes(range(250, 256))]),
+    ("fixed[2]", pa.binary(), [b"\x00\xff"]),
+    ("uuid", pa.binary(), [bytes(16), bytes(range(16))]),
+    ("string", pa.string(), ["", "\u00e9'\""]),
+    ("long", pa.int64(), [2**63 - 1, -5]),
+    ("boolean", pa.bool_(), [True, False]),
+]
+
+
+def test_values_are_the_same_text_in_spark_and_in_arrow(spark: SparkSession) -> None:
+    most = max(len(values) for _, _, values in SINGLE_VALUES)
+    columns = {"place": pa.array(range(most + 1))}
+    for name, kind, values in SINGLE_VALUES:
+        ticks = pa.int32() if pa.types.is_date(kind) else pa.int64()
+        padded = pa.array([*values, *[None] * (most + 1 - len(values))], ticks if pa.types.is_temporal(kind) else kind)
+        columns[name] = padded.view(kind) if pa.types.is_temporal(kind) else padded
+    texts = [single_value(sql.col(f"`{name}`"), iceberg_type(name)) for name, _, _ in SINGLE_VALUES]
+    results = by_both(spark, pa.table(columns), texts)
+    assert results[0][:2] == ["1970-01-01", "1969-12-31"]
+    assert results[5][:3] == ["00:00:00.000000", "00:00:00.000001", "23:59:59.999999"]
+
+
+def iceberg_type(name: str) -> IcebergType:
+    return NestedField.model_validate({"id": 1, "name": "x", "required": False, "type": name}).field_type

@@ -175,8 +175,9 @@ def test_a_report_is_of_the_plan_that_was_made(
     """It chooses nothing anew: deletes that the driver has read for the choice are not read again."""
     watched, reports = watch(table, planning, on_driver), []
     planned = {row.file_path: len(row.deletes) for row in watched.scan.plan_files().collect()}
-    opened, _ = watched.during(lambda: reports.append(watched.scan.report()))
+    opened, jobs = watched.during(lambda: reports.append(watched.scan.report()))
     assert opened == (DATA if (planning, on_driver) == ("auto", True) else DATA | DELETES)
+    assert (jobs == 0) is on_driver
     (report,) = reports
     assert report.data_entries.planned == len(planned) == 6
     assert report.files_with_deletes == sum(planned.values()) == 2

@@ -6,8 +6,10 @@ Where files of several formats are in a table, Spark's Parquet reader and tasks 
 from __future__ import annotations
 
 import json
+import sys
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -204,12 +206,18 @@ def test_columns_are_selected_as_names_are_looked_up(table: sm.Table) -> None:
     assert table.scan(selected_fields=("id", "country")).select("ID", "country").selected_fields == ("country",)
 
 
-def test_counts_limits_and_small_results(table: sm.Table) -> None:
+def test_counts_limits_and_small_results(table: sm.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.scan().count() == 3 * ROWS
     assert table.scan("id < 7").count() == 7
     assert table.scan("id < 7").limit(3).to_df().count() == table.scan().limit(3).count() == 3
     assert table.scan().use_ref("first").to_arrow().num_rows == ROWS
     assert sorted(table.scan("id < 3").to_pandas()["id"]) == [0, 1, 2]
+    assert (table.scan("id < 7").limit(3).to_arrow().num_rows, table.scan().limit(0).to_arrow().num_rows) == (3, 0)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(sm.UnsupportedError, match="pip install polars"):
+        table.scan().to_polars()
+    monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(from_arrow=lambda rows: rows.num_rows))
+    assert table.scan("id < 3").to_polars() == 3
 
 
 def test_views(table: sm.Table, spark: SparkSession) -> None:

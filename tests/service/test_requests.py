@@ -32,6 +32,7 @@ from sparkmeta.service.access import ANYBODY, Principal, Principals, ServeOption
 from sparkmeta.service.pages import PageWriter, Spool, cut_pages
 from sparkmeta.service.plans import Tables
 from sparkmeta.service.requests import ApiError, parse_plan_request
+from sparkmeta.session import SessionSource
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector
 from tests.service.serving import Client, Gate, LocatedTables, eventually, served
@@ -349,7 +350,7 @@ class Vending(LocatedTables):
 def test_credentials_that_do_not_renew_themselves(tables: Mapping[str, str], spark: SparkSession):
     """A table is read by those that the catalog has vended last."""
     for catalog, is_kept in ((Vending(tables), False), (LocatedTables(tables), True)):
-        served_tables = Tables(catalog, spark)
+        served_tables = Tables(catalog, SessionSource(spark))
         first, second = (served_tables.load(("db", "small"), ANYBODY).table for _ in range(2))
         assert (first is second) is is_kept
 
