@@ -110,7 +110,7 @@ class Matching:
         }
         data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
         judged = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
-        return few_or_many(judged)
+        return few_or_many(judged, state)
 
     def _files(self, *, all_match: bool) -> DataFrame:
         judged = self._judged
