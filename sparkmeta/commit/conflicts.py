@@ -88,11 +88,15 @@ class RelevantChanges:
     def added(self, content: ContentType, *, rewritten: bool = False) -> list[Relation]:
         """Return the added files. Unless `rewritten`, without files of rewrites, since these change no rows."""
         ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
-        return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
+        changes = self._changes.of_snapshots(ids)
+        added = [changes.few_added(content)] if changes.is_few else changes.added(content)
+        return [*map(self._matching, added)]
 
     def removed(self, content: ContentType) -> list[Relation]:
         """Return the removed files."""
-        return [self._matching(frame) for frame in self._changes.removed(content)]
+        changes = self._changes
+        removed = [changes.few_removed(content)] if changes.is_few else changes.removed(content)
+        return [*map(self._matching, removed)]
 
     def _matching(self, entries: Relation) -> Relation:
         """Return the relevant entries, including DELETED ones."""
@@ -419,7 +423,7 @@ def refuse_deletes_of_moved_rows(
 def _specs_of(entries: Relation) -> list[int]:
     specs = some_columns(entries, ["partition_spec_id"])
     table = specs if isinstance(specs, pa.Table) else specs.distinct().toArrow()
-    return pc.unique(table.column(0)).to_pylist()
+    return [*pc.unique(table.column(0)).to_pylist()]
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:

@@ -60,7 +60,7 @@ def some_columns(rows: Relation, names: Iterable[str]) -> Relation:
 
 def has_rows(rows: Relation) -> bool:
     """Return whether there are rows. Uses `collect`, which starts no job for local rows such as a root's."""
-    return bool(len(rows) if isinstance(rows, pa.Table) else rows.limit(1).collect())
+    return bool(len(rows) if isinstance(rows, pa.Table) else rows.select(rows.columns[0]).limit(1).collect())
 
 
 def computed(rows: Relation) -> Relation:
