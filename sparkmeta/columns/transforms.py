@@ -321,6 +321,11 @@ def _on_prefix_of_prefix(
     return None if starts == strict else _predicate(type(predicate), target, prefix[:width])
 
 
+def ticks_per_second(source: IcebergType) -> int:
+    """Return the unit of a timestamp type."""
+    return _TICKS_PER_SECOND[str(source)]
+
+
 class OrderedTransform:
     """An order-preserving transform of a column type whose values can be represented by integers.
 
@@ -346,7 +351,7 @@ class OrderedTransform:
             return ordinal - ordinal % self.transform.width
         if isinstance(self.source, DateType):
             return self._of_day(ordinal)
-        per_second = _TICKS_PER_SECOND[str(self.source)]
+        per_second = ticks_per_second(self.source)
         if isinstance(self.transform, HourTransform):
             return ordinal // (_HOUR_SECONDS * per_second)
         return self._of_day(ordinal // (_DAY_SECONDS * per_second))

@@ -18,8 +18,11 @@ from pyspark.sql import functions as F
 from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
+from sparkmeta.commit.relation import matching, some_columns
+from sparkmeta.commit.search import live_relation
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import names, select, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
@@ -143,9 +147,9 @@ class WrittenDeletes:
             name all of them.
     """
 
-    files: DataFrame
-    superseded: DataFrame | None = None
-    data_files: DataFrame | None = None
+    files: Relation
+    superseded: Relation | None = None
+    data_files: Relation | None = None
 
 
 def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> WrittenDeletes:
@@ -191,7 +195,7 @@ class _Writer:
         """The group of each data file: `data_path` and `GROUP`. None if tasks need no groups."""
         raise NotImplementedError
 
-    def written(self, older: pa.Table) -> DataFrame:
+    def written(self, older: pa.Table) -> Relation:
         """Write the masks and return the new deletes with the partitions of their data files.
 
         Args:
@@ -200,8 +204,7 @@ class _Writer:
         by_tasks = self.tasks(executor_writer(self.state.files))
         few = len(older) <= MOST_REQUESTS and self._size <= _DRIVER_BYTES
         if few and self.state.access.driver is not None:
-            table = self._written_by_driver(older, self.state.access.driver)
-            return local_frame(self.state.spark, table.drop_columns(list(_NOT_SHOWN)))
+            return self._written_by_driver(older, self.state.access.driver).drop_columns(list(_NOT_SHOWN))
         with named_on_failure(self.state.metadata.location, f"{by_tasks.name}-*-deletes.*"):
             written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
@@ -296,7 +299,8 @@ class _VectorWriter(_Writer):
 
     def write(self) -> WrittenDeletes:
         bounds = ("split_offsets", "column_sizes", *BOUNDS)
-        return WrittenDeletes(self.written(self._older()).drop(*bounds))
+        written = self.written(self._older())
+        return WrittenDeletes(some_columns(written, [name for name in names(written) if name not in bounds]))
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
         return VectorFileTasks(VectorTasks(writer, self.folder, self.target_bytes))
@@ -326,12 +330,15 @@ class _FileWriter(_Writer):
             if len(older):
                 paths = pc.struct_field(whole(older.column("delete")), "file_path")
                 named = older.drop_columns(["data_path", "delete"]).append_column("file_path", paths)
-                superseded = local_frame(self.state.spark, named).dropDuplicates(["file_path"])
-        data_files = local_frame(self.state.spark, self.files.table.select(["file_path"]))
+                firsts = pc.index_in(whole(paths).unique(), whole(paths))
+                superseded = named.take(firsts)
+        written = self.written(older)
         # As in Java's files, only delete files of a single data file have bounds.
-        of_one = F.col("referenced_data_file").isNotNull()
-        files = self.written(older).withColumns({name: F.when(of_one, F.col(name)) for name in BOUNDS})
-        return WrittenDeletes(files, superseded, data_files)
+        of_one = sql.col("referenced_data_file").isNotNull()
+        columns = {name: sql.col(name) for name in names(written)}
+        columns |= {name: sql.when(of_one, sql.col(name)) for name in BOUNDS}
+        files = select(written, [value.alias(name) for name, value in columns.items()])
+        return WrittenDeletes(files, superseded, self.files.table.select(["file_path"]))
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
         return PositionFileTasks(writer, self.folder, delete_codec(self.state.metadata.properties), self.target_bytes)
@@ -361,10 +368,11 @@ class _FileWriter(_Writer):
         """Return the delete files whose path bounds name one data file, as Java's writers do; rows of `_BOUNDED`."""
         state = self.state
         projection = state.projection(("version_info", "content_type", "location", "referenced_file"), {_PATH_ID})
-        entries = state.live_entries(live_manifests(state.delete_manifests), projection)
-        files = entries.selectExpr("location AS file_path", data_path().alias("data_path").selected)
-        named = local_frame(state.spark, pa.table({"file_path": paths.unique()}))
-        return files.where("data_path IS NOT NULL").join(F.broadcast(named), "file_path", "left_semi").toArrow()
+        entries = live_relation(state, live_manifests(state.delete_manifests), projection)
+        files = select(entries, [sql.col("location").alias("file_path"), data_path().alias("data_path")])
+        named = pa.table({"file_path": paths.unique()})
+        bounded = matching(where(files, sql.col("data_path").isNotNull()), named, {"file_path": "file_path"})
+        return bounded if isinstance(bounded, pa.Table) else bounded.toArrow()
 
 
 def _units(deletes: pa.Table) -> pa.Table:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.conflicts import Isolation
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "part", StringType()),
@@ -423,8 +425,10 @@ def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
 
 
 NO_FRAMES: dict[str, tuple[Callable[[SparkSession, pa.Table], Any], str]] = {
-    "Arrow": (lambda _, rows: rows, r"the rows are a pyarrow.Table, not a Spark DataFrame"),
-    "pandas": (lambda _, rows: rows.to_pandas(), r"the rows are a pandas.DataFrame, not a Spark DataFrame"),
+    "list": (
+        lambda _, rows: rows.to_pylist(),
+        "the rows are a list: expected a DataFrame of Spark, pandas or polars",
+    ),
     "stream": (
         lambda spark, _: spark.readStream.format("rate").load().selectExpr("value AS id", "'a' AS part", "1 AS n"),
         "the rows are a stream: write each batch, in a function for foreachBatch",
