@@ -88,6 +88,8 @@ def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
     for name, given in zip(rows.column_names, rows.columns, strict=True):
         column = given
         try:
+            if pa.types.is_dictionary(column.type):
+                column = _decoded(column)
             for as_numbers in (False, True):
                 column = column.cast(_typed(column.type, kinds.get(name), as_numbers))
             columns.append(column)
@@ -96,6 +98,12 @@ def _plain(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
             raise ValidationError(f"{table}: column {name} of the rows is {given.type}: {problem}") from error
         _refuse_unknown(column.type, name, kinds.get(name), table)
     return pa.Table.from_arrays(columns, names=rows.column_names)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values of dictionaries. Arrow takes no values of views, which dictionaries of polars have."""
+    plain = _PLAIN.get(column.type.value_type, column.type.value_type)
+    return pa.chunked_array([chunk.dictionary.cast(plain).take(chunk.indices) for chunk in column.chunks], plain)
 
 
 def _refuse_unknown(kind: pa.DataType, name: str, wanted: IcebergType | None, table: str) -> None:

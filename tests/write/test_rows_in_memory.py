@@ -57,6 +57,7 @@ TAKEN: list[tuple[IcebergType, pa.Array, Any]] = [
     (DecimalType(9, 2), pa.array([Decimal("1.50")], pa.decimal128(5, 2)), Decimal("1.50")),
     (StringType(), pa.array(["a"], pa.string_view()), "a"),
     (StringType(), pa.array(["a"]).dictionary_encode(), "a"),
+    (StringType(), pa.DictionaryArray.from_arrays([0], pa.array(["a"], pa.string_view())), "a"),
     (BinaryType(), pa.array([b"a"], pa.large_binary()), b"a"),
     (FixedType(2), pa.array([b"ab"], pa.binary(2)), b"ab"),
     (UUIDType(), pa.array([KEY.bytes], pa.uuid()), KEY),
