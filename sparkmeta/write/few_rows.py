@@ -27,16 +27,20 @@ from sparkmeta.columns.transforms import ticks_per_second
 from sparkmeta.entries.arrays import sorted_places, whole
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
 from sparkmeta.rows.columns import child_fields
+from sparkmeta.write.file_schema import file_schema
 from sparkmeta.write.files import LINEAGE, data_file_tasks, refuse_transforms, write_files
 from sparkmeta.write.input import check_schema, way_to
 from sparkmeta.write.tasks import PARTITION_COLUMN, PROBLEM, TaskValue, TaskValues, named_on_failure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyiceberg.table.sorting import SortField
     from pyiceberg.transforms import Transform
 
     from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
+    from sparkmeta.write.file_schema import FileColumns
     from sparkmeta.write.tasks import DataFileTasks
 
 # Rows that go to the files of their partitions at a time.
@@ -68,7 +72,7 @@ def write_rows(state: TableState, rows: Relation, *, lineage: bool = False) -> R
     refuse_transforms(state, metadata.sort_order())
     check_schema(spark_schema(rows.schema), schema, table)
     tasks = data_file_tasks(state, schema)
-    return run(tasks, _arranged(rows, state, schema, tasks), table)
+    return run(tasks, arranged(rows, state, tasks.columns, schema, metadata.sort_order().fields), table)
 
 
 def run(tasks: DataFileTasks, rows: pa.Table, table: str) -> pa.Table:
@@ -82,19 +86,27 @@ def run(tasks: DataFileTasks, rows: pa.Table, table: str) -> pa.Table:
     except Exception as error:
         raise SparkmetaError(f"{table}: no data files are written: {first_line(error)}") from error
     for problem in files.column(PROBLEM).drop_null().to_pylist():
-        tasks.writer.delete_many(files.column("file_path").drop_null().to_pylist())
-        raise ValidationError(problem)
+        raise ValidationError(problem)  # the task has deleted its files
     return files.drop_columns([PROBLEM])
 
 
-def _arranged(rows: pa.Table, state: TableState, schema: Schema, tasks: DataFileTasks) -> pa.Table:
-    """Return rows with their partition values, sorted by partition and the table's sort order if it has one."""
-    metadata = state.metadata
-    fields, order = metadata.spec().fields, metadata.sort_order().fields
+def arranged(
+    rows: pa.Table, state: TableState, columns: FileColumns, schema: Schema, order: Sequence[SortField]
+) -> pa.Table:
+    """Return rows with their partition values, sorted by partition and a sort order if it has fields.
+
+    Args:
+        rows: the rows.
+        state: the table, whose default partition spec is used.
+        columns: converts the rows to rows of files, with the columns of `schema`.
+        schema: the columns of the table that the partition spec and the sort order need, and others.
+        order: the fields of the sort order.
+    """
+    fields = state.metadata.spec().fields
     if not len(rows) or not (fields or order):
         return rows
     (batch,) = rows.combine_chunks().to_batches()
-    values = _Values(state, schema, tasks.columns.table_of(batch, tasks.schema))
+    values = _Values(state, schema, columns.table_of(batch, file_schema(columns.columns, columns.file_format)))
     partitions = [values.of(field) for field in fields]
     for place, partition in enumerate(partitions):
         rows = rows.append_column(PARTITION_COLUMN.format(place), partition)

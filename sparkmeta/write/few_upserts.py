@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.types import DateType
 
 from sparkmeta.arrow_types import arrow_type_of, spark_schema
 from sparkmeta.columns import sql
@@ -24,7 +23,7 @@ from sparkmeta.write.delete_tasks import MASK_SCHEMA, position_masks
 from sparkmeta.write.file_schema import FileColumns, file_schema
 from sparkmeta.write.input import check_schema, written_columns
 from sparkmeta.write.matching import FILE, POSITION, Matching
-from sparkmeta.write.merge import KeyRange, has_map, key_filter, key_names, ranged_keys, upsert_keys
+from sparkmeta.write.merge import has_map, key_names, range_of_rows, upsert_keys
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -64,7 +63,7 @@ def few_upsert(
     check_schema(spark_schema(rows.schema), schema, table)
     key_names(names, rows.column_names, schema, table)
     source = _as_in_table(rows, schema, metadata.location)
-    matching = Matching(state, _range(source, names, schema), by_rows=True)
+    matching = Matching(state, range_of_rows(source, schema, names), by_rows=True)
     others = tuple(name for name in rows.column_names if name not in names)
     return FewUpsert(matching, source, names, others, lineage, updates and bool(others), inserts)
 
@@ -209,15 +208,3 @@ def _as_in_table(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
     sources = resolve(file_columns(kinds), map(projected_column, schema.fields), table)
     arrays = [column_values(written, *each, {}) for each in zip(sources, arrow_types, strict=True)]
     return pa.table(arrays, names)
-
-
-def _range(source: pa.Table, keys: Sequence[str], schema: Schema) -> Any:
-    """Return a filter that every row of the table with one of the keys satisfies; see `merge.key_filter`."""
-    ranges = {}
-    for name in ranged_keys(keys, schema):
-        values = whole(source.column(name))
-        if isinstance(schema.find_field(name).field_type, DateType):
-            values = values.view(pa.int32())  # Python has no dates after the year 9999
-        ends = pc.min_max(values).as_py()
-        ranges[name] = KeyRange(ends["min"], ends["max"], bool(values.null_count))
-    return key_filter(ranges, schema)

@@ -10,6 +10,7 @@ from operator import and_, or_
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
 from pyiceberg.expressions.literals import DateLiteral
 from pyiceberg.schema import Schema
@@ -113,6 +114,20 @@ def count_and_range(
         for place, name in enumerate(ranged)
     }
     return values["count"], key_filter(ranges, schema, null_is_a_key=null_is_a_key)
+
+
+def range_of_rows(
+    rows: pa.Table, schema: Schema, keys: Sequence[str], *, null_is_a_key: bool = False
+) -> BooleanExpression:
+    """Return the filter of `count_and_range` for rows in memory."""
+    ranges = {}
+    for name in ranged_keys(keys, schema):
+        values = whole(rows.column(name))
+        if isinstance(schema.find_field(name).field_type, DateType):
+            values = values.cast(pa.int32())  # Python has no dates after the year 9999
+        ends = pc.min_max(values).as_py()
+        ranges[name] = KeyRange(ends["min"], ends["max"], bool(values.null_count))
+    return key_filter(ranges, schema, null_is_a_key=null_is_a_key)
 
 
 def _comparable(name: str, kind: IcebergType) -> Column:

@@ -114,7 +114,7 @@ class RowChange:
             self.dropped = True
 
     def delete_keys(self, rows: Rows, equality_cols: Sequence[str] | None) -> None:
-        deletes = KeyDeletes.of(self.head, given_frame(rows, self._state), equality_cols)
+        deletes = KeyDeletes.of(self.head, self._given(rows), equality_cols)
         for files in deletes.write():
             self.transaction._written.append(files)
             self.update.row_delta(deletes=files)

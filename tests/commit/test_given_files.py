@@ -95,6 +95,17 @@ def test_both_forms_are_the_same(tmp_path: Path, version: int) -> None:
     assert files(commit(same, lambda update: update.delete(rest))) == []
 
 
+def test_paths_get_the_scheme_of_the_table(tmp_path: Path) -> None:
+    shop = sm.load_catalog("shop", type="sql", uri=f"sqlite:///{tmp_path}/shop.db", warehouse=tmp_path.as_uri())
+    shop.create_namespace("db")
+    table = shop.create_table("db.t", SCHEMA, SPEC, format_version=4)
+    for removed in ([data_file("a")], pa.table({"file_path": ["/data/a.parquet"]})):
+        table = commit(table, lambda update: update.append([data_file("a")]))
+        assert [row["file_path"] for row in files(table)] == ["file:///data/a.parquet"]
+        table = commit(table, lambda update, removed=removed: update.delete(removed))  # type: ignore[misc]
+        assert files(table) == []
+
+
 def test_files_beyond_the_root_are_written_to_leaves(tmp_path: Path) -> None:
     table = new_table(tmp_path, 4, **{"write.tree.direct-files": "2", "write.tree.flush-data-files": "1"})
     table = commit(table, lambda update: update.append([data_file(name) for name in "edcba"]))

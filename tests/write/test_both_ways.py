@@ -133,6 +133,7 @@ CHANGES: dict[str, Callable[[Table, Callable[[pa.Table], Any]], Table]] = {
     "delete of whole files": lambda table, _: table.delete("day = '2026-01-03' and name = 'bo'"),
     "delete of rows": lambda table, _: table.delete("id in (1, 2, 5, 30) or ratio < 0.1"),
     "another delete of rows": lambda table, _: table.delete("price > 5000.5 and id < 20 and at is not null"),
+    "delete of keys": lambda table, given: table.equality_delete(given(FIRST.slice(13, 3)), ["id", "address.zip"]),
     "overwrite of rows": lambda table, given: table.overwrite(given(SECOND), "id >= 20 and id <= 30"),
     "overwrite of files": lambda table, given: table.overwrite(given(SECOND.slice(2, 6)), "day = '2026-01-02'"),
     "overwrite of partitions": lambda table, given: table.dynamic_partition_overwrite(given(SECOND.slice(0, 3))),
@@ -255,6 +256,9 @@ def _deleted(table: Table, contents: dict[str, str]) -> list[str]:
     deleted = []
     for row in table.scan().plan_files_arrow().to_pylist():
         for delete in row["deletes"]:
+            if delete["content"] == 2:  # of keys
+                deleted.append(f"{contents[row['file_path']]} {_rows(delete['file_path'])}")
+                continue
             vector = [
                 {
                     "referenced_file": row["file_path"],
