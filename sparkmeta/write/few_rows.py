@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.transforms import (
-    DayTransform,
-    HourTransform,
     IdentityTransform,
-    MonthTransform,
     TimeTransform,
     TruncateTransform,
     VoidTransform,
 )
-from pyiceberg.types import BinaryType, DateType, IcebergType, IntegerType, LongType, StringType
+from pyiceberg.types import BinaryType, DecimalType, PrimitiveType, StringType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns.bounds import bound_arrow_type
-from sparkmeta.columns.transforms import ticks_per_second
+from sparkmeta.columns.transforms import OrderedTransform
 from sparkmeta.entries.arrays import sorted_places, whole
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
 from sparkmeta.rows.columns import child_fields
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
 
 # Rows that go to the files of their partitions at a time.
 _BATCH_ROWS: Final = 1 << 16
-_HOUR_SECONDS: Final = 3600
-_DAY_SECONDS: Final = 86_400
 
 
 def write_rows(state: TableState, rows: Relation, *, lineage: bool = False) -> Relation:
@@ -148,6 +142,7 @@ class _Values:
             type_name = kinds[field.field_id] if isinstance(field, PartitionField) else "int"
             return pa.nulls(len(self._rows), bound_arrow_type(type_name))
         kind = self._schema.find_type(field.source_id)
+        assert isinstance(kind, PrimitiveType)
         source = self._source(field.source_id, str(kind))
         values = transformed(transform, kind, source)
         unfit = pc.indices_nonzero(pc.and_(source.is_valid(), values.is_null()))
@@ -176,7 +171,7 @@ class _Values:
 # -- Transforms in Arrow ----------------------------------------------------------------------------------------------
 
 
-def transformed(transform: Transform[Any, Any], source: IcebergType, values: pa.Array) -> pa.Array:
+def transformed(transform: Transform[Any, Any], source: PrimitiveType, values: pa.Array) -> pa.Array:
     """Return the transform of values; null for a truncated decimal that has more digits than its type.
 
     Args:
@@ -187,39 +182,26 @@ def transformed(transform: Transform[Any, Any], source: IcebergType, values: pa.
     match transform:
         case IdentityTransform():
             return values
-        case TimeTransform():
-            return _period(transform, source, values)
         case TruncateTransform() if isinstance(source, StringType):
             return pc.utf8_slice_codeunits(values, 0, transform.width)
         case TruncateTransform() if isinstance(source, BinaryType):
             return pc.binary_slice(values, 0, transform.width)
-        case TruncateTransform() if isinstance(source, IntegerType | LongType):
-            numbers = pc.fill_null(values, 0).to_numpy()
-            # As in Java, values below the least number wrap around.
-            with np.errstate(over="ignore"):
-                cut = numbers - np.mod(numbers, numbers.dtype.type(transform.width))
-            return pc.if_else(values.is_valid(), pa.array(cut), pa.scalar(None, values.type))
+        case TruncateTransform() | TimeTransform() if not isinstance(source, DecimalType):
+            steps = OrderedTransform(transform, source).step(pc.fill_null(_numbers(values), 0).to_numpy())
+            kind = values.type if isinstance(transform, TruncateTransform) else pa.int32()
+            return pc.if_else(values.is_valid(), pa.array(steps).cast(kind), pa.scalar(None, kind))
     return _by_value(transform, source, values)
 
 
-def _by_value(transform: Transform[Any, Any], source: IcebergType, values: pa.Array) -> pa.Array:
+def _by_value(transform: Transform[Any, Any], source: PrimitiveType, values: pa.Array) -> pa.Array:
     """Return buckets or truncated decimals, by the function of tasks."""
-    if pa.types.is_temporal(values.type):
-        values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
-    batch = pa.RecordBatch.from_arrays([values], ["value"])
+    batch = pa.RecordBatch.from_arrays([_numbers(values)], ["value"])
     (result,) = TaskValues((TaskValue("value", transform, source),))([batch])
     return result.column(0)
 
 
-def _period(transform: TimeTransform[Any], source: IcebergType, values: pa.Array) -> pa.Array:
-    """Return years, months, days or hours since 1970."""
-    numbers = pc.fill_null(values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64()), 0).to_numpy()
-    if isinstance(transform, HourTransform):
-        periods = numbers // (_HOUR_SECONDS * ticks_per_second(source))
-    else:
-        days = numbers if isinstance(source, DateType) else numbers // (_DAY_SECONDS * ticks_per_second(source))
-        periods = days
-        if not isinstance(transform, DayTransform):
-            unit = "M" if isinstance(transform, MonthTransform) else "Y"
-            periods = days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int64)
-    return pc.if_else(values.is_valid(), pa.array(periods.astype(np.int32)), pa.scalar(None, pa.int32()))
+def _numbers(values: pa.Array) -> pa.Array:
+    """Return dates and timestamps as integers, and other values as they are."""
+    if not pa.types.is_temporal(values.type):
+        return values
+    return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())

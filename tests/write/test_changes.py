@@ -321,7 +321,8 @@ def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> Non
     hidden.rename(manifest)
     assert sorted(row.id for row in table.scan().to_df().collect()) == [*range(6)]
     # Files that a user names are looked for, unless the user says that their names are new.
-    files = table.inspect.data_files().limit(1)
+    read = table.inspect.data_files().limit(1)
+    files = spark.createDataFrame(read.toArrow(), read.schema)
     with pytest.raises(sm.CommitConflictError, match="is in the table already"), table.transaction() as tx:
         tx.update_snapshot().append(files)
     renamed = files.withColumn("file_path", F.concat("file_path", F.lit("-copy")))
