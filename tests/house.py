@@ -14,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkmeta.commit.given_files import GivenFiles
+
 PACKAGE = Path(sm.__file__).parent
+FILE_NAMES = ("file_path", "file_format", "record_count", "file_size_in_bytes")
 FILE_COLUMNS = "file_path string, file_format string, record_count long, file_size_in_bytes long"
 
 
@@ -96,9 +100,16 @@ def hops(spark: SparkSession, format_version: int) -> dict[str, tuple[int, int]]
         def file_rows(name: str) -> DataFrame:
             return spark.createDataFrame([(f"{folder}/{name}.parquet", "PARQUET", 1, 100)], FILE_COLUMNS)
 
-        def append(name: str) -> None:
+        def append(name: str, files: Callable[[str], GivenFiles] = file_rows) -> None:
             with table.refresh().transaction() as transaction:
-                transaction.update_snapshot().append(file_rows(name))
+                transaction.update_snapshot().append(files(name))
+
+        def in_memory(name: str) -> pa.Table:
+            row = (f"{folder}/{name}.parquet", "PARQUET", 1, 100)
+            return pa.Table.from_pylist([dict(zip(FILE_NAMES, row, strict=True))])
+
+        def append_row() -> None:
+            table.refresh().append(pa.table({"id": [1]}))
 
         def delete(name: str) -> None:
             with table.refresh().transaction() as transaction:
@@ -106,11 +117,16 @@ def hops(spark: SparkSession, format_version: int) -> dict[str, tuple[int, int]]
 
         for name in ("a", "b", "c"):
             append(name)
-        delete("a")  # what only the first call of a function does is not part of an operation
+        # What only the first call of a function does is not part of an operation.
+        delete("a")
+        append("e", in_memory)
+        append_row()
         return {
             "load a table": _traced(lambda: sm.load_table(table.location(), spark=spark)),
             "plan three files": _traced(lambda: table.refresh().scan().plan_files().collect()),
             "append a file": _traced(lambda: append("d")),
+            "append a file, without Spark": _traced(lambda: append("f", in_memory)),
+            "append a row, without Spark": _traced(append_row),
             "delete a file": _traced(lambda: delete("b")),
         }
 

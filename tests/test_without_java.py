@@ -94,6 +94,12 @@ def test_a_lake(done: dict[str, Any]) -> None:
     assert (changes[2], exists, namespaces, tables, views) == (True, True, [["db"]], [["db", "v4"]], [["db", "view"]])
 
 
+def test_changes_of_rows(done: dict[str, Any]) -> None:
+    """What each of them writes is compared with Spark's in tests/write/test_both_ways.py."""
+    conflict = "added data that may match"
+    assert done["rows"] == [conflict, "10", conflict, "13", conflict, "10", conflict, "13"]
+
+
 # What a process loads for a command takes most of its time.
 HEAVY = ("pandas", "pyspark", "pyarrow", "numpy", "pyiceberg.table", "pydantic")
 LOADED = f"""

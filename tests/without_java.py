@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
+
     from sparkmeta import Catalog, Table
 
 
@@ -146,6 +148,42 @@ def in_a_lake(lake: Catalog) -> list[Any]:
     return [changes, lake.list_namespaces(), lake.list_tables("db"), lake.list_views("db"), lake.table_exists("db.v4")]
 
 
+def change_rows(lake: Catalog) -> list[Any]:
+    """Change rows and files of tables of each version, against other commits too, and return what became of them."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import LongType, NestedField, StringType
+
+    from sparkmeta.errors import CommitConflictError
+
+    lake.create_namespace("rows")
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+    results: list[Any] = []
+    for version in (1, 2, 3, 4):
+        mode = "copy-on-write" if version % 2 else "merge-on-read"
+        properties = {"write.delete.mode": mode, "write.merge.mode": mode, "write.tree.flush-data-files": "1"}
+        table = lake.create_table(f"rows.v{version}", schema, properties=properties, format_version=version)
+        empty = table.append(_rows(range(4), "a")).append(_rows(range(4, 8), "b").to_pandas()).delete("id >= 0")
+        table = empty.append(_rows(range(10), "c")).delete("id = 1").overwrite(_rows(range(20, 22), "d"), "id > 7")
+        table = table.upsert(_rows(range(6, 9), "e"), ["id"]).append(_rows(range(9, 10), "f"))
+        files = table.scan("id = 9").plan_files_arrow()
+        with table.transaction() as transaction:
+            transaction.update_snapshot().delete(files.slice(0, 1))
+        newest = table.refresh().append(_rows(range(9, 10), "g"))
+        try:
+            table.delete("id = 6", isolation="serializable")
+            table.delete("id >= 6", isolation="serializable")
+        except CommitConflictError as error:
+            results.append(str(error).rpartition(":")[0].rpartition(", ")[2])
+        results.append(newest.refresh().current_snapshot().summary.additional_properties["total-records"])
+    return results
+
+
+def _rows(ids: range, name: str) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({"id": ids, "name": [name] * len(ids)})
+
+
 def command(arguments: Sequence[str], folder: Path) -> str:
     """What a command prints: the text of its output, or its usual error."""
     import click
@@ -199,6 +237,7 @@ def main(folder: Path) -> dict[str, Any]:
         "drawn": drawn(folder),
         "changed": change(both["sql"].load_table("shop.changed")),
         "lake": in_a_lake(both["hadoop"]),
+        "rows": change_rows(both["hadoop"]),
         "printed": [command(arguments, folder) for arguments in READING],
         "tree": [command(arguments, folder) for arguments in CHANGING],
     }

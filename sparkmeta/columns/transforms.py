@@ -340,8 +340,11 @@ class OrderedTransform:
         """Return the integer that represents a literal."""
         return int(value.scaleb(self.scale, _EXACT)) if self.scale is not None else value
 
-    def step(self, ordinal: int) -> int:
-        """Return the transform of an integer, which may be out of the column type's range."""
+    def step(self, ordinal: Any) -> Any:
+        """Return the transform of an integer, which may be out of the column type's range, or of an array of integers.
+
+        In an array, values below the column type's range wrap around.
+        """
         if isinstance(self.transform, TruncateTransform):
             return ordinal - ordinal % self.transform.width
         if isinstance(self.source, DateType):
@@ -351,11 +354,12 @@ class OrderedTransform:
             return ordinal // (_HOUR_SECONDS * per_second)
         return self._of_day(ordinal // (_DAY_SECONDS * per_second))
 
-    def _of_day(self, day: int) -> int:
+    def _of_day(self, day: Any) -> Any:
         if isinstance(self.transform, DayTransform):
             return day
         unit = "M" if isinstance(self.transform, MonthTransform) else "Y"
-        return int(np.datetime64(day, "D").astype(f"datetime64[{unit}]").astype(np.int64))
+        periods = np.asarray(day).astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int64)
+        return periods if periods.ndim else int(periods)
 
     def holds(self, step: int) -> bool:
         """Return whether the partition's type can hold a step."""

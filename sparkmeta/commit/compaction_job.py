@@ -469,7 +469,7 @@ def _rewrite_deletes(job: RewriteJob, group: Group, data: Sequence[Rewritten]) -
     count = rest.count()
     parts = leaf_count(count, int(count * size), job.scope.limits.target_bytes)
     if parts:
-        keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(job.state)]
+        keys = ["content_type", "partition_spec_id", *partition_columns(job.state)]
         ordered = rest.repartitionByRange(parts, *keys, F.col("referenced_file")).sortWithinPartitions(
             *keys, "referenced_file", "location"
         )

@@ -15,33 +15,35 @@ from pyspark.sql import functions as F
 from sparkmeta.checks import one_of
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import parse_filter
-from sparkmeta.commit.new_files import PARTITION_KEY, replaced_partitions
-from sparkmeta.commit.relation import first, matching, repeated, select
+from sparkmeta.commit.new_files import in_partitions, replaced_partitions
+from sparkmeta.commit.relation import first, has_rows, is_kind, matching, repeated, select, some_columns
 from sparkmeta.commit.removed_files import without
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
     leaves_of_partitions,
     live_entries,
     live_leaves,
+    live_relation,
     names_of,
     root_manifests,
     search_all,
 )
+from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import frame_of, names, union, where
 from sparkmeta.errors import CommitConflictError, ValidationError
 from sparkmeta.inspect.file_changes import SNAPSHOT, EntryChanges, snapshots_since
 from sparkmeta.manifests.v4.root import one_of as of_kinds
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.deletes.groups import DeleteEntries
-from sparkmeta.plan.deletes.rules import is_dv, is_global_delete, partition_key
+from sparkmeta.plan.deletes.rules import is_dv, is_global_delete
 from sparkmeta.plan.filter import DELETES, ScanFilter, stats_match, tuple_matches
 from sparkmeta.plan.prune import matching_manifests
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.storage.location import normalize
 from sparkmeta.storage.reading import location_key
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.commit.removed_files import Removal, Searches
     from sparkmeta.entries.relation import Relation
@@ -65,14 +67,14 @@ class RelevantChanges:
     Attributes:
         history: the snapshots, newest first.
         filter: a filter that relevant files may match.
-        partitions: rows of `replaced_partitions` with the partitions of relevant files; None for all partitions.
+        partitions: the partitions of relevant files, rows of `new_partitions`; None for all partitions.
         more_stats: columns whose stats are read in addition to the filter's columns.
     """
 
     head: TableState
     history: Sequence[Snapshot]
     filter: ScanFilter
-    partitions: DataFrame | None = None
+    partitions: Relation | None = None
     more_stats: frozenset[int] = frozenset()
 
     @cached_property
@@ -83,22 +85,25 @@ class RelevantChanges:
             changes.add(snapshot)
         return changes
 
-    def added(self, content: ContentType, *, rewritten: bool = False) -> list[DataFrame]:
+    def added(self, content: ContentType, *, rewritten: bool = False) -> list[Relation]:
         """Return the added files. Unless `rewritten`, without files of rewrites, since these change no rows."""
         ids = {snapshot.snapshot_id for snapshot in self.history if rewritten or snapshot.operation != REPLACE}
-        return [self._matching(frame) for frame in self._changes.of_snapshots(ids).added(content)]
+        changes = self._changes.of_snapshots(ids)
+        added = [changes.few_added(content)] if changes.is_few else changes.added(content)
+        return [*map(self._matching, added)]
 
-    def removed(self, content: ContentType) -> list[DataFrame]:
+    def removed(self, content: ContentType) -> list[Relation]:
         """Return the removed files."""
-        return [self._matching(frame) for frame in self._changes.removed(content)]
+        changes = self._changes
+        removed = [changes.few_removed(content)] if changes.is_few else changes.removed(content)
+        return [*map(self._matching, removed)]
 
-    def _matching(self, entries: DataFrame) -> DataFrame:
+    def _matching(self, entries: Relation) -> Relation:
         """Return the relevant entries, including DELETED ones."""
-        matching = entries.where((tuple_matches(self.filter) & stats_match(self.filter)).text)
+        matching = where(entries, tuple_matches(self.filter) & stats_match(self.filter))
         if self.partitions is None or not has_rows(matching):
             return matching
-        same = partition_key(self.head).eqNullSafe(sql.col(PARTITION_KEY))
-        return matching.join(F.broadcast(self.partitions), same.column(), "left_semi")
+        return in_partitions(self.head, matching, self.partitions)
 
 
 def changes_matching(
@@ -111,15 +116,10 @@ def changes_matching(
     return RelevantChanges(head, history, ScanFilter.of(head, row_filter, two_valued=True))
 
 
-def has_rows(frame: DataFrame) -> bool:
-    """Return whether a frame has rows. Uses `collect`, which starts no job for local rows such as a root's."""
-    return bool(frame.select("location").limit(1).collect())
-
-
-def refuse(head: TableState, frames: Iterable[DataFrame], problem: str) -> None:
+def refuse(head: TableState, changes: Iterable[Relation], problem: str) -> None:
     """Raise CommitConflictError if there are changes of other commits, rows with `location` and `SNAPSHOT`."""
-    for frame in frames:
-        for row in frame.select("location", SNAPSHOT).limit(1).collect():
+    for rows in changes:
+        if row := first(some_columns(rows, ("location", SNAPSHOT))):
             raise conflict(head, f"snapshot {row[SNAPSHOT]}, of {OTHERS},", problem, row["location"])
 
 
@@ -179,12 +179,21 @@ def refuse_added_paths(head: TableState, state: TableState, added: NewFiles, sta
     if not (history := snapshots_since(head, start)):
         return
     changes = changes_matching(head, history, AlwaysTrue())
-    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state).select("location")
+    new = added.of([ContentType.DATA], ContentType.DATA_MANIFEST).relation(state)
     for others in changes.added(ContentType.DATA_MANIFEST, rewritten=True):
-        theirs = others.select(location_key(F.col("location")).alias("key"))
-        same = new.join(theirs, location_key(F.col("location")) == F.col("key"), "left_semi")
-        for path in same.limit(1).toArrow().column(0).to_pylist():
-            raise _already_there(state, path)
+        if known := first(_same_paths(new, others, state)):
+            raise _already_there(state, known["location"])
+
+
+def _same_paths(files: Relation, others: Relation, state: TableState) -> Relation:
+    """Return the `location` of files that others have too, in any spelling."""
+    if isinstance(files, pa.Table) and isinstance(others, pa.Table):
+        theirs = {*map(normalize, others.column("location").to_pylist())}
+        paths = files.select(["location"])
+        return paths.filter(pa.array([normalize(path) in theirs for path in paths[0].to_pylist()], pa.bool_()))
+    keys = frame_of(others, state).select(location_key(F.col("location")).alias("key"))
+    paths = frame_of(files, state).select("location")
+    return paths.join(keys, location_key(F.col("location")) == F.col("key"), "left_semi")
 
 
 def _suspects(state: TableState, added: NewFiles, files: Relation, searches: Searches) -> Iterator[Relation]:
@@ -248,7 +257,7 @@ class Operation:
     """
 
     filters: Sequence[BooleanExpression | str] = ()
-    partitions_of: Sequence[DataFrame] = ()
+    partitions_of: Sequence[Relation] = ()
     names_files: bool = False
     adds_deletes: bool = False
 
@@ -290,7 +299,7 @@ def validate(head: TableState, validation: Validation, operation: Operation, sta
             refuse(head, scope.removed(ContentType.DATA_MANIFEST), "removed a data file that may match")
 
 
-def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> None:
+def refuse_new_data(head: TableState, files: Relation, start: int | None) -> None:
     """Refuse to overwrite the partitions of files if data was added to them since the snapshot `start`.
 
     Args:
@@ -304,7 +313,7 @@ def refuse_new_data(head: TableState, files: DataFrame, start: int | None) -> No
             refuse(head, scope.added(ContentType.DATA_MANIFEST), "added data to a partition that is overwritten")
 
 
-def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *, with_deletes: bool) -> None:
+def refuse_missing_data(head: TableState, files: Relation, start: int | None, *, with_deletes: bool) -> None:
     """Refuse deletes of rows in data files that others have removed since the snapshot `start` (semantics 12.5).
 
     The deletes would not apply to the files that replace the removed ones.
@@ -322,14 +331,13 @@ def refuse_missing_data(head: TableState, files: DataFrame, start: int | None, *
     history = [snapshot for snapshot in snapshots_since(head, start) if snapshot.operation in operations]
     if not history:
         return
-    paths = files.select(F.col("file_path").alias("referenced_path"))
     for removed in changes_matching(head, history, AlwaysTrue()).removed(ContentType.DATA_MANIFEST):
-        gone = removed.join(paths, F.col("location") == F.col("referenced_path"), "left_semi")
+        gone = matching(removed, files, {"location": "file_path"})
         refuse(head, [gone], "removed a data file that the new position deletes are about")
 
 
 def refuse_new_dvs(
-    head: TableState, state: TableState, new: NewFiles, named: Sequence[DataFrame], start: int | None
+    head: TableState, state: TableState, new: NewFiles, named: Sequence[Relation], start: int | None
 ) -> None:
     """Refuse new deletion vectors of data files that got one since the snapshot `start` (semantics 12.5).
 
@@ -348,20 +356,17 @@ def refuse_new_dvs(
     history = [snapshot for snapshot in snapshots_since(head, start) if snapshot.operation != _APPEND]
     if not history:
         return
-    deletes = new.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
-    targets = deletes.where(is_dv().text).select(F.col("referenced_file").alias("target"))
-    frames = changes_matching(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True)
-    if not frames:
+    changes = changes_matching(head, history, AlwaysTrue()).added(ContentType.DELETE_MANIFEST, rewritten=True)
+    if not changes:
         return
-    dvs = _union(frames).where(is_dv().text)
-    same = dvs.join(targets, F.col("referenced_file") == F.col("target"), "left_semi")
+    dvs = where(_union(changes, head), is_dv())
+    deletes = new.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).relation(state)
+    of_file = {"referenced_file": "referenced_file"}
+    same = matching(dvs, where(deletes, is_dv()), of_file)
     for files in named:
-        if "content_offset" in files.columns:
-            names = files.select("file_path", "content_offset")
-            is_named = F.col("location") == F.col("file_path")
-            is_named &= F.col("deletion_vector.offset") == F.col("content_offset")
-            read = dvs.join(names, is_named, "left_semi").select(F.col("referenced_file").alias("read"))
-            same = same.join(read, F.col("referenced_file") == F.col("read"), "left_anti")
+        if "content_offset" in names(files):
+            read = matching(dvs, files, {"location": "file_path", "deletion_vector.offset": "content_offset"})
+            same = matching(same, read, of_file, absent=True)
     refuse(head, [same], "added a deletion vector for the same data file")
 
 
@@ -379,12 +384,12 @@ def refuse_other_specs(head: TableState, specs: Collection[int], start: int | No
     if not (history := snapshots_since(head, start)):
         return
     for added in changes_matching(head, history, AlwaysTrue()).added(ContentType.DATA_MANIFEST, rewritten=True):
-        uncovered = added.where(~F.col("partition_spec_id").isin(*specs))
+        uncovered = where(added, ~sql.col("partition_spec_id").isin(specs))
         refuse(head, [uncovered], "added data of a partition spec to which the new equality deletes do not apply")
 
 
 def refuse_deletes_of_moved_rows(
-    head: TableState, state: TableState, files: DataFrame, removal: Removal, new: NewFiles, start: int | None
+    head: TableState, state: TableState, files: Relation, removal: Removal, new: NewFiles, start: int | None
 ) -> None:
     """Refuse to move rows to another partition spec past partitioned equality deletes added since the snapshot `start`.
 
@@ -403,18 +408,22 @@ def refuse_deletes_of_moved_rows(
     """
     if not (history := snapshots_since(head, start)):
         return
-    equality = F.col("content_type") == int(ContentType.EQUALITY_DELETES)
+    partitioned = is_kind(ContentType.EQUALITY_DELETES) & ~is_global_delete(head)
     scope = changes_matching(head, history, AlwaysTrue())
-    partitioned = [
-        added.where(equality & ~is_global_delete(head).column()) for added in scope.added(ContentType.DELETE_MANIFEST)
-    ]
-    if not any(map(has_rows, partitioned)):
+    deletes = [where(added, partitioned) for added in scope.added(ContentType.DELETE_MANIFEST)]
+    if not any(map(has_rows, deletes)):
         return
-    moved = [_named_entries(state, files, removal), new.of([ContentType.DATA], ContentType.DATA_MANIFEST).frame(state)]
-    specs = [row[0] for row in _union([frame.select("partition_spec_id") for frame in moved]).distinct().collect()]
+    added = new.of([ContentType.DATA], ContentType.DATA_MANIFEST).relation(state)
+    specs = {spec for files in (_named_entries(state, files, removal), added) for spec in _specs_of(files)}
     if len(specs) > 1:
-        deletes = [frame.where(F.col("partition_spec_id").isin(specs)) for frame in partitioned]
-        refuse(head, deletes, "added equality deletes of one partition spec, and rows move to another one")
+        of_specs = [where(rows, sql.col("partition_spec_id").isin(specs)) for rows in deletes]
+        refuse(head, of_specs, "added equality deletes of one partition spec, and rows move to another one")
+
+
+def _specs_of(entries: Relation) -> list[int]:
+    specs = some_columns(entries, ["partition_spec_id"])
+    table = specs if isinstance(specs, pa.Table) else specs.distinct().toArrow()
+    return [*pc.unique(table.column(0)).to_pylist()]
 
 
 def refuse_new_row_ids(head: TableState, start: Snapshot | None) -> None:
@@ -456,7 +465,7 @@ def refuse_replaced_data(head: TableState, start: int | None) -> None:
 def refuse_new_deletes(
     head: TableState,
     state: TableState,
-    files: DataFrame,
+    files: Relation,
     removal: Removal,
     start: int | None,
     row_filter: BooleanExpression | str | None = None,
@@ -484,30 +493,37 @@ def refuse_new_deletes(
     if not history or not (removal.masks or removal.keys):
         return
     scope = changes_matching(head, history, AlwaysTrue() if row_filter is None else row_filter)
-    paths = files.select(F.col("file_path").alias("replaced_path"))
-    compared_ids = []
-    others = ~is_dv().column()
+    others = ~is_dv()
     if by_position:
-        others &= F.col("content_type") == int(ContentType.POSITION_DELETES)
+        others &= is_kind(ContentType.POSITION_DELETES)
+    ids: set[int] = set()
+    compares = False
     for added in scope.added(ContentType.DELETE_MANIFEST):
-        dvs, equality_deletes = added.where(is_dv().text), added.where(others)
+        dvs, compared = where(added, is_dv()), where(added, others)
         if has_rows(dvs):
-            replaced = dvs.join(paths, F.col("referenced_file") == F.col("replaced_path"), "left_semi")
+            replaced = matching(dvs, files, {"referenced_file": "file_path"})
             refuse(head, [replaced], "deleted rows of a file to replace")
-        if has_rows(equality_deletes):
-            compared_ids.append(equality_deletes.select(F.explode("equality_ids").alias("id")))
-    if not compared_ids:
+        if has_rows(compared):
+            compares = True
+            ids.update(_equality_ids(compared))
+    if not compares:
         return
-    ids = frozenset(row["id"] for row in _union(compared_ids).distinct().collect())
-    with_stats = replace(scope, more_stats=ids | {DELETE_FILE_PATH_ID})
-    new = _union([frame.where(others) for frame in with_stats.added(ContentType.DELETE_MANIFEST)])
-    deletes = DeleteEntries(new, head.delete_manifests, ids)
-    applied = attach_deletes(_named_entries(state, files, removal, ids), deletes, state).where(F.size(DELETES) > 0)
-    for row in applied.select("location").limit(1).collect():
+    with_stats = replace(scope, more_stats=frozenset({*ids, DELETE_FILE_PATH_ID}))
+    new = _union([where(added, others) for added in with_stats.added(ContentType.DELETE_MANIFEST)], head)
+    deletes = DeleteEntries(new, head.delete_manifests, frozenset(ids))
+    named = _named_entries(state, files, removal, ids)
+    if row := first(where(attach_deletes(named, deletes, state), sql.size(sql.col(DELETES)) > 0)):
         raise conflict(head, OTHERS, "added deletes that apply to a file to replace", row["location"])
 
 
-def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, sequence_number: int) -> None:
+def _equality_ids(deletes: Relation) -> set[int]:
+    """Return the columns that equality deletes compare."""
+    if isinstance(deletes, pa.Table):
+        return {*whole(deletes.column("equality_ids")).flatten().to_pylist()}
+    return {row["id"] for row in deletes.select(F.explode("equality_ids").alias("id")).distinct().collect()}
+
+
+def refuse_newer_data(state: TableState, files: Relation, removal: Removal, sequence_number: int) -> None:
     """Refuse to replace data files with files that have a lower data sequence number.
 
     Deletes between the two numbers do not apply to the replaced files, but would apply to the new ones.
@@ -523,23 +539,23 @@ def refuse_newer_data(state: TableState, files: DataFrame, removal: Removal, seq
     """
     if state.snapshot is None or (state.snapshot.sequence_number or 0) <= sequence_number:
         return
-    number = F.col("version_info.sequence_number")
-    newer = _named_entries(state, files, removal).where(number > sequence_number)
-    for location, higher in newer.select("location", number).limit(1).collect():
+    numbered = select(
+        _named_entries(state, files, removal), {"location": "location", "number": "version_info.sequence_number"}
+    )
+    if newer := first(numbered, sql.col("number") > sequence_number):
         raise ValidationError(
-            f"{state.metadata.location}: data_sequence_number is {sequence_number}: {location}, which is replaced, has "
-            f"{higher}"
+            f"{state.metadata.location}: data_sequence_number is {sequence_number}: {newer['location']}, which is "
+            f"replaced, has {newer['number']}"
         )
 
 
-def _named_entries(state: TableState, files: DataFrame, removal: Removal, stats: Iterable[int] = ()) -> DataFrame:
+def _named_entries(state: TableState, files: Relation, removal: Removal, stats: Iterable[int] = ()) -> Relation:
     """Return the live entries of replaced data files, from the root and the leaves that list them."""
     manifests = state.data_manifests
     masked = pc.is_in(manifests.column("location"), pa.array(sorted(removal.masks), pa.string()))
     manifests = manifests.filter(pc.or_(masked, pc.equal(manifests.column("file_format"), IN_ROOT)))
-    live = state.live_entries(manifests, state.projection(COLUMNS, stats))
-    paths = files.select(F.col("file_path").alias("replaced_path"))
-    return live.join(paths, F.col("location") == F.col("replaced_path"), "left_semi")
+    live = live_relation(state, manifests, state.projection(COLUMNS, stats))
+    return matching(live, files, {"location": "file_path"})
 
 
 # -- Scopes of changes ------------------------------------------------------------------------------------------------
@@ -561,5 +577,5 @@ def _scopes(
     return scopes or [everything]
 
 
-def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    return reduce(lambda left, right: left.unionByName(right), frames)
+def _union(changes: Sequence[Relation], head: TableState) -> Relation:
+    return reduce(lambda left, right: union(left, right, head), changes)

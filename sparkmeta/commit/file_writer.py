@@ -32,14 +32,22 @@ from sparkmeta.commit.leaves import (
     leaf_frame,
     live_owners,
     named_owners,
+    value_column,
     with_owners,
     write_affiliated,
+    write_few_leaves,
 )
 from sparkmeta.commit.lists import manifest_format
-from sparkmeta.commit.new_files import ListedFiles, NewFiles, distinct_partitions, file_rows, listed_rows
+from sparkmeta.commit.new_files import (
+    ListedFiles,
+    NewFiles,
+    distinct_partitions,
+    file_rows,
+    listed_rows,
+    partitions_of,
+)
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
-from sparkmeta.commit.relation import few
-from sparkmeta.commit.removed_files import partitions_of
+from sparkmeta.commit.relation import few, head_of, some_columns
 from sparkmeta.commit.search import new_entries
 from sparkmeta.commit.sorted_manifests import (
     SortedManifests,
@@ -49,7 +57,8 @@ from sparkmeta.commit.sorted_manifests import (
 )
 from sparkmeta.commit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.vector_targets import find_targets
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, translated_errors
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves
@@ -58,7 +67,7 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.avro.write import ManifestFormat
     from sparkmeta.commit.file_rows import FileRows, ListedRows
@@ -66,6 +75,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.options import TreeOptions
     from sparkmeta.commit.removed_files import Searches
     from sparkmeta.commit.tally import PartitionKey
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 
@@ -93,7 +103,7 @@ class FileWriter:
     options: TreeOptions
     searches: Searches
 
-    def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> NewFiles:
+    def add(self, files: Relation, allowed: Collection[int], on_driver: int) -> NewFiles:
         """Convert files to entries. Many files are written to leaves by jobs.
 
         Args:
@@ -104,14 +114,16 @@ class FileWriter:
         Raises:
             ValidationError: a row does not describe a file of this table.
         """
-        known = files.select(*(name for name in DESCRIPTION_COLUMNS if name in files.columns))
         room = max(0, self.options.direct_files - on_driver)
         if int(ContentType.DATA) not in allowed and self.state.tree is not None:
-            return self._add_deletes(files, known, room, allowed)
-        head = known.limit(min(room, _MOST_LIMIT) + 1).toArrow()
+            return self._add_deletes(files, room, allowed)
+        known = some_columns(files, DESCRIPTION_COLUMNS)
+        head = head_of(known, min(room, _MOST_LIMIT) + 1)
         if len(head) <= room:
             return self._direct(self._rows.entries(head), allowed)
-        return self._in_leaves(self._written(self._entries(known)), allowed)
+        if isinstance(known, pa.Table) and (few_files := few(known)) is not None:
+            return self._few_in_leaves(self._rows.entries(few_files), allowed)
+        return self._in_leaves(self._written(self._entries(frame_of(known, self.state))), allowed)
 
     def add_table(self, source: TableState, on_driver: int, *, with_deletes: bool) -> NewFiles:
         """Convert the live data files of another table to entries. Many files are written to leaves by jobs.
@@ -168,6 +180,12 @@ class FileWriter:
         refuse_kinds(entries, allowed, self.state.metadata.location)
         return NewFiles(rows=entries, tally=_tally(entries, self.state)) if len(entries) else NewFiles()
 
+    def _few_in_leaves(self, entries: pa.Table, allowed: Collection[int]) -> NewFiles:
+        """Write a few files to leaves on the driver."""
+        refuse_kinds(entries, allowed, self.state.metadata.location)
+        leaves = write_few_leaves(entries, _cluster_columns(self.state), self.form)
+        return NewFiles(leaves=leaves, tally=Tally(tally_of(entries), None))
+
     def _in_leaves(self, leaves: pa.Table, allowed: Collection[int]) -> NewFiles:
         """Return files that have been written to leaves."""
         _refuse_leaf_kinds(self.state, leaves, allowed)
@@ -177,16 +195,15 @@ class FileWriter:
 
     # -- Deletes ----------------------------------------------------------------------------------------------------
 
-    def _add_deletes(self, files: DataFrame, known: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
+    def _add_deletes(self, files: Relation, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes grouped by the data leaf of their data file. Equality deletes are treated like data files."""
-        hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns else []
-        head = few(files.select(*known.columns, *hinted))
+        head = few(some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH)))
         if head is None:
+            known = frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)
             leaves = self.state.data_manifests
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
             return self._add_placed(with_owners(self._entries(known), owners), room, allowed)
-        entries = self._rows.entries(head)
-        named = frozenset(head.column(_MANIFEST_PATH).drop_null().to_pylist()) if hinted else frozenset[str]()
+        entries, named = self._rows.entries(head), _named_manifests(head)
         if len(entries) < self.options.affiliated_deletes:
             added = self._few_deletes(entries, room, allowed)
         else:
@@ -195,10 +212,7 @@ class FileWriter:
         return added.plus(NewFiles(named=named))
 
     def _few_deletes(self, entries: pa.Table, room: int, allowed: Collection[int]) -> NewFiles:
-        if len(entries) <= room:
-            return self._direct(entries, allowed)
-        refuse_kinds(entries, allowed, self.state.metadata.location)
-        return self._in_leaves(self._written(local_frame(self.state.spark, entries)), allowed)
+        return self._direct(entries, allowed) if len(entries) <= room else self._few_in_leaves(entries, allowed)
 
     def _add_placed(self, entries: DataFrame, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes that have the column `owner`."""
@@ -229,16 +243,22 @@ class FileWriter:
 
 def _clustered(entries: DataFrame, state: TableState) -> DataFrame:
     """Sort entries among tasks by partition values, then the sort order's columns, then paths."""
-    keys = [F.col("content_type"), F.col("partition_spec_id"), *_cluster_columns(state), F.col("location")]
+    keys = _cluster_columns(state)
     return entries.repartitionByRange(*keys).sortWithinPartitions(*keys)
 
 
-def _cluster_columns(state: TableState) -> list[Column]:
+def _cluster_columns(state: TableState) -> list[str]:
     spec_id = state.metadata.default_spec_id
     sorted_by = [field.source_id for field in state.metadata.sort_order().fields]
     ids = [source for _, source in state.types.tuple_sources[spec_id]] + sorted_by
     known = [source for source in dict.fromkeys(ids) if source in state.types.stats_types]
-    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in known]
+    return ["content_type", "partition_spec_id", *map(value_column, known), "location"]
+
+
+def _named_manifests(files: pa.Table) -> frozenset[str]:
+    """Return the manifests that files name as those of their data files."""
+    named = _MANIFEST_PATH in files.column_names
+    return frozenset(files.column(_MANIFEST_PATH).drop_null().to_pylist() if named else ())
 
 
 def _tally(entries: pa.Table, state: TableState) -> Tally:
@@ -290,22 +310,20 @@ class ListedFileWriter:
     def _rows(self) -> ListedRows:
         return listed_rows(self.state)
 
-    def add(self, files: DataFrame, allowed: Collection[int], on_driver: int) -> ListedFiles:
+    def add(self, files: Relation, allowed: Collection[int], on_driver: int) -> ListedFiles:
         """See `SnapshotWriter.add`.
 
         Args:
             on_driver: the number of files that the commit has as rows so far.
         """
-        columns = [name for name in DESCRIPTION_COLUMNS if name in files.columns]
-        hinted = [_MANIFEST_PATH] if _MANIFEST_PATH in files.columns and int(ContentType.DATA) not in allowed else []
+        hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
         room = max(0, MOST_ON_DRIVER - on_driver)
-        head = files.select(*columns, *hinted).limit(room + 1).toArrow()
+        head = head_of(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
         if len(head) > room:
             with translated_errors():
-                return self.in_manifests(files.select(*columns), allowed)
-        entries = self._rows.entries(head)
+                return self.in_manifests(frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state), allowed)
+        entries, named = self._rows.entries(head), _named_manifests(head)
         refuse_kinds(entries, allowed, self.state.metadata.location)
-        named = frozenset(head.column(_MANIFEST_PATH).drop_null().to_pylist()) if hinted else frozenset[str]()
         if not len(entries):
             return ListedFiles(named=named)
         return ListedFiles(entries, None, Tally(tally_of(entries), partitions_of(entries, self.state)), named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,25 +11,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.columns import sql
 from sparkmeta.commit.next_root import FileKey, TreeChange, file_keys, file_versions, restamped
-from sparkmeta.entries.arrays import is_live
+from sparkmeta.entries import evaluate
+from sparkmeta.entries.arrays import is_live, sorted_places
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, EntryProjection
 from sparkmeta.entries.records import whole_manifests
 from sparkmeta.manifests.decoder import EntryDecoder
 from sparkmeta.manifests.v4.root import FILES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import read_leaf_entries
 from sparkmeta.manifests.v4.tree_manifests import leaf_manifests
-from sparkmeta.manifests.v4.write import OWNER, LeafFormat, write_leaves, write_owned_leaves
+from sparkmeta.manifests.v4.write import OWNER, LeafFormat, leaves_on_driver, write_owned_leaves
 from sparkmeta.operations.table_operations import metadata_folder
-from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
+from sparkmeta.session import local_frame, map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import ContentType, Status
 from sparkmeta.spec.puffin import deletion_vector_blob, write_puffin
-from sparkmeta.storage.executors import ExecutorWriter
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.storage.location import join
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from sparkmeta.commit.options import TreeOptions
     from sparkmeta.state import TableState
@@ -83,10 +84,21 @@ def partition_stats(state: TableState) -> dict[int, frozenset[int]]:
     return {spec_id: frozenset(source for _, source in fields) for spec_id, fields in sources.items()}
 
 
-def partition_columns(state: TableState) -> list[Column]:
+def partition_columns(state: TableState) -> list[str]:
     """Return the columns of `tree_schema` that hold the partition values of entries, for all specs."""
     sources = dict.fromkeys(source for fields in state.types.tuple_sources.values() for _, source in fields)
-    return [F.col(f"{CONTENT_STATS}.`{source}`.lower_bound") for source in sources]
+    return [value_column(source) for source in sources]
+
+
+def value_column(field_id: int) -> str:
+    """Return the column of `tree_schema` with the lower bound of a field, which is the value of a partition."""
+    return f"{CONTENT_STATS}.`{field_id}`.lower_bound"
+
+
+def write_few_leaves(entries: pa.Table, keys: Sequence[str], form: LeafFormat) -> pa.Table:
+    """Write entries as leaves on the driver, sorted by columns, and return the root's entries for the leaves."""
+    places = sorted_places([(evaluate.values(entries, sql.col(key)), True, True) for key in keys])
+    return leaves_on_driver(entries.take(places).combine_chunks(), form)
 
 
 # -- Write affiliated delete leaves (semantics 16.12) -----------------------------------------------------------------
@@ -185,7 +197,7 @@ class Flush:
 
 
 def flush_of(base: Root | None, change: TreeChange, state: TableState, options: TreeOptions, name: str) -> Flush:
-    """Return the flush that the thresholds for data and delete files require. May run a job.
+    """Return the flush that the thresholds for data and delete files require.
 
     Only carried-over files are moved; the commit's new files stay in the root (semantics 16.6).
     """
@@ -206,10 +218,9 @@ def flush_of(base: Root | None, change: TreeChange, state: TableState, options: 
         return Flush()
     rows = pa.concat_tables(chosen)
     form = leaf_format(state, name, options.leaf_target_bytes)
-    entries = local_frame(state.spark, existing(rows)).coalesce(1)
     versions = dict(zip(file_keys(rows), version(rows, "file_sequence_number").to_pylist(), strict=True))
-    keys = [F.col("content_type"), F.col("partition_spec_id"), *partition_columns(state), F.col("location")]
-    return Flush(versions, write_leaves(entries.sortWithinPartitions(*keys), form))
+    keys = ["content_type", "partition_spec_id", *partition_columns(state), "location"]
+    return Flush(versions, write_few_leaves(existing(rows), keys, form))
 
 
 def existing(rows: pa.Table) -> pa.Table:
@@ -258,7 +269,7 @@ def _write_puffin(
     """Write DVs, (leaf, bitmap, cardinality), to one Puffin file and return the changed columns of their entries."""
     location = join(metadata_folder(state.metadata), f"{name}.puffin")
     file = write_puffin([deletion_vector_blob(blob, target, count) for target, blob, count in dvs])
-    _write_by_task(state, executor_writer(state.files), location, file.data)
+    state.files.write_new(location, file.data)
     return {
         (target, blob): {
             "location": location,
@@ -279,20 +290,3 @@ def _too_large(sizes: list[int], options: TreeOptions) -> list[int]:
         chosen.append(row)
         total -= sizes[row]
     return chosen
-
-
-def _write_by_task(state: TableState, writer: ExecutorWriter, location: str, data: bytes) -> None:
-    """Write a file in a Spark task, since the driver writes only roots and table metadata."""
-    row = pa.table({"location": [location], "data": pa.array([data], pa.binary())})
-    written = map_arrow(local_frame(state.spark, row), partial(_write, writer), _WRITTEN)
-    written.collect()
-
-
-_WRITTEN = pa.schema([pa.field("location", pa.string())])
-
-
-def _write(writer: ExecutorWriter, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for row in batch.to_pylist():
-            writer.write_new(row["location"], row["data"])
-        yield batch.select(["location"])

@@ -16,7 +16,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import ANY
 from sparkmeta.commit.file_rows import DESCRIPTION_COLUMNS, FileRows, ListedRows, TupleField
 from sparkmeta.commit.leaves import few_entries, leaf_frame
-from sparkmeta.commit.relation import is_few
+from sparkmeta.commit.relation import few_or_many, first, is_few, some_columns
 from sparkmeta.commit.search import (
     SEARCH_COLUMNS,
     leaves_of_partitions,
@@ -25,8 +25,9 @@ from sparkmeta.commit.search import (
     new_entries,
 )
 from sparkmeta.commit.tally import Tally
-from sparkmeta.entries.arrays import entry_count, whole
+from sparkmeta.entries.arrays import entry_count, identities, whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.manifests.v4.root import one_of
 from sparkmeta.manifests.v4.spark import entry_columns
 from sparkmeta.plan.deletes.rules import partition_key
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField
     from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.tally import PartitionKey
     from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
@@ -107,49 +109,77 @@ def _names_in_rows(field: PartitionField, names: Mapping[int, str]) -> tuple[str
 # -- The partitions of new files --------------------------------------------------------------------------------------
 
 
-PARTITION_KEY = "key_of_new_files"
+_PARTITION_KEY = "key_of_new_files"
 
 
-def new_partitions(state: TableState, files: DataFrame) -> DataFrame:
-    """Return the distinct partitions of new files, as the columns `partition_spec_id` and `partition` of entries.
+def new_partitions(state: TableState, files: Relation) -> Relation:
+    """Return the partitions of new files, as the columns `partition_spec_id` and `partition` of entries.
+
+    Those of a DataFrame are distinct.
 
     Args:
+        state: the table.
         files: rows with the columns of `inspect.files`.
     """
     rows = rows_of(state)
-    known = files.select(*(name for name in DESCRIPTION_COLUMNS if name in files.columns))
-    entries = map_arrow(known, rows.batches, rows.schema)
+    names = ("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]
+    known = some_columns(files, DESCRIPTION_COLUMNS)
+    if isinstance(known, pa.Table):
+        entries = rows.entries(known)
+        return (new_entries(state, entries) if has_tree(state.metadata) else entries).select(names)
+    encoded = map_arrow(known, rows.batches, rows.schema)
     if not has_tree(state.metadata):
-        names = ("partition_spec_id", PARTITION)[: 2 if state.types.partition_fields else 1]
-        return distinct_partitions(state, entries.select(*names))
-    placed = entries.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
+        return distinct_partitions(state, encoded.select(*names))
+    placed = encoded.withColumns({MANIFEST: F.lit(0), ORDINAL: F.lit(0).cast("long")})
     columns = entry_columns(state.projection(("partition_spec_id",)), state.types.tuple_sources, None)
     return distinct_partitions(state, placed.selectExpr(*sql.texts(columns)).drop(MANIFEST, ORDINAL))
 
 
 def distinct_partitions(state: TableState, partitions: DataFrame) -> DataFrame:
     """Return one row for each partition in `partition_spec_id` and, if the table has partition fields, `partition`."""
-    keyed = partitions.withColumn(PARTITION_KEY, partition_key(state).column())
-    return keyed.dropDuplicates([PARTITION_KEY]).drop(PARTITION_KEY)
+    keyed = partitions.withColumn(_PARTITION_KEY, partition_key(state).column())
+    return keyed.dropDuplicates([_PARTITION_KEY]).drop(_PARTITION_KEY)
 
 
-def replaces_everything(state: TableState, partitions: DataFrame) -> bool:
+def replaces_everything(state: TableState, partitions: Relation) -> bool:
     """Return whether an unpartitioned spec is among `new_partitions`, which replaces all files (semantics 12.4)."""
     unpartitioned = [spec_id for spec_id, spec in state.specs.items() if spec.is_unpartitioned()]
-    if not unpartitioned:
-        return False
-    return len(partitions.where(F.col("partition_spec_id").isin(unpartitioned)).limit(1).toArrow()) > 0
+    return bool(unpartitioned) and first(partitions, sql.col("partition_spec_id").isin(unpartitioned)) is not None
 
 
-def replaced_partitions(state: TableState, files: DataFrame) -> DataFrame | None:
-    """Return the keys of the partitions that new files replace; None if they replace everything."""
-    partitions = new_partitions(state, files)
-    return None if replaces_everything(state, partitions) else keys_of(state, partitions)
+def replaced_partitions(state: TableState, files: Relation) -> Relation | None:
+    """Return the partitions that new files replace; None if they replace everything."""
+    partitions = few_or_many(new_partitions(state, files), state)
+    return None if replaces_everything(state, partitions) else partitions
 
 
-def keys_of(state: TableState, partitions: DataFrame) -> DataFrame:
-    """Convert partitions to values that can be compared with the `partition_key` of entries."""
-    return partitions.select(partition_key(state).alias(PARTITION_KEY).column())
+def in_partitions(state: TableState, entries: Relation, partitions: Relation) -> Relation:
+    """Return the entries in partitions, which have the columns of `new_partitions`."""
+    if isinstance(entries, pa.Table) and isinstance(partitions, pa.Table):
+        known = partitions_of(partitions, state)
+        return entries.filter(pa.array([key in known for key in partition_keys(entries, state)], pa.bool_()))
+    keys = frame_of(partitions, state).select(partition_key(state).alias(_PARTITION_KEY).column())
+    same = partition_key(state).eqNullSafe(sql.col(_PARTITION_KEY)).column()
+    few = isinstance(partitions, pa.Table)
+    return frame_of(entries, state).join(F.broadcast(keys) if few else keys, same, "left_semi")
+
+
+def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
+    """Return the distinct partitions of entries that are on the driver."""
+    return frozenset(partition_keys(rows, state))
+
+
+def partition_keys(rows: pa.Table, state: TableState) -> list[PartitionKey]:
+    """Return the partition of each entry."""
+    values = {
+        field_id: identities(pc.struct_field(whole(rows.column(PARTITION)), str(field_id))).to_pylist()
+        for field_id in state.types.partition_fields
+    }
+    fields = state.types.spec_fields
+    return [
+        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in fields[spec_id]))
+        for row, spec_id in enumerate(rows.column("partition_spec_id").to_pylist())
+    ]
 
 
 # -- The files that a commit adds to a tree ---------------------------------------------------------------------------

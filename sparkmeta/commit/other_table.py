@@ -36,7 +36,6 @@ from sparkmeta.manifests.placement import Placement
 from sparkmeta.manifests.v4.convert import Adoption, TableMatch
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.operations.table_operations import BaseTable
 from sparkmeta.plan.deletes.rules import OLDER_DV
 from sparkmeta.plan.prune import live_files, live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, materialize
@@ -360,26 +359,6 @@ def _live_deletes(source: TableState) -> DataFrame:
 
 _DELETES = (ContentType.POSITION_DELETES, ContentType.EQUALITY_DELETES)
 _WHOLE_OVERLAP = 3
-
-
-def table_of(files: DataFrame | BaseTable | TableState) -> DataFrame | TableState:
-    """Return the state of a table whose files are to be added, or the DataFrame of files.
-
-    Raises:
-        ValidationError: the argument is neither.
-    """
-    if isinstance(files, BaseTable):
-        return files.state
-    if isinstance(files, TableState) or hasattr(files, "toArrow"):
-        return files
-    raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files, or a table")
-
-
-def frame_of(files: DataFrame) -> DataFrame:
-    """Return the files. Raises ValidationError if they are not a DataFrame."""
-    if hasattr(files, "toArrow"):
-        return files
-    raise ValidationError(f"files is of type {type(files).__name__}: expected a DataFrame of files")
 
 
 @dataclass(frozen=True)

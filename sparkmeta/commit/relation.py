@@ -12,13 +12,11 @@ from pyspark.sql import functions as F
 from sparkmeta.columns import sql
 from sparkmeta.entries import evaluate, relation
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import where
+from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.plan.deletes.rules import partition_key
-from sparkmeta.session import materialize
+from sparkmeta.session import materialize, selectable_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.entry import ContentType
@@ -37,16 +35,32 @@ def is_few(count: int) -> bool:
     return count <= FEW_FILES
 
 
-def few(frame: DataFrame) -> pa.Table | None:
-    """Return rows as a table; None if there are many. Runs a job."""
-    head = frame.limit(FEW_FILES + 1).toArrow()
+def head_of(rows: Relation, most: int) -> pa.Table:
+    """Return rows up to a number of them. For a DataFrame, runs a job."""
+    return rows.slice(0, most) if isinstance(rows, pa.Table) else rows.limit(most).toArrow()
+
+
+def few(rows: Relation) -> pa.Table | None:
+    """Return rows as a table; None if there are many. For a DataFrame, runs a job."""
+    head = head_of(rows, FEW_FILES + 1)
     return head if is_few(len(head)) else None
 
 
-def few_or_many(frame: DataFrame) -> Relation:
-    """Return rows as a table if there are few; otherwise compute them once. Runs jobs."""
-    head = few(frame)
-    return materialize(frame) if head is None else head
+def few_or_many(rows: Relation, state: TableState) -> Relation:
+    """Return rows as a table if there are few; otherwise compute them once. For a DataFrame, runs jobs."""
+    head = few(rows)
+    return materialize(frame_of(rows, state)) if head is None else head
+
+
+def some_columns(rows: Relation, names: Iterable[str]) -> Relation:
+    """Return the columns of some names that rows have."""
+    present = [name for name in names if name in relation.names(rows)]
+    return rows.select(present) if isinstance(rows, pa.Table) else rows.select(*present)
+
+
+def has_rows(rows: Relation) -> bool:
+    """Return whether there are rows. Uses `collect`, which starts no job for local rows such as a root's."""
+    return bool(len(rows) if isinstance(rows, pa.Table) else rows.select(rows.columns[0]).limit(1).collect())
 
 
 def computed(rows: Relation) -> Relation:
@@ -62,8 +76,7 @@ def is_kind(kind: ContentType) -> Sql:
 def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None:
     """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
     matching = rows if condition is None else where(rows, condition)
-    head = matching.slice(0, 1) if isinstance(matching, pa.Table) else matching.limit(1).toArrow()
-    return next(iter(head.to_pylist()), None)
+    return next(iter(head_of(matching, 1).to_pylist()), None)
 
 
 def nothing(rows: Relation) -> Relation:
@@ -93,16 +106,20 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
 
     Args:
         rows: the rows.
-        others: the other rows. They are few if `rows` are.
+        others: the other rows.
         keys: path of a column -> its path in `others`. Values of the first column are never null. In further columns, a
             null equals a null.
         absent: whether to return the rows whose key is not in the others.
     """
-    if isinstance(rows, pa.Table):
+    if isinstance(rows, pa.Table) and isinstance(others, pa.Table):
         known = set(_values(others, keys.values()))
         return rows.filter(pa.array([(key in known) != absent for key in _values(rows, keys)], pa.bool_()))
+    if isinstance(rows, pa.Table):
+        rows = selectable_frame(others.sparkSession, rows)
     theirs = [f"{_MATCHES}_{place}" for place in range(len(keys))]
     named = select(others, dict(zip(theirs, keys.values(), strict=True)))
+    if isinstance(named, pa.Table):
+        named = F.broadcast(selectable_frame(rows.sparkSession, named))
     same = F.col(next(iter(keys))) == F.col(theirs[0])
     for path, name in list(zip(keys, theirs, strict=True))[1:]:
         same &= F.col(path).eqNullSafe(F.col(name))

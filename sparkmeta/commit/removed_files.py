@@ -17,10 +17,17 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import parse_filter, referenced_names
 from sparkmeta.columns.terms import SchemaFields
-from sparkmeta.commit.new_files import PARTITION_KEY, keys_of, new_partitions, replaces_everything, rows_of
+from sparkmeta.commit.new_files import (
+    in_partitions,
+    new_partitions,
+    partitions_of,
+    replaces_everything,
+    rows_of,
+)
 from sparkmeta.commit.next_root import FileKey
 from sparkmeta.commit.partition_folders import partitions_of_folders
 from sparkmeta.commit.relation import (
+    computed,
     few,
     few_or_many,
     first,
@@ -28,6 +35,7 @@ from sparkmeta.commit.relation import (
     matching,
     nothing,
     repeated,
+    some_columns,
     union,
 )
 from sparkmeta.commit.search import (
@@ -39,18 +47,19 @@ from sparkmeta.commit.search import (
     leaves_of_partitions,
     live_entries,
     live_leaves,
+    live_relation,
     named_leaves,
     root_manifests,
     rows_by_manifest,
     search_all,
 )
-from sparkmeta.commit.tally import KindCount, PartitionKey, Tally, sums_by_kind, tally_of
-from sparkmeta.entries.arrays import identities, whole
+from sparkmeta.commit.tally import KindCount, Tally, sums_by_kind, tally_of
+from sparkmeta.entries import relation
+from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, PARTITION
-from sparkmeta.entries.relation import where
+from sparkmeta.entries.relation import frame_of, where, with_columns
 from sparkmeta.errors import CommitConflictError, InvalidFilterError, ValidationError, shown
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
-from sparkmeta.plan.deletes.rules import partition_key
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, matching_entries
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
 from sparkmeta.plan.prune import live_manifests, matching_manifests
@@ -213,19 +222,6 @@ def _keys(entries: pa.Table) -> Iterable[tuple[int, str, int | None]]:
     return zip(entries.column("content_type").to_pylist(), entries.column("location").to_pylist(), offsets, strict=True)
 
 
-def partitions_of(rows: pa.Table, state: TableState) -> frozenset[PartitionKey]:
-    """Return the distinct partitions of entries that are on the driver."""
-    values = {
-        field_id: identities(pc.struct_field(whole(rows.column(PARTITION)), str(field_id))).to_pylist()
-        for field_id in state.types.partition_fields
-    }
-    fields = state.types.spec_fields
-    return frozenset(
-        (spec_id, tuple((field_id, values[field_id][row]) for field_id, _ in fields[spec_id]))
-        for row, spec_id in enumerate(rows.column("partition_spec_id").to_pylist())
-    )
-
-
 # -- Find the files that a commit names -------------------------------------------------------------------------------
 # A search tries these places in order: the root, the manifest named in the file's row, the manifests of the partition
 # in the row, the manifests of the partition in the path's folder names, all manifests.
@@ -247,7 +243,7 @@ class Searches:
     deletes: PathSearch = field(default_factory=lambda: PathSearch("referenced_file"))
 
 
-def find_files(state: TableState, files: DataFrame, searches: Searches) -> Removal:
+def find_files(state: TableState, files: Relation, searches: Searches) -> Removal:
     """Find the live entries of data and delete files by path, and of deletion vectors by path and offset.
 
     The result includes the deletion vectors of the data files.
@@ -264,16 +260,15 @@ def find_files(state: TableState, files: DataFrame, searches: Searches) -> Remov
     return _find(state, files, searches, only_live_deletes=False)
 
 
-def find_live_deletes(state: TableState, files: DataFrame, searches: Searches) -> Removal:
+def find_live_deletes(state: TableState, files: Relation, searches: Searches) -> Removal:
     """Find entries of delete files as `find_files` does, ignoring files that are not live."""
     return _find(state, files, searches, only_live_deletes=True)
 
 
-def _find(state: TableState, files: DataFrame, searches: Searches, *, only_live_deletes: bool) -> Removal:
-    named = [name for name in _COLUMNS if name in files.columns]
-    if "file_path" not in named:
+def _find(state: TableState, files: Relation, searches: Searches, *, only_live_deletes: bool) -> Removal:
+    if "file_path" not in relation.names(files):
         raise ValidationError("the files to remove have no column file_path")
-    rows, table = few_or_many(files.select(*named)), state.metadata.location
+    rows, table = few_or_many(some_columns(files, _COLUMNS), state), state.metadata.location
     names = _names(rows)
     if first(names, sql.col(_PATH).isNull()):
         raise ValidationError(f"{table}: file_path of a file to remove is None")
@@ -483,12 +478,12 @@ class FilteredFiles:
             )
         return _with_dvs(state, entries, searches)
 
-    def _judged(self, scan: ScanFilter, leaves: pa.Table) -> DataFrame:
+    def _judged(self, scan: ScanFilter, leaves: pa.Table) -> Relation:
         """Return the entries that may match, and whether all of their rows match."""
         state = scan.state
-        candidates = matching_entries(state.entries(leaves, state.projection(SEARCH_COLUMNS, scan.filter_ids)), scan)
-        all_match = all_rows_match(scan).alias(_ALL_MATCH)
-        return candidates.selectExpr(*map(sql.quoted, _narrow(state).names), all_match.selected)
+        projection = state.projection(SEARCH_COLUMNS, scan.filter_ids)
+        candidates = matching_entries(live_relation(state, leaves, projection), scan)
+        return with_columns(candidates, all_rows_match(scan).alias(_ALL_MATCH))
 
 
 @dataclass
@@ -498,26 +493,24 @@ class ReplacedFiles:
     If a new file has an unpartitioned spec, these are all files of all specs (semantics 12.4).
     """
 
-    files: DataFrame
+    files: Relation
     _memo: LeafMemo = field(default_factory=LeafMemo)
 
     def find(self, state: TableState, searches: Searches) -> Removal:
         """Find the live files in these partitions, and their deletion vectors."""
         leaves = live_leaves(state, ContentType.DATA_MANIFEST)
-        partitions = materialize(new_partitions(state, self.files))
+        partitions = few_or_many(new_partitions(state, self.files), state)
         if replaces_everything(state, partitions):
-            replaced = partial(live_entries, state)
+            replaced = partial(live_relation, state)
         else:
-            head = few(partitions)
-            if head is not None:
-                leaves, partitions = leaves_of_partitions(state, leaves, head), F.broadcast(partitions)
+            if isinstance(partitions, pa.Table):
+                leaves = leaves_of_partitions(state, leaves, partitions)
             replaced = partial(_in_partitions, state, partitions=partitions)
         return _with_dvs(state, _Matching(state, self._memo, _narrow(state)).entries(leaves, replaced), searches)
 
 
-def _in_partitions(state: TableState, leaves: pa.Table, partitions: DataFrame) -> DataFrame:
-    same = partition_key(state).eqNullSafe(sql.col(PARTITION_KEY)).column()
-    return live_entries(state, leaves).join(keys_of(state, partitions), same, "left_semi")
+def _in_partitions(state: TableState, leaves: pa.Table, partitions: Relation) -> Relation:
+    return in_partitions(state, live_relation(state, leaves), partitions)
 
 
 @dataclass(frozen=True)
@@ -533,7 +526,7 @@ class _Matching:
     memo: LeafMemo
     schema: pa.Schema
 
-    def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], DataFrame]) -> Relation:
+    def entries(self, leaves: pa.Table, matching: Callable[[pa.Table], Relation]) -> Relation:
         """Return the matching entries of leaves.
 
         Args:
@@ -543,10 +536,10 @@ class _Matching:
         known, fresh = self.memo.recall(self.state, leaves, self.schema)
         if not len(fresh):
             return known
-        entries = materialize(matching(fresh).select(*self.schema.names))
+        entries = computed(some_columns(matching(fresh), self.schema.names))
         head = few(entries)
         if head is None:
-            return entries.unionByName(local_frame(self.state.spark, known))
+            return frame_of(entries, self.state).unionByName(local_frame(self.state.spark, known))
         head = head.cast(self.schema)
         self.memo.keep(self.state, fresh, head)
         return pa.concat_tables([known, head]).combine_chunks()
@@ -558,5 +551,5 @@ def _narrow(state: TableState) -> pa.Schema:
 
 def _with_dvs(state: TableState, data: Relation, searches: Searches) -> Removal:
     """Return the removal of data files and their deletion vectors."""
-    narrow = data.select(_narrow(state).names)
+    narrow = some_columns(data, _narrow(state).names)
     return removal_of(union(narrow, dvs_of(state, narrow, searches)), state)

@@ -30,6 +30,7 @@ from sparkmeta.spec.entry import BOUNDS, COUNTS, ContentType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 
@@ -292,6 +293,19 @@ def live_entries(state: TableState, manifests: pa.Table) -> DataFrame:
     return state.live_entries(manifests, state.projection(SEARCH_COLUMNS))
 
 
+def live_relation(state: TableState, manifests: pa.Table, projection: EntryProjection | None = None) -> Relation:
+    """Return the live entries of manifests, as a table if the driver reads them.
+
+    Args:
+        state: the table.
+        manifests: rows of `state.manifests`.
+        projection: what to read; by default `SEARCH_COLUMNS`.
+    """
+    chosen = projection or state.projection(SEARCH_COLUMNS)
+    entries = state.reader.driver_table(manifests, chosen)
+    return state.live_entries(manifests, chosen) if entries is None else entries.filter(is_live(entries))
+
+
 def new_entries(state: TableState, rows: pa.Table) -> pa.Table:
     """Return new files, rows of a `tree_schema`, as entries of `SEARCH_COLUMNS` without a manifest.
 
@@ -329,7 +343,7 @@ def _entries_with(state: TableState, manifests: pa.Table, column: str, values: S
     projection = state.projection(SEARCH_COLUMNS)
     tables = [projection.schema.empty_table()]
     if state.tree is None:
-        tables.append(_query(state, manifests, column, values, projection))
+        tables.append(_query(state, manifests, column, values))
     elif len(manifests):
         in_root = pc.equal(manifests.column("file_format"), IN_ROOT)
         for content in manifests.filter(in_root).column("content_type").to_pylist():
@@ -339,7 +353,7 @@ def _entries_with(state: TableState, manifests: pa.Table, column: str, values: S
             state.tree.has_tree_layout(leaves) if state.access.tasks is not None else pa.repeat(False, len(leaves))
         )
         tables.append(_search_leaves(state, leaves.filter(searchable), column, values, projection))
-        tables.append(_query(state, leaves.filter(pc.invert(searchable)), column, values, projection))
+        tables.append(_query(state, leaves.filter(pc.invert(searchable)), column, values))
     entries = pa.concat_tables([table.cast(projection.schema) for table in tables])
     return entries.filter(is_live(entries))
 
@@ -373,13 +387,11 @@ def _search_leaves(
     return map_by_tasks(state.spark, whole_manifests(leaves), search, projection.schema).toArrow()
 
 
-def _query(
-    state: TableState, manifests: pa.Table, column: str, values: Sequence[str], projection: EntryProjection
-) -> pa.Table:
-    """Search by a Spark query: manifests of other layouts, and leaves that only Spark's own sources can read."""
-    if not len(manifests):
-        return projection.schema.empty_table()
-    entries = state.live_entries(manifests, projection)
+def _query(state: TableState, manifests: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
+    """Search manifests of other layouts, and leaves that only Spark's own sources can read; many by a Spark query."""
+    entries = live_relation(state, manifests)
+    if isinstance(entries, pa.Table):
+        return entries.filter(pc.is_in(entries.column(column), pa.array(values, pa.string())))
     if len(values) <= _LITERALS:
         return entries.where(sql.col(column).isin(list(values)).text).toArrow()
     keys = F.broadcast(local_frame(state.spark, pa.table({"searched_path": values})))

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self
 
-from pyspark.sql import functions as F
-
 from sparkmeta.checks import FLAG, WHOLE, is_whole
+from sparkmeta.columns import sql
 from sparkmeta.commit.conflicts import (
     ISOLATION,
     Isolation,
@@ -29,8 +28,9 @@ from sparkmeta.commit.conflicts import (
     validate,
 )
 from sparkmeta.commit.file_rows import SEQUENCE_NUMBER
+from sparkmeta.commit.given_files import rows_of_files, table_of
 from sparkmeta.commit.new_snapshot import LeafCounts, SnapshotNames, snapshot_summary
-from sparkmeta.commit.other_table import frame_of, table_of
+from sparkmeta.commit.relation import first, is_kind, select
 from sparkmeta.commit.removed_files import (
     FilteredFiles,
     NotLiveError,
@@ -44,6 +44,7 @@ from sparkmeta.commit.removed_files import (
 from sparkmeta.commit.snapshot_writer import ListWriter, TreeWriter
 from sparkmeta.commit.vector_targets import replaced_deletes
 from sparkmeta.commit.write_target import WAP_ID
+from sparkmeta.entries.relation import where, with_columns
 from sparkmeta.errors import CommitConflictError, ValidationError, shown
 from sparkmeta.inspect.file_changes import snapshots_since
 from sparkmeta.operations.table_operations import BaseTable, refuse_lists_of_version_4
@@ -52,17 +53,17 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, lacks_definitions, refuse_encrypted
 from sparkmeta.state import TableState
-from sparkmeta.storage.reading import with_schemes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyiceberg.expressions import BooleanExpression
-    from pyspark.sql import DataFrame
 
+    from sparkmeta.commit.given_files import GivenFiles
     from sparkmeta.commit.new_files import NewFiles
     from sparkmeta.commit.snapshot_writer import SnapshotWriter
     from sparkmeta.commit.write_target import WriteTarget
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.spec.metadata_model import Summary
     from sparkmeta.spec.summary import IdempotencyKey
@@ -84,7 +85,7 @@ class AddedPart:
         kinds: the content types that they may have.
     """
 
-    files: DataFrame | TableState
+    files: Relation | TableState
     kinds: tuple[int, ...]
 
 
@@ -98,7 +99,7 @@ class ReplacedPart:
             None, new equality deletes do not conflict, since they apply to the new files as well.
     """
 
-    files: DataFrame
+    files: Relation
     data_sequence_number: int | None = None
 
 
@@ -130,16 +131,16 @@ class ChangeSet:
     target: WriteTarget
     properties: dict[str, str]
     added: list[AddedPart] = field(default_factory=list)
-    removed: list[DataFrame] = field(default_factory=list)
+    removed: list[Relation] = field(default_factory=list)
     filters: list[FilteredFiles] = field(default_factory=list)
     partitions_of: list[ReplacedFiles] = field(default_factory=list)
     rewrites: bool = False
     overwrites: bool = False
     replaced: list[ReplacedPart] = field(default_factory=list)
-    superseded: list[DataFrame] = field(default_factory=list)
+    superseded: list[Relation] = field(default_factory=list)
     are_new: bool = False
     new_paths: bool = False
-    referenced: list[tuple[DataFrame, bool]] = field(default_factory=list)
+    referenced: list[tuple[Relation, bool]] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     specs: frozenset[int] | None = None
     from_snapshot_id: int | None = None
@@ -319,11 +320,11 @@ class Attempt:
             refuse_missing_data(state, files, changes.start, with_deletes=with_deletes)
         if changes.referenced or not snapshots_since(state, changes.start):
             return
-        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).frame(state)
-        positional = deletes.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-        if positional.where("referenced_file IS NULL").limit(1).collect():
+        deletes = added.of([ContentType.POSITION_DELETES], ContentType.DELETE_MANIFEST).relation(state)
+        positional = where(deletes, is_kind(ContentType.POSITION_DELETES))
+        if first(positional, sql.col("referenced_file").isNull()):
             refuse_replaced_data(state, changes.start)
-        named = positional.select(F.col("referenced_file").alias("file_path"))
+        named = select(positional, {"file_path": "referenced_file"})
         refuse_missing_data(state, named, changes.start, with_deletes=False)
 
     def _filtered(self, state: TableState, matching: FilteredFiles) -> Removal:
@@ -343,7 +344,7 @@ class Attempt:
                 raise CommitConflictError(f"{error}: others have committed since") from error
             raise
 
-    def _named(self, state: TableState, files: DataFrame, added: NewFiles) -> Removal:
+    def _named(self, state: TableState, files: Relation, added: NewFiles) -> Removal:
         """Find files by name. Raises CommitConflictError if others removed them, or deleted rows of replaced files."""
         changes = self.changes
         try:
@@ -382,8 +383,10 @@ class Attempt:
 class SnapshotUpdate:
     """Collects changes of files, which become one snapshot when the transaction commits. Methods can be chained.
 
-    Files are DataFrames with the columns of `inspect.files`. To remove a file, `file_path` is enough, with
-    `content_offset` for a deletion vector. Rows of `plan_files` are found faster because they have a `manifest_path`.
+    Files are rows with the columns of `inspect.files`, as a DataFrame or an Arrow table, or `DataFile`s of pyiceberg.
+    To remove a file, `file_path` is enough, with `content_offset` for a deletion vector. Rows of `plan_files` and
+    `plan_files_arrow` are found faster because they have a `manifest_path`. A commit of few files that are not a
+    DataFrame needs no Spark.
 
     New data files can also be a table: its live files are added. Its manifests are decoded directly into new ones,
     which is faster than a DataFrame of its files.
@@ -411,7 +414,7 @@ class SnapshotUpdate:
 
     # -- Operations -------------------------------------------------------------------------------------------------
 
-    def append(self, files: DataFrame | BaseTable | TableState) -> Self:
+    def append(self, files: GivenFiles | BaseTable | TableState) -> Self:
         """Add data files.
 
         Args:
@@ -420,14 +423,14 @@ class SnapshotUpdate:
                 partition specs the same fields. A table with deletes is refused: see `row_delta`.
 
         Raises:
-            ValidationError: `files` is neither a DataFrame nor a table. The commit raises it for a table that does not
+            ValidationError: `files` is neither files nor a table. The commit raises it for a table that does not
                 fit this one.
         """
         self._refuse_closed()
         self._changes.added.append(AddedPart(self._table(files), DATA))
         return self
 
-    def delete(self, files: DataFrame | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
+    def delete(self, files: GivenFiles | None = None, row_filter: BooleanExpression | str | None = None) -> Self:
         """Remove the given data and delete files, or the data files whose rows all match a filter.
 
         The commit raises ValidationError if a file may match only partly, or CommitConflictError if concurrent commits
@@ -437,15 +440,15 @@ class SnapshotUpdate:
         if (files is None) == (row_filter is None):
             raise ValidationError("delete takes either files or a row_filter")
         if files is not None:
-            self._changes.removed.append(self._frame(files))
+            self._changes.removed.append(self._rows(files))
         if row_filter is not None:
             self._changes.filters.append(FilteredFiles(row_filter))
         return self
 
     def overwrite(
         self,
-        added: DataFrame | BaseTable | TableState,
-        removed: DataFrame | None = None,
+        added: GivenFiles | BaseTable | TableState,
+        removed: GivenFiles | None = None,
         row_filter: BooleanExpression | str | None = None,
     ) -> Self:
         """Replace the given files, or the data files whose rows all match a filter, with new data files."""
@@ -456,10 +459,10 @@ class SnapshotUpdate:
 
     def row_delta(
         self,
-        added: DataFrame | BaseTable | TableState | None = None,
-        deletes: DataFrame | BaseTable | TableState | None = None,
-        removed: DataFrame | None = None,
-        superseded: DataFrame | None = None,
+        added: GivenFiles | BaseTable | TableState | None = None,
+        deletes: GivenFiles | BaseTable | TableState | None = None,
+        removed: GivenFiles | None = None,
+        superseded: GivenFiles | None = None,
     ) -> Self:
         """Add data files and deletes (deletion vectors, position and equality delete files), and remove files.
 
@@ -474,25 +477,27 @@ class SnapshotUpdate:
             ValidationError: `deletes` is a table, and `added` is not the same table.
         """
         self._refuse_closed()
-        if isinstance(deletes, BaseTable | TableState) and (added is None or table_of(added) is not table_of(deletes)):
+        if isinstance(deletes, BaseTable | TableState) and (
+            added is None or self._table(added) is not self._table(deletes)
+        ):
             raise ValidationError("deletes is a table: added must be the same one, whose data files they apply to")
         if added is not None:
             self.append(added)
         if deletes is not None:
             self._changes.added.append(AddedPart(self._table(deletes), DELETES))
         if removed is not None:
-            removed = self._frame(removed)
+            removed = self._rows(removed)
             self._changes.removed.append(removed)
             self._changes.replaced.append(ReplacedPart(removed))
         if superseded is not None:
-            self._changes.superseded.append(self._frame(superseded))
+            self._changes.superseded.append(self._rows(superseded))
         return self
 
     def rewrite(
         self,
-        removed: DataFrame,
-        added: DataFrame | None = None,
-        deletes: DataFrame | None = None,
+        removed: GivenFiles,
+        added: GivenFiles | None = None,
+        deletes: GivenFiles | None = None,
         *,
         data_sequence_number: int | None = None,
     ) -> Self:
@@ -519,22 +524,21 @@ class SnapshotUpdate:
         if data_sequence_number is not None:
             self._check_sequence_number(data_sequence_number)
         self._changes.rewrites = True
-        removed = self._frame(removed)
+        removed = self._rows(removed)
         self._changes.removed.append(removed)
         self._changes.replaced.append(ReplacedPart(removed, data_sequence_number))
         if added is not None:
-            number = F.lit(data_sequence_number).cast("long")
-            added = self._frame(added).withColumn(SEQUENCE_NUMBER, number)
-            self._changes.added.append(AddedPart(added, (*DATA, *DELETES)))
+            number = sql.lit(data_sequence_number).cast("bigint").alias(SEQUENCE_NUMBER)
+            self._changes.added.append(AddedPart(with_columns(self._rows(added), number), (*DATA, *DELETES)))
         if deletes is not None:
-            self._changes.added.append(AddedPart(self._frame(deletes), DELETES))
+            self._changes.added.append(AddedPart(self._rows(deletes), DELETES))
         return self
 
-    def replace_partitions(self, files: DataFrame) -> Self:
+    def replace_partitions(self, files: GivenFiles) -> Self:
         """Add data files and remove all other files of their partitions, or of an unpartitioned table."""
         self._refuse_closed()
         self._changes.overwrites = True
-        self._changes.partitions_of.append(ReplacedFiles(self._frame(files)))
+        self._changes.partitions_of.append(ReplacedFiles(self._rows(files)))
         return self.append(files)
 
     def validate_no_conflicts(
@@ -588,7 +592,7 @@ class SnapshotUpdate:
         self._changes.validations.append(Validation(row_filter, isolation, ignore_deletes))
         return self
 
-    def validate_data_files_exist(self, files: DataFrame, *, with_deletes: bool = False) -> Self:
+    def validate_data_files_exist(self, files: GivenFiles, *, with_deletes: bool = False) -> Self:
         """Fail the commit if others replaced data files that the position delete files of this update reference.
 
         Without this call, the check covers the data files in `referenced_data_file`. Delete files without this field
@@ -600,7 +604,7 @@ class SnapshotUpdate:
             with_deletes: whether the commit also fails if others deleted the data files.
         """
         self._refuse_closed()
-        self._changes.referenced.append((self._frame(files), with_deletes))
+        self._changes.referenced.append((self._rows(files), with_deletes))
         return self
 
     def validate_partition_specs(self, spec_ids: Iterable[int]) -> Self:
@@ -639,12 +643,11 @@ class SnapshotUpdate:
         """Refuse further changes, since the transaction is committed. For `Transaction`."""
         self._closed = True
 
-    def _table(self, files: DataFrame | BaseTable | TableState) -> DataFrame | TableState:
-        table = table_of(files)
-        return table if isinstance(table, TableState) else self._frame(table)
+    def _table(self, files: GivenFiles | BaseTable | TableState) -> Relation | TableState:
+        return table_of(files, self._changes.started)
 
-    def _frame(self, files: DataFrame) -> DataFrame:
-        return with_schemes(frame_of(files), self._changes.started.types.locations)
+    def _rows(self, files: GivenFiles) -> Relation:
+        return rows_of_files(files, self._changes.started)
 
     def _refuse_closed(self) -> None:
         if self._closed:

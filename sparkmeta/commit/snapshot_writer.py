@@ -27,10 +27,9 @@ from sparkmeta.spec.bitmap import write_deletion_vector
 from sparkmeta.spec.metadata import has_tree, lacks_definitions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from sparkmeta.commit.compaction_job import Rewritten
     from sparkmeta.commit.removed_files import Removal, Searches
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.bitmap import PositionBitmap
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.metadata_model import Summary
@@ -53,7 +52,7 @@ class SnapshotWriter(Protocol):
     def begin(self, head: TableState) -> TableState:
         """Begin an attempt onto a branch's head and return the state that the commit edits."""
 
-    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+    def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """Convert new files to entries. Many are written to manifests by jobs.
 
         Args:
@@ -137,7 +136,7 @@ class ListWriter:
         self._state = head
         return head
 
-    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+    def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
         return ListedFileWriter(self.state, self.names).add(files, allowed, added.on_driver)
 
@@ -275,7 +274,7 @@ class TreeWriter:
         self._state = with_root(head, self._base)
         return self._state
 
-    def add(self, files: DataFrame, allowed: Collection[int], added: NewFiles) -> NewFiles:
+    def add(self, files: Relation, allowed: Collection[int], added: NewFiles) -> NewFiles:
         """See `SnapshotWriter.add`."""
         return self._files.add(files, allowed, added.on_driver)
 

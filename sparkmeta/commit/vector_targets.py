@@ -39,11 +39,13 @@ from sparkmeta.commit.search import (
     leaves_of_partitions,
     live_entries,
     live_leaves,
+    live_relation,
     named_leaves,
     root_manifests,
     search_all,
 )
 from sparkmeta.commit.sorted_manifests import task_rows
+from sparkmeta.entries import evaluate
 from sparkmeta.entries.projection import MANIFEST, PARTITION
 from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
@@ -85,8 +87,8 @@ def may_have_position_files(state: TableState, manifests: pa.Table) -> bool:
     return bool(len(manifests)) and state.access.tasks is not None and not only_dvs(state, manifests, by_job=True)
 
 
-def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, manifests: pa.Table) -> None:
-    """Refuse deletion vectors that lack positions of position delete files. Runs jobs.
+def refuse_lost_positions(state: TableState, dvs: Relation, data: Relation, manifests: pa.Table) -> None:
+    """Refuse deletion vectors that lack positions of position delete files. For many deletes, runs jobs.
 
     Damaged and missing delete files are ignored, since readers can't read their positions either.
 
@@ -100,11 +102,38 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
     Raises:
         ValidationError: a deletion vector lacks a position.
     """
-    assert state.access.tasks is not None
     projection = state.projection((*DV_COLUMNS, "equality_ids"), {DELETE_FILE_PATH_ID})
-    entries = state.live_entries(manifests, projection)
-    positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
+    positional = where(live_relation(state, manifests, projection), is_kind(ContentType.POSITION_DELETES))
     attached = attach_deletes(data, DeleteEntries(positional, manifests, frozenset()), state)
+    units = _few_units(attached, dvs) if isinstance(attached, pa.Table) and isinstance(dvs, pa.Table) else None
+    if units is not None and state.access.driver is not None and len(units) <= MOST_REQUESTS:
+        lost = map_on_driver(units, partial(_lost_positions, state.files, state.types.locations), _LOST_SCHEMA)
+    else:
+        lost = _lost_by_tasks(state, frame_of(attached, state), frame_of(dvs, state)).limit(1).toArrow()
+    for row in lost.slice(0, 1).to_pylist():
+        raise ValidationError(
+            f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
+            f"which {row['delete_path']} deletes: readers of the vector would pass over that file"
+        )
+
+
+def _few_units(attached: pa.Table, dvs: pa.Table) -> pa.Table:
+    """Return the position delete files of data files, each with the new deletion vectors of these."""
+    columns = {**_VECTOR, "record_count": _VECTOR["records"], "data_path": "referenced_file"}
+    vectors = evaluate.select(dvs, [sql.col(path).alias(name) for name, path in columns.items()])
+    by_path = {row["data_path"]: row for row in vectors.to_pylist()}
+    units: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path, deletes in zip(*(attached.column(name).to_pylist() for name in ("location", DELETES)), strict=True):
+        for delete in deletes if path in by_path else ():
+            if delete["file_format"].upper() != "PUFFIN":
+                units.setdefault((delete["file_path"], delete["file_format"]), []).append(by_path[path])
+    rows = [{"location": key[0], "file_format": key[1], "vectors": each} for key, each in units.items()]
+    return pa.Table.from_pylist(rows)
+
+
+def _lost_by_tasks(state: TableState, attached: DataFrame, dvs: DataFrame) -> DataFrame:
+    """Return rows of `_LOST_SCHEMA`, found by tasks."""
+    assert state.access.tasks is not None
     pairs = attached.select(F.col("location").alias("data_path"), F.explode(DELETES).alias("delete"))
     place = F.col("deletion_vector")
     vectors = dvs.select(
@@ -118,18 +147,12 @@ def refuse_lost_positions(state: TableState, dvs: DataFrame, data: DataFrame, ma
     units = of_files.groupBy(
         F.col("delete.file_path").alias("location"), F.col("delete.file_format").alias("file_format")
     ).agg(F.collect_list("vector").alias("vectors"))
-    lost = map_arrow(
-        materialize(units), partial(_lost_positions, state.access.tasks, state.types.locations), _LOST_SCHEMA
-    )
-    for row in lost.limit(1).toArrow().to_pylist():
-        raise ValidationError(
-            f"{state.metadata.location}: the deletion vector of {row['data_path']} lacks position {row['position']}, "
-            f"which {row['delete_path']} deletes: readers of the vector would pass over that file"
-        )
+    find = partial(_lost_positions, state.access.tasks, state.types.locations)
+    return map_arrow(materialize(units), find, _LOST_SCHEMA)
 
 
 def _lost_positions(
-    reader: ExecutorReader, locations: Locations, batches: Iterable[pa.RecordBatch]
+    reader: ExecutorReader | Files, locations: Locations, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the first missing position for each delete file and deletion vector that lacks any of its positions."""
     for unit in task_rows(batches):
@@ -147,7 +170,7 @@ def _lost_positions(
 
 
 def _positions(
-    reader: ExecutorReader, locations: Locations, location: str, file_format: str
+    reader: ExecutorReader | Files, locations: Locations, location: str, file_format: str
 ) -> dict[str, PositionBitmap]:
     """Return the positions that a position delete file deletes, by data file."""
     by_path: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -207,7 +230,7 @@ def replaced_deletes(state: TableState, added: NewFiles, removal: Removal, searc
     _check_replaced(state, placed, where(deletes, has_offset()))
     if may_have_position_files(state, leaves):
         data = matching(live, placed, {"location": "data_path"})
-        refuse_lost_positions(state, frame_of(dvs, state), frame_of(data, state), leaves)
+        refuse_lost_positions(state, dvs, data, leaves)
     return removal_of(without(deletes, removal, state), state)
 
 

@@ -80,6 +80,25 @@ def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table if pc.all(rows, skip_nulls=False).as_py() else table.filter(rows)
 
 
+def sorted_places(keys: Sequence[tuple[pa.Array, bool, bool]]) -> pa.Array:
+    """Return the places of rows in the order of keys; equal rows keep their order. As in Spark, NaN is the greatest.
+
+    Args:
+        keys: for each key its values, whether they ascend, and whether nulls come first.
+    """
+    ranks = []
+    for values, ascends, nulls_first in keys:
+        coded = values.dictionary_encode()
+        distinct = coded.dictionary
+        rank_of = np.empty(len(distinct) + 1, np.int64)
+        rank_of[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
+        if not ascends:
+            rank_of = len(distinct) - rank_of
+        rank_of[-1] = -1 if nulls_first else len(distinct) + 1
+        ranks.append(rank_of[pc.fill_null(coded.indices, len(distinct)).to_numpy()])
+    return pa.array(np.lexsort(ranks[::-1]))
+
+
 def identities(values: pa.Array) -> pa.Array:
     """Return values that are equal if partition values are: floats as bits, since -0.0 is not 0.0 and NaN is NaN."""
     if not pa.types.is_floating(values.type):

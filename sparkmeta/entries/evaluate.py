@@ -143,7 +143,19 @@ def _same(left: Values, right: Values) -> Values:
         for place in range(left.type.num_fields):
             same = pc.and_(same, _same(_field(left, place), _field(right, place)))
         return same
+    if pa.types.is_list(left.type):
+        return pc.or_(nulls, _same_lists(left, right))
     return pc.or_(nulls, pc.fill_null(_equal(left, right), False))
+
+
+def _same_lists(left: pa.Array, right: pa.Array) -> pa.Array:
+    """Return whether lists that are not null have the same elements in the same order."""
+    same = pc.fill_null(pc.equal(pc.list_value_length(left), pc.list_value_length(right)), False)
+    rows = np.flatnonzero(same)
+    (parents, elements), (_, others) = (_elements(side.take(pa.array(rows))) for side in (left, right))
+    result = np.asarray(same).copy()
+    result[rows[parents.filter(pc.invert(_same(elements, others))).to_numpy()]] = False
+    return pa.array(result)
 
 
 def _less(left: Values, right: Values) -> Values:

@@ -20,12 +20,14 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import WHOLE
-from sparkmeta.entries.arrays import is_live_entry
+from sparkmeta.entries.arrays import is_live, is_live_entry
 from sparkmeta.entries.projection import MANIFEST, ORDINAL, EntryProjection
-from sparkmeta.entries.records import stats_for_maps, with_metrics_maps
+from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_maps, with_metrics_maps
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.files import files_selection
-from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, masked_ordinals
+from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, mask_flags, masked_ordinals
+from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES
+from sparkmeta.manifests.v4.decode import entries_of_rows
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, leaf_manifests
@@ -578,24 +580,128 @@ class EntryChanges:
 
     # -- manifest lists ---------------------------------------------------------------------------------------------
 
-    def _listed_entries(self, content: ContentType) -> list[DataFrame]:
-        """Return the changes that manifests of versions 1 to 3 record for the snapshots that added them."""
+    def _listed_manifests(self, contents: Iterable[ContentType]) -> pa.Table | None:
+        """Return the manifests of some contents that may hold relevant entries; None if there are none."""
         if not self._listed:
-            return []
+            return None
         manifests = pa.concat_tables(self._listed)
-        manifests = manifests.filter(one_of(manifests, [content]))
-        if not len(manifests):
-            return []
+        manifests = manifests.filter(one_of(manifests, contents))
         index = manifests.column_names.index(MANIFEST)
         manifests = manifests.set_column(index, MANIFEST, pa.array(range(len(manifests)), pa.int32()))
         manifests = manifests if self.keep is None else self.keep(manifests)
+        return manifests if len(manifests) else None
+
+    def _listed_entries(self, content: ContentType) -> list[DataFrame]:
+        """Return the changes that manifests of versions 1 to 3 record for the snapshots that added them."""
+        manifests = self._listed_manifests([content])
+        if manifests is None:
+            return []
         owners = pa.table({MANIFEST: manifests.column(MANIFEST), SNAPSHOT: version(manifests, "snapshot_id")})
         entries = self.state.reader.without_tree().entries(manifests, self.projection)
         placed = entries.join(F.broadcast(local_frame(self.state.spark, owners)), MANIFEST)
         status = F.col("version_info.status")
         return [placed.where((F.col("version_info.snapshot_id") == F.col(SNAPSHOT)) & (status != int(Status.EXISTING)))]
 
+    # -- few changes, which the driver reads ------------------------------------------------------------------------
 
+    @cached_property
+    def is_few(self) -> bool:
+        """Whether the driver reads all changes, so that `few_added` and `few_removed` can be used."""
+        if self.state.access.driver is None:
+            return False
+        listed, most = self._listed_manifests(MANIFESTS), MOST_TESTED_ENTRIES
+        if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self._read, most):
+            return False
+        if self._newest is None or not self._leaves_to_open:
+            return True
+        leaves = self._leaf_manifests(sorted(self._leaves_to_open))
+        return self._newest.reader.fits_driver(leaves, self._read, most)
+
+    def few_added(self, content: ContentType) -> pa.Table:
+        """Return what `added` does as a table."""
+        in_trees = [*self._few_in_roots(content, Status.ADDED), *self._few_units(content, [LeafKind.ADDED])]
+        return self._few([*in_trees, *self._few_listed(content, Status.ADDED)])
+
+    def few_removed(self, content: ContentType) -> pa.Table:
+        """Return what `removed` does as a table."""
+        kinds = [LeafKind.MASKED, LeafKind.UNMADE, LeafKind.DROPPED]
+        removed = self._few([*self._few_in_roots(content, Status.DELETED), *self._few_units(content, kinds)])
+        moved = [*self._few_in_roots(content, Status.EXISTING), *self._few_units(content, [LeafKind.CARRIED])]
+        # Files that only moved to another manifest, and a second entry of a file, are left out.
+        known, keeps = {*self._few_keys(self._few(moved))}, []
+        for key in self._few_keys(removed):
+            keeps.append(key not in known)
+            known.add(key)
+        return self._few([removed.filter(pa.array(keeps, pa.bool_())), *self._few_listed(content, Status.DELETED)])
+
+    def _few(self, tables: Sequence[pa.Table]) -> pa.Table:
+        schema = self._read.schema.append(pa.field(SNAPSHOT, pa.int64()))
+        return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
+
+    def _few_keys(self, entries: pa.Table) -> Iterator[tuple[Any, ...]]:
+        offsets = pc.struct_field(entries.column("deletion_vector"), "offset")
+        columns = (entries.column(SNAPSHOT), entries.column("location"), offsets)
+        return zip(*(column.to_pylist() for column in columns), strict=True)
+
+    def _few_in_roots(self, content: ContentType, status: Status) -> Iterator[pa.Table]:
+        """Yield the roots' own files with one status."""
+        part, types = ManifestPart(-1, "", 0, ManifestContext(None, None, None)), self.state.types
+        for snapshot_id, changes in self._in_roots:
+            table = changes.existing if status == Status.EXISTING else changes.files
+            rows = table.filter(pc.and_(one_of(table, FILE_TYPES[content]), pc.equal(version(table, "status"), status)))
+            rows, nowhere = narrowed_rows(rows, self._read, types.tuple_sources), pa.nulls(len(rows), pa.int64())
+            yield _of_snapshot(entries_of_rows(rows, nowhere, part, self._read, types.tree_types), snapshot_id)
+
+    def _few_units(self, content: ContentType, kinds: Iterable[LeafKind]) -> Iterator[pa.Table]:
+        """Yield the chosen entries of leaves."""
+        units = [unit for kind in kinds for unit in self._of(content, kind)]
+        if not units or self._newest is None:
+            return
+        manifests = self._leaf_manifests(sorted({unit.manifest for unit in units}))
+        entries = self._newest.reader.physical_table(manifests, self._read)
+        for unit in units:
+            of_leaf = entries.filter(pc.equal(entries.column(MANIFEST), unit.manifest))
+            yield _of_snapshot(of_leaf.filter(pa.array(self._is_chosen(unit, of_leaf))), unit.snapshot_id)
+
+    def _is_chosen(self, unit: _Unit, entries: pa.Table) -> np.ndarray[Any, Any]:
+        """Return which entries of a leaf are changes; see `LeafKind`."""
+        kind, ordinals = unit.change.kind, entries.column(ORDINAL).to_numpy()
+        status = _STATUS.get(kind)
+        is_status = is_live(entries) if status is None else pc.equal(version(entries, "status"), int(status))
+        chosen: np.ndarray[Any, Any] = np.asarray(is_status)
+        if kind in (LeafKind.UNMADE, LeafKind.CARRIED):
+            return chosen
+
+        def masked(vectors: Iterable[Row]) -> np.ndarray[Any, Any]:
+            rows = [dv_row(unit.id, unit.change.leaf, vector) for vector in vectors]
+            flags = [mask_flags(row, self.state.files)[ordinals] for row in rows]
+            return np.logical_or.reduce(flags, initial=False) if flags else np.zeros(len(ordinals), np.bool_)
+
+        chosen = chosen & ~masked(unit.change.old)
+        return chosen & masked(unit.change.new) if kind is LeafKind.MASKED else chosen
+
+    def _few_listed(self, content: ContentType, status: Status) -> Iterator[pa.Table]:
+        manifests = self._listed_manifests([content])
+        if manifests is None:
+            return
+        entries = self.state.reader.without_tree().table(manifests, self._read)
+        owners = dict(
+            zip(manifests.column(MANIFEST).to_pylist(), version(manifests, "snapshot_id").to_pylist(), strict=True)
+        )
+        for manifest, snapshot_id in owners.items():
+            is_change = pc.and_(
+                pc.equal(version(entries, "snapshot_id"), snapshot_id),
+                pc.equal(version(entries, "status"), int(status)),
+            )
+            chosen = pc.and_(is_change, pc.equal(entries.column(MANIFEST), manifest))
+            yield _of_snapshot(entries.filter(chosen), snapshot_id)
+
+
+def _of_snapshot(entries: pa.Table, snapshot_id: int) -> pa.Table:
+    return entries.append_column(SNAPSHOT, pa.repeat(pa.scalar(snapshot_id, pa.int64()), len(entries)))
+
+
+MANIFESTS = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
 _LISTED = pa.schema(
     [
         pa.field("content_type", pa.int32()),

@@ -323,6 +323,11 @@ class ManifestReader:
             frames.append(self.without_tree().entries(listed, projection, placement))
         return frames
 
+    def physical_table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
+        """Return what `physical_frames` does as a table, decoded by threads of the driver; see `fits_driver`."""
+        decode = partial(self.decoder(Placement.DRIVER).decode_parts, projection)
+        return map_on_driver(self.parts(manifests, projection), decode, projection.schema)
+
     def _spark_opens(self, manifests: pa.Table, placement: Placement | None) -> bool:
         """Return whether Spark's sources read manifests: unless tasks have to, or Spark can't open them."""
         if placement is Placement.TASKS:

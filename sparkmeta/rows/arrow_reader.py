@@ -99,6 +99,8 @@ def read_on_driver(
     projected: Schema,
     metadata_columns: Sequence[str] = (),
     row_limit: int | None = None,
+    *,
+    matches: bool = True,
 ) -> pa.Table:
     """Return the rows of `read_by_tasks` in memory, read by threads of the driver.
 
@@ -108,6 +110,7 @@ def read_on_driver(
         projected: The columns of the table to read.
         metadata_columns: Names of metadata columns, which follow the table's columns.
         row_limit: How many rows to return at most. Files are then read one after another until there are enough.
+        matches: Whether to return the rows that match the filter, or those that don't.
 
     Raises:
         CorruptFileError: A data file or delete file is damaged.
@@ -115,7 +118,7 @@ def read_on_driver(
     """
     state = scan_filter.state
     rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
-    condition, count = _matches(scan_filter), len(rows.columns)
+    condition, count = _matches(scan_filter) if matches else ~_matches(scan_filter), len(rows.columns)
     schema = arrow_schema(row_type(state, projected, metadata_columns))
     named = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
     units = planned.select([*PLANNED, *named]).append_column(START, pa.repeat(pa.scalar(0, pa.int64()), len(planned)))

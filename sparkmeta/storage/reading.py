@@ -22,7 +22,6 @@ from sparkmeta.errors import (
     lacks_file_system,
 )
 from sparkmeta.session import is_connect, local_frame, map_arrow
-from sparkmeta.spec.locations import LOCAL
 from sparkmeta.storage.location import (
     PATH_KEY,
     S3_SCHEMES,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from sparkmeta.columns.sql import Sql
-    from sparkmeta.spec.locations import Locations
 
 
 # -- Locations in columns ---------------------------------------------------------------------------------------------
@@ -86,25 +84,6 @@ def location_key(location: Column) -> Column:
     has_place = (authority != "") & (scheme != "file")
     place = F.when(has_place, F.concat(F.lit("//"), authority)).otherwise("")
     return F.concat(scheme, F.lit(":"), place, path_key(location))
-
-
-def with_schemes(files: DataFrame, locations: Locations) -> DataFrame:
-    """Return rows of files, with the scheme that the table's metadata uses in their local paths.
-
-    Args:
-        files: rows with the columns of `inspect.files`.
-        locations: how the table's metadata names files.
-    """
-    if not locations.rooted:
-        return files
-    columns = [sql.quoted(name) for name in files.columns]
-    paths = {sql.quoted(name) for name in ("file_path", "referenced_data_file")}
-    return files.selectExpr(
-        *(
-            f"if(startswith({name}, '/'), '{LOCAL}' || {name}, {name}) AS {name}" if name in paths else name
-            for name in columns
-        )
-    )
 
 
 # -- Read files with Spark's sources ----------------------------------------------------------------------------------

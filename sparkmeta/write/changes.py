@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.conflicts import Isolation
     from sparkmeta.write.merge import Merge
+
+
+class ArrowStream(Protocol):
+    """Rows in memory: an Arrow table, a DataFrame of pandas or polars, and others with the Arrow stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+Rows: TypeAlias = "DataFrame | ArrowStream"
+"""Rows to write: a Spark DataFrame, or rows in memory."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class RowChanges(ABC):
 
     def append(
         self,
-        df: DataFrame,
+        df: Rows,
         *,
         branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
@@ -61,11 +71,15 @@ class RowChanges(ABC):
     ) -> Self:
         """Append rows: `table = table.append(df)`. Tasks write them to data files, which one commit adds.
 
+        Rows in memory, such as an Arrow table or a DataFrame of pandas or polars, are written without Spark, if they
+        are not more than a task would take (384 MB). Their timestamps may have any unit, and their times and timestamps
+        of nanoseconds Arrow's types.
+
         Columns are matched by name. Missing columns get the schema's write default, or null. Narrower integers, floats
         and decimals are promoted to the table's types.
 
         Args:
-            df: the rows. It is computed once.
+            df: the rows: a DataFrame of Spark, which is computed once, of pandas or of polars; or an Arrow table.
             branch: the branch to commit to. Defaults to main, or in tables with `write.wap.enabled` to the session's
                 `spark.wap.branch`. With `spark.wap.id`, the snapshot is staged and no branch moves.
             snapshot_properties: extra properties for the snapshot's summary.
@@ -138,7 +152,7 @@ class RowChanges(ABC):
 
     def overwrite(
         self,
-        df: DataFrame,
+        df: Rows,
         overwrite_filter: BooleanExpression | str = AlwaysTrue(),  # noqa: B008  an immutable singleton
         *,
         branch: str | None = None,
@@ -178,7 +192,7 @@ class RowChanges(ABC):
 
     def dynamic_partition_overwrite(
         self,
-        df: DataFrame,
+        df: Rows,
         *,
         branch: str | None = None,
         snapshot_properties: Mapping[str, str] | None = None,
@@ -211,9 +225,10 @@ class RowChanges(ABC):
 
         As in SQL, a null matches neither `!=` nor `not in` nor `not like`.
 
-        Files whose rows all match, as partitions and metrics prove, are removed without being opened. Rows in other
-        files are deleted by the mode in the table property `write.delete.mode`: `copy-on-write` rewrites the files;
-        `merge-on-read` writes deletion vectors, or position delete files in format version 2.
+        Files whose rows all match, as partitions and metrics prove, are removed without being opened. If the other
+        files are few, they are read and written without Spark. Rows in them are deleted by the mode in the table
+        property `write.delete.mode`: `copy-on-write` rewrites the files; `merge-on-read` writes deletion vectors, or
+        position delete files in format version 2.
 
         Args:
             delete_filter: which rows to delete.
@@ -241,7 +256,7 @@ class RowChanges(ABC):
 
     def equality_delete(
         self,
-        df: DataFrame,
+        df: Rows,
         equality_cols: Sequence[str] | None = None,
         *,
         branch: str | None = None,
@@ -326,7 +341,7 @@ class RowChanges(ABC):
 
     def upsert(  # noqa: PLR0913  keyword arguments
         self,
-        df: DataFrame,
+        df: Rows,
         join_cols: Sequence[str] | None = None,
         *,
         when_matched_update_all: bool = True,
@@ -369,7 +384,7 @@ class RowChanges(ABC):
 
     def merge(
         self,
-        source: DataFrame,
+        source: Rows,
         on: str | Sequence[str] | Column,
         *,
         branch: str | None = None,
@@ -418,4 +433,4 @@ class RowChanges(ABC):
                 )
             )
 
-        return Merge(source, on, run)
+        return Merge(source, on, run)  # type: ignore[arg-type]

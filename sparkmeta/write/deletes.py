@@ -15,11 +15,15 @@ from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransf
 from pyiceberg.types import DoubleType, FloatType, PrimitiveType, StructType, UnknownType
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
 from sparkmeta.checks import NAMES
 from sparkmeta.columns import sql
 from sparkmeta.columns.sql import quoted
+from sparkmeta.commit.relation import first, is_kind, matching, some_columns
+from sparkmeta.commit.search import live_relation
 from sparkmeta.commit.sorted_manifests import task_reader
 from sparkmeta.entries.arrays import whole
+from sparkmeta.entries.relation import names, select, where
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.manifests.placement import MOST_REQUESTS
 from sparkmeta.plan.deletes.rules import data_path, is_global
@@ -38,9 +42,11 @@ from sparkmeta.write.delete_tasks import (
     VectorTasks,
     read_masks,
 )
+from sparkmeta.write.few_rows import arranged, run
+from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.files import Arrangement, arranged_rows, checkpointed, data_file_tasks, written_files
-from sparkmeta.write.input import check_some, require_frame, way_to
-from sparkmeta.write.merge import count_and_range
+from sparkmeta.write.input import check_some, way_to, written_columns
+from sparkmeta.write.merge import count_and_range, range_of_rows
 from sparkmeta.write.options import parquet_codec
 from sparkmeta.write.tasks import Places, named_on_failure
 
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.files import Files
     from sparkmeta.write.delete_tasks import WriteTasks
     from sparkmeta.write.matching import Masks
+    from sparkmeta.write.tasks import DataFileTasks
 
 
 # -- Read the table properties for new delete files -------------------------------------------------------------------
@@ -143,9 +151,9 @@ class WrittenDeletes:
             name all of them.
     """
 
-    files: DataFrame
-    superseded: DataFrame | None = None
-    data_files: DataFrame | None = None
+    files: Relation
+    superseded: Relation | None = None
+    data_files: Relation | None = None
 
 
 def write_deletes(state: TableState, masks: Masks, files: PlannedFiles) -> WrittenDeletes:
@@ -191,7 +199,7 @@ class _Writer:
         """The group of each data file: `data_path` and `GROUP`. None if tasks need no groups."""
         raise NotImplementedError
 
-    def written(self, older: pa.Table) -> DataFrame:
+    def written(self, older: pa.Table) -> Relation:
         """Write the masks and return the new deletes with the partitions of their data files.
 
         Args:
@@ -200,8 +208,7 @@ class _Writer:
         by_tasks = self.tasks(executor_writer(self.state.files))
         few = len(older) <= MOST_REQUESTS and self._size <= _DRIVER_BYTES
         if few and self.state.access.driver is not None:
-            table = self._written_by_driver(older, self.state.access.driver)
-            return local_frame(self.state.spark, table.drop_columns(list(_NOT_SHOWN)))
+            return self._written_by_driver(older, self.state.access.driver).drop_columns(list(_NOT_SHOWN))
         with named_on_failure(self.state.metadata.location, f"{by_tasks.name}-*-deletes.*"):
             written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")
@@ -296,7 +303,8 @@ class _VectorWriter(_Writer):
 
     def write(self) -> WrittenDeletes:
         bounds = ("split_offsets", "column_sizes", *BOUNDS)
-        return WrittenDeletes(self.written(self._older()).drop(*bounds))
+        written = self.written(self._older())
+        return WrittenDeletes(some_columns(written, [name for name in names(written) if name not in bounds]))
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
         return VectorFileTasks(VectorTasks(writer, self.folder, self.target_bytes))
@@ -326,12 +334,15 @@ class _FileWriter(_Writer):
             if len(older):
                 paths = pc.struct_field(whole(older.column("delete")), "file_path")
                 named = older.drop_columns(["data_path", "delete"]).append_column("file_path", paths)
-                superseded = local_frame(self.state.spark, named).dropDuplicates(["file_path"])
-        data_files = local_frame(self.state.spark, self.files.table.select(["file_path"]))
+                firsts = pc.index_in(whole(paths).unique(), whole(paths))
+                superseded = named.take(firsts)
+        written = self.written(older)
         # As in Java's files, only delete files of a single data file have bounds.
-        of_one = F.col("referenced_data_file").isNotNull()
-        files = self.written(older).withColumns({name: F.when(of_one, F.col(name)) for name in BOUNDS})
-        return WrittenDeletes(files, superseded, data_files)
+        of_one = sql.col("referenced_data_file").isNotNull()
+        columns = {name: sql.col(name) for name in names(written)}
+        columns |= {name: sql.when(of_one, sql.col(name)) for name in BOUNDS}
+        files = select(written, [value.alias(name) for name, value in columns.items()])
+        return WrittenDeletes(files, superseded, self.files.table.select(["file_path"]))
 
     def tasks(self, writer: ExecutorWriter | Files) -> WriteTasks:
         return PositionFileTasks(writer, self.folder, delete_codec(self.state.metadata.properties), self.target_bytes)
@@ -361,10 +372,11 @@ class _FileWriter(_Writer):
         """Return the delete files whose path bounds name one data file, as Java's writers do; rows of `_BOUNDED`."""
         state = self.state
         projection = state.projection(("version_info", "content_type", "location", "referenced_file"), {_PATH_ID})
-        entries = state.live_entries(live_manifests(state.delete_manifests), projection)
-        files = entries.selectExpr("location AS file_path", data_path().alias("data_path").selected)
-        named = local_frame(state.spark, pa.table({"file_path": paths.unique()}))
-        return files.where("data_path IS NOT NULL").join(F.broadcast(named), "file_path", "left_semi").toArrow()
+        entries = live_relation(state, live_manifests(state.delete_manifests), projection)
+        files = select(entries, [sql.col("location").alias("file_path"), data_path().alias("data_path")])
+        named = pa.table({"file_path": paths.unique()})
+        bounded = matching(where(files, sql.col("data_path").isNotNull()), named, {"file_path": "file_path"})
+        return bounded if isinstance(bounded, pa.Table) else bounded.toArrow()
 
 
 def _units(deletes: pa.Table) -> pa.Table:
@@ -403,13 +415,13 @@ class KeyDeletes:
     """
 
     state: TableState
-    rows: DataFrame
+    rows: Relation
     keys: tuple[int, ...]
     specs: tuple[int, ...]
     is_empty: bool = True
 
     @staticmethod
-    def of(state: TableState, rows: DataFrame, names: Sequence[str] | None) -> KeyDeletes:
+    def of(state: TableState, rows: Relation, names: Sequence[str] | None) -> KeyDeletes:
         """Check keys against a table and return their deletes.
 
         Args:
@@ -425,11 +437,11 @@ class KeyDeletes:
         metadata, table = state.metadata, state.metadata.location
         if metadata.format_version < DELETES_SINCE:
             raise UnsupportedError(f"{table}: the table has format version 1, which has no equality deletes")
-        require_frame(rows, table)
         schema = metadata.schema()
+        row_type = spark_schema(rows.schema) if isinstance(rows, pa.Table) else rows.schema
         keys = _key_ids(schema, names, table)
         sources = {field.source_id for spec in state.specs.values() for field in spec.fields}
-        present = check_some(rows.schema, schema, [*keys, *sources.intersection(schema.field_ids)], table)
+        present = check_some(row_type, schema, [*keys, *sources.intersection(schema.field_ids)], table)
         for field_id in keys:
             if field_id not in present:
                 name = schema.find_column_name(field_id)
@@ -437,14 +449,18 @@ class KeyDeletes:
         specs = _specs(state, present)
         needed = {field.source_id for spec_id in specs for field in state.specs[spec_id].fields}
         tops = {way_to(schema, field_id)[0].name for field_id in present.intersection({*keys, *needed})}
-        rows = rows.select(*(quoted(field.name) for field in schema.fields if field.name in tops))
-        return KeyDeletes(state, checkpointed(rows) if len(specs) > 1 else rows, keys, specs)
+        used = [field.name for field in schema.fields if field.name in tops]
+        if isinstance(rows, pa.Table):
+            return KeyDeletes(state, rows.select(used), keys, specs)
+        selected = rows.select(*map(quoted, used))
+        return KeyDeletes(state, checkpointed(selected) if len(specs) > 1 else selected, keys, specs)
 
-    def write(self) -> Iterator[DataFrame]:
-        """Write the files. Runs jobs.
+    def write(self) -> Iterator[Relation]:
+        """Write the files: of rows in memory on the driver, of others by jobs.
 
         Yields:
-            For each spec, one row per file with columns of `inspect.files`, checkpointed. Nothing if there are no keys.
+            For each spec, one row per file with columns of `inspect.files`, computed once. Nothing if there are no
+            keys.
 
         Raises:
             ValidationError: a required column has a null, or a table property has an invalid value.
@@ -455,11 +471,23 @@ class KeyDeletes:
         for spec_id in self.specs:
             target = _target(self.state, spec_id)
             tasks = replace(data_file_tasks(target, schema, of_keys), sort_order_id=UNSORTED_SORT_ORDER.order_id)
-            rows = arranged_rows(target, self.rows, Arrangement(UNSORTED_SORT_ORDER, None))
-            files = written_files(self.state, map_arrow(rows, tasks.write, tasks.result_schema), tasks.name)
-            if len(files.limit(1).toArrow()):
+            files: Relation
+            if isinstance(self.rows, pa.Table):
+                files = self._written(self.rows, target, tasks)
+            else:
+                rows = arranged_rows(target, self.rows, Arrangement(UNSORTED_SORT_ORDER, None))
+                files = written_files(self.state, map_arrow(rows, tasks.write, tasks.result_schema), tasks.name)
+            if first(files) is not None:
                 self.is_empty = False
                 yield files
+
+    @staticmethod
+    def _written(rows: pa.Table, target: TableState, tasks: DataFileTasks) -> pa.Table:
+        """Write rows in memory."""
+        table = target.metadata.location
+        schema = Schema(*(field for field in target.metadata.schema().fields if field.name in rows.column_names))
+        columns = FileColumns(table, written_columns(schema), tasks.columns.file_format)
+        return run(tasks, arranged(rows, target, columns, schema, ()), table)
 
     @property
     def limited_to(self) -> tuple[int, ...] | None:
@@ -468,7 +496,7 @@ class KeyDeletes:
 
     @property
     def row_filter(self) -> BooleanExpression:
-        """A filter that every row with one of the keys in its partition satisfies. Runs a job."""
+        """A filter that every row with one of the keys in its partition satisfies. May run a job."""
         schema = self.state.metadata.schema()
         # Only an identity partition determines the value of its source column.
         sources = [
@@ -479,6 +507,8 @@ class KeyDeletes:
         fields = [field for field in schema.fields if field.field_id in ids]
         # Keys are never floating-point; bounds of such columns ignore NaN.
         tops = [field.name for field in fields if not isinstance(field.field_type, FloatType | DoubleType)]
+        if isinstance(self.rows, pa.Table):
+            return range_of_rows(self.rows, schema, tops, null_is_a_key=True)
         return count_and_range(self.rows, schema, tops, null_is_a_key=True)[1]
 
 
@@ -548,9 +578,10 @@ def _live_specs(state: TableState) -> set[int]:
     manifests = live_manifests(state.data_manifests)
     if state.tree is None:
         return set(manifests.column("partition_spec_id").to_pylist())
-    entries = state.live_entries(manifests, state.projection(("version_info", "content_type", "partition_spec_id")))
-    data = entries.where(F.col("content_type") == int(ContentType.DATA))
-    return set(pc.unique(data.select("partition_spec_id").distinct().toArrow().column(0)).to_pylist())
+    projection = state.projection(("version_info", "content_type", "partition_spec_id"))
+    data = where(live_relation(state, manifests, projection), is_kind(ContentType.DATA))
+    specs = some_columns(data, ["partition_spec_id"])
+    return set(pc.unique((specs if isinstance(specs, pa.Table) else specs.distinct().toArrow()).column(0)).to_pylist())
 
 
 def _target(state: TableState, spec_id: int) -> TableState:

@@ -74,13 +74,25 @@ def require_frame(rows: object, table: str) -> None:
     """Raise ValidationError for rows that are a stream, or no Spark DataFrame (but one of pandas, for example)."""
     if not isinstance(rows, DataFrame):
         kind = f"{type(rows).__module__.partition('.')[0]}.{type(rows).__name__}".removeprefix("builtins.")
-        raise ValidationError(f"{table}: the rows are a {kind}, not a Spark DataFrame: use spark.createDataFrame(rows)")
+        problem = "expected a DataFrame of Spark, pandas or polars, or an Arrow table"
+        raise ValidationError(f"{table}: the rows are a {kind}: {problem}")
     in_use(rows.sparkSession)
     if rows.isStreaming:
         raise ValidationError(f"{table}: the rows are a stream: write each batch, in a function for foreachBatch")
 
 
 def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
+    """Check the columns of a DataFrame against a table's schema; see `check_schema`.
+
+    Raises:
+        ValidationError: the rows are not a Spark DataFrame; or as `check_schema`.
+        UnsupportedError: as `check_schema`.
+    """
+    require_frame(rows, table)
+    check_schema(rows.schema, schema, table)
+
+
+def check_schema(rows: spark.StructType, schema: Schema, table: str) -> None:
     """Check the columns of rows against a table's schema, by name.
 
     A column of the rows may have a type that is promoted without loss: a smaller integer, float for double, or a
@@ -88,18 +100,16 @@ def check_columns(rows: DataFrame, schema: Schema, table: str) -> None:
     since midnight, and nanosecond timestamps may be integers. Missing columns get the write default, or null.
 
     Args:
-        rows: the rows; their schema is analyzed.
+        rows: the type of the rows.
         schema: the table's.
         table: the table, for errors.
 
     Raises:
-        ValidationError: the rows are not a Spark DataFrame; or a column is unknown, ambiguous or of a different type,
-            or a required one is missing.
+        ValidationError: a column is unknown, ambiguous or of a different type, or a required one is missing.
         UnsupportedError: the table has a column of a type that can't be written.
     """
-    require_frame(rows, table)
     refuse_types(schema, table)
-    _check_struct(rows.schema, schema.as_struct(), (), table)
+    _check_struct(rows, schema.as_struct(), (), table)
 
 
 def refuse_types(schema: Schema, table: str) -> None:

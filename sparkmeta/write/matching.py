@@ -13,30 +13,31 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.types import UUIDType
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import row_predicate
 from sparkmeta.columns.row_tests import row_tests
 from sparkmeta.columns.types import spark_type
-from sparkmeta.commit.relation import few_or_many
+from sparkmeta.commit.relation import few_or_many, has_rows, is_kind, matching, some_columns
+from sparkmeta.commit.search import live_relation
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.relation import frame_of
+from sparkmeta.entries.relation import names, select, where
 from sparkmeta.errors import translated_errors
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.filter import ScanFilter, all_rows_match, manifest_path, matching_entries, public_partition
 from sparkmeta.plan.prune import prune_manifests
-from sparkmeta.rows.arrow_reader import filter_leaves, planned_parts, task_rows
+from sparkmeta.rows.arrow_reader import driver_reads, filter_leaves, planned_parts, read_on_driver, task_rows
 from sparkmeta.rows.planned import PlannedFiles, RowPlan, plan_rows
 from sparkmeta.rows.read import RowScan, rows_of
-from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+from sparkmeta.session import map_arrow, materialize, read_tasks
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.write.delete_tasks import MASK_SCHEMA, PositionTasks, position_masks
 from sparkmeta.write.input import field_value, place_names
 
 if TYPE_CHECKING:
     from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 FILE, POSITION = "_file", "_pos"
@@ -48,6 +49,7 @@ _TASK_BYTES: Final = 64 << 20
 _LEAST_TASKS: Final = 4
 Masks: TypeAlias = pa.Table | DataFrame
 """Rows of `MASK_SCHEMA`: a table on the driver if there are few, otherwise a DataFrame that Spark keeps."""
+_SAME_PATH: Final = {"file_path": "file_path"}
 _ENTRY_COLUMNS: Final = ("version_info", "content_type", "location", "partition_spec_id", "record_count")
 
 
@@ -93,14 +95,13 @@ class Matching:
         return ScanFilter.of(self.state, self.row_filter)
 
     @cached_property
-    def _judged(self) -> pa.Table | DataFrame:
+    def _judged(self) -> Relation:
         """The data files that may match: `file_path`, search hints, and whether all of their rows match.
 
-        If there are few, they are a table on the driver. Runs jobs.
+        If there are few, they are a table on the driver; for others, runs jobs.
         """
         state, scan = self.state, self.scan
-        manifests = prune_manifests(scan).data
-        entries = state.entries(manifests, state.projection(_ENTRY_COLUMNS, scan.filter_ids))
+        manifests, projection = prune_manifests(scan).data, state.projection(_ENTRY_COLUMNS, scan.filter_ids)
         columns = {
             "file_path": sql.col("location"),
             "spec_id": sql.col("partition_spec_id"),
@@ -108,31 +109,23 @@ class Matching:
             "manifest_path": manifest_path(state.data_manifests, sql.col("manifest")),
             _ALL_MATCH: sql.lit(False) if self.by_rows else all_rows_match(scan),
         }
-        data = matching_entries(entries, scan).where(F.col("content_type") == int(ContentType.DATA))
-        judged = data.selectExpr(*sql.texts(value.alias(name) for name, value in columns.items()))
-        return few_or_many(judged)
+        data = where(matching_entries(live_relation(state, manifests, projection), scan), is_kind(ContentType.DATA))
+        return few_or_many(select(data, [value.alias(name) for name, value in columns.items()]), state)
 
-    def _files(self, *, all_match: bool) -> DataFrame:
-        judged = self._judged
-        if isinstance(judged, pa.Table):
-            matches = judged.column(_ALL_MATCH)
-            rows = judged.filter(matches if all_match else pc.invert(matches))
-            return local_frame(self.state.spark, rows.drop_columns([_ALL_MATCH]))
-        return judged.where(F.col(_ALL_MATCH) == all_match).drop(_ALL_MATCH)
+    def _files(self, *, all_match: bool) -> Relation:
+        judged = where(self._judged, sql.col(_ALL_MATCH) == sql.lit(all_match))
+        return some_columns(judged, [name for name in names(judged) if name != _ALL_MATCH])
 
     def _has(self, *, all_match: bool) -> bool:
-        judged = self._judged
-        if isinstance(judged, pa.Table):
-            return all_match in judged.column(_ALL_MATCH).to_pylist()
-        return bool(len(judged.where(F.col(_ALL_MATCH) == all_match).limit(1).toArrow()))
+        return has_rows(self._files(all_match=all_match))
 
     @property
-    def whole_files(self) -> DataFrame:
+    def whole_files(self) -> Relation:
         """The files whose rows all match: `file_path` and search hints."""
         return self._files(all_match=True)
 
     @property
-    def _partial(self) -> DataFrame:
+    def _partial(self) -> Relation:
         return self._files(all_match=False)
 
     @cached_property
@@ -148,17 +141,28 @@ class Matching:
     @cached_property
     def partial_plan(self) -> RowPlan:
         """The plan of the partly matching files."""
-        plan = plan_rows(choose(prune_manifests(replace(self.scan, reads_all_rows=True))))
+        plan = plan_rows(choose(prune_manifests(replace(self.scan, reads_all_rows=True))), stays=True)
         if not self.has_whole_files:
             return plan
-        partial = self._partial.select("file_path")
-        frame = frame_of(plan.rows, self.state)
-        return RowPlan(frame.join(partial, "file_path", "left_semi").select(*frame.columns), plan.deletes)
+        return replace(plan, rows=matching(plan.rows, self._partial, _SAME_PATH))
 
     @cached_property
     def partial_files(self) -> PlannedFiles:
-        """The partly matching files with their deletes. Runs jobs."""
+        """The partly matching files with their deletes. Runs jobs unless the driver makes the plan."""
         return PlannedFiles.of([self.partial_plan], self.state)
+
+    @cached_property
+    def reads_on_driver(self) -> bool:
+        """Whether the driver plans and reads the partly matching files."""
+        rows = self.partial_plan.rows
+        return isinstance(rows, pa.Table) and driver_reads(self.state, rows)
+
+    def _read(self, files: PlannedFiles, scan: RowScan, *, matches: bool = True) -> pa.Table:
+        """Read rows of files on the driver, those that match the filter of a scan or those that don't."""
+        planned = self.partial_plan.rows
+        assert isinstance(planned, pa.Table)
+        chosen = matching(planned, files.table, _SAME_PATH)
+        return read_on_driver(scan.filter, chosen, scan.projection, scan.metadata_columns, matches=matches)
 
     @property
     def positions(self) -> DataFrame:
@@ -169,10 +173,13 @@ class Matching:
     def masks(self) -> Masks:
         """The rows of `positions` as masks; see `masks_of`. Runs a job.
 
-        If tasks can open the files and Arrow can evaluate the filter, tasks read the filter's columns with Arrow.
-        Equality deletes are joined by Spark, since there may be many.
+        The driver reads few files. If tasks can open the others and Arrow can evaluate the filter, tasks read the
+        filter's columns with Arrow. Equality deletes are joined by Spark, since there may be many.
         """
         state, files, scan = self.state, self.partial_files, self.scan
+        if self.reads_on_driver:
+            rows = self._read(files, RowScan(scan, Schema(), (FILE, POSITION)))
+            return pa.Table.from_batches(position_masks(rows.to_batches()), MASK_SCHEMA)
         tests = row_tests(scan.row_filter)
         if tests is None or state.access.tasks is None or files.have(ContentType.EQUALITY_DELETES).any():
             return masks_of(self.positions, files, state)
@@ -192,7 +199,7 @@ class Matching:
         """
         if not self.has_parts:
             return pa.array([], pa.string())
-        if masks and isinstance(self.masks, pa.Table):
+        if (masks or self.reads_on_driver) and isinstance(self.masks, pa.Table):
             return self.masks.column("data_path").unique()
         paths = self.masks.select("data_path") if masks else self.positions.select(FILE)
         return whole(paths.distinct().toArrow().column(0))
@@ -202,12 +209,22 @@ class Matching:
         files = self.partial_files
         return files.filter(np.asarray(pc.is_in(files.table.column("file_path"), paths)))
 
-    def named(self, paths: pa.Array) -> DataFrame:
+    def named(self, paths: pa.Array) -> Relation:
         """Return some of the partly matching files as rows in the form of `whole_files`."""
-        named = F.broadcast(local_frame(self.state.spark, pa.table({"file_path": paths})))
-        return self._partial.join(named, "file_path", "left_semi")
+        return matching(self._partial, pa.table({"file_path": paths}), _SAME_PATH)
 
-    def rows(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool | None = None) -> DataFrame:
+    def rows(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool) -> Relation:
+        """Return what `frame` does, as a table if the driver reads the files."""
+        if not self.reads_on_driver:
+            return self.frame(files, lineage, matches=matches)
+        return self._read(files, RowScan(self.scan, self.scan.schema, lineage), matches=matches)
+
+    def every_row(self, metadata: tuple[str, ...]) -> pa.Table:
+        """Return the live rows of all partly matching files, which the driver reads, with some metadata columns."""
+        everything = ScanFilter.of(self.state, AlwaysTrue())
+        return self._read(self.partial_files, RowScan(everything, self.scan.schema, metadata))
+
+    def frame(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool | None = None) -> DataFrame:
         """Return live rows of some of the partly matching files.
 
         Args:
@@ -224,7 +241,7 @@ class Matching:
 
     @property
     def is_matching_row(self) -> Sql:
-        """Whether a row of `rows`, with columns named by `place_names`, matches; never null."""
+        """Whether a row of `frame`, with columns named by `place_names`, matches; never null."""
         return row_predicate(self.scan.row_filter, self._bound_value)
 
     def _bound_value(self, field_id: int) -> Sql:

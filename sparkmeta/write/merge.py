@@ -10,6 +10,7 @@ from operator import and_, or_
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
 from pyiceberg.expressions.literals import DateLiteral
 from pyiceberg.schema import Schema
@@ -31,13 +32,14 @@ from sparkmeta.write.input import (
     nested_value,
     require_frame,
 )
-from sparkmeta.write.matching import FILE, POSITION, Matching
+from sparkmeta.write.matching import FILE, POSITION, Matching, masks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.state import TableState
+    from sparkmeta.write.matching import Masks
 
 
 # -- A filter that every row with one of some keys satisfies ----------------------------------------------------------
@@ -46,6 +48,47 @@ if TYPE_CHECKING:
 
 # Key types whose minimum and maximum prune files.
 _RANGED: Final = (IntegerType, LongType, StringType, DateType)
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """The lowest and the highest value of a key column, days since 1970 for dates, and whether it has nulls."""
+
+    least: Any
+    most: Any
+    has_nulls: bool
+
+
+def ranged_keys(keys: Sequence[str], schema: Schema) -> list[str]:
+    """Return the key columns whose lowest and highest values prune files."""
+    return [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]
+
+
+def key_filter(ranges: Mapping[str, KeyRange], schema: Schema, *, null_is_a_key: bool = False) -> BooleanExpression:
+    """Return a filter that every row of the table with a key in the ranges of its columns satisfies.
+
+    Args:
+        ranges: key column -> its range.
+        schema: the table's.
+        null_is_a_key: whether a null in a key equals null.
+    """
+    row_filter: BooleanExpression = AlwaysTrue()
+    for name, each in ranges.items():
+        least, most = each.least, each.most
+        is_null = IsNull(name)  # type: ignore[arg-type, call-arg]
+        if least is None:
+            if null_is_a_key:
+                row_filter = And(row_filter, is_null)
+            continue
+        if isinstance(schema.find_field(name).field_type, DateType):
+            least, most = DateLiteral(least), DateLiteral(most)
+        at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
+        at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
+        in_range: BooleanExpression = And(at_least, at_most)
+        if null_is_a_key and each.has_nulls:
+            in_range = Or(in_range, is_null)
+        row_filter = And(row_filter, in_range)
+    return row_filter
 
 
 def count_and_range(
@@ -59,31 +102,32 @@ def count_and_range(
         keys: the key columns, all top-level.
         null_is_a_key: whether a null in a key equals null.
     """
-    ranged = [name for name in keys if isinstance(schema.find_field(name).field_type, _RANGED)]
-    kinds = {name: schema.find_field(name).field_type for name in ranged}
+    ranged = ranged_keys(keys, schema)
     ends = [
-        end(_comparable(quoted(name), kinds[name])).alias(f"{end.__name__}{place}")
+        end(_comparable(quoted(name), schema.find_field(name).field_type)).alias(f"{end.__name__}{place}")
         for place, name in enumerate(ranged)
         for end in (F.min, F.max, F.count)
     ]
     values = rows.agg(F.count("*").alias("count"), *ends).toArrow().to_pylist()[0]
-    row_filter: BooleanExpression = AlwaysTrue()
-    for place, name in enumerate(ranged):
-        least, most = values[f"min{place}"], values[f"max{place}"]
-        is_null = IsNull(name)  # type: ignore[arg-type, call-arg]
-        if least is None:
-            if null_is_a_key:
-                row_filter = And(row_filter, is_null)
-            continue
-        if isinstance(kinds[name], DateType):
-            least, most = DateLiteral(least), DateLiteral(most)
-        at_least = GreaterThanOrEqual(name, least)  # type: ignore[arg-type, call-arg]
-        at_most = LessThanOrEqual(name, most)  # type: ignore[arg-type, call-arg]
-        in_range: BooleanExpression = And(at_least, at_most)
-        if null_is_a_key and values[f"count{place}"] < values["count"]:
-            in_range = Or(in_range, is_null)
-        row_filter = And(row_filter, in_range)
-    return values["count"], row_filter
+    ranges = {
+        name: KeyRange(values[f"min{place}"], values[f"max{place}"], values[f"count{place}"] < values["count"])
+        for place, name in enumerate(ranged)
+    }
+    return values["count"], key_filter(ranges, schema, null_is_a_key=null_is_a_key)
+
+
+def range_of_rows(
+    rows: pa.Table, schema: Schema, keys: Sequence[str], *, null_is_a_key: bool = False
+) -> BooleanExpression:
+    """Return the filter of `count_and_range` for rows in memory."""
+    ranges = {}
+    for name in ranged_keys(keys, schema):
+        values = whole(rows.column(name))
+        if isinstance(schema.find_field(name).field_type, DateType):
+            values = values.cast(pa.int32())  # Python has no dates after the year 9999
+        ends = pc.min_max(values).as_py()
+        ranges[name] = KeyRange(ends["min"], ends["max"], bool(values.null_count))
+    return key_filter(ranges, schema, null_is_a_key=null_is_a_key)
 
 
 def _comparable(name: str, kind: IcebergType) -> Column:
@@ -313,22 +357,38 @@ def _shown(column: tuple[str, str]) -> Column:
 
 def _keys(merge: Merge[Any], schema: Schema, table: str) -> tuple[str, ...] | None:
     """Return the names of the key columns; None if rows match by a condition."""
-    on, tops = merge.on, {field.name: field for field in schema.fields}
+    on = merge.on
     if isinstance(on, str):
-        if on not in tops:
+        if on not in {field.name for field in schema.fields}:
             return None
         on = (on,)
     elif not isinstance(on, Sequence):
         return None
-    if not on:
+    return key_names(on, merge.source.columns, schema, table)
+
+
+def key_names(names: Sequence[str], present: Sequence[str], schema: Schema, table: str) -> tuple[str, ...]:
+    """Return the names of key columns.
+
+    Args:
+        names: the names that the caller gave.
+        present: the columns of the rows.
+        schema: the table's.
+        table: the table, for errors.
+
+    Raises:
+        ValidationError: there is no name; a column is not in both the rows and the table; or it is not primitive.
+    """
+    tops = {field.name: field for field in schema.fields}
+    if not names:
         raise ValidationError(f"{table}: a merge takes at least one column to match by")
-    for name in on:
-        if name not in merge.source.columns or name not in tops:
+    for name in names:
+        if name not in present or name not in tops:
             raise ValidationError(f"{table}: column {name} of the key is not in both the rows and the table")
         if not isinstance(tops[name].field_type, PrimitiveType):
             kind = type_name(tops[name].field_type)
             raise ValidationError(f"{table}: key column {name} is of type {kind}: keys must be primitive")
-    return tuple(on)
+    return tuple(names)
 
 
 def _check(merge: Merge[Any], schema: Schema, table: str) -> None:
@@ -430,9 +490,13 @@ class MergedRows:
         changed = self._changes.where(self._is_update).select(*map(quoted, names))
         return changed if inserted is None else changed.union(inserted.select(*map(quoted, names)))
 
+    def masks(self, files: PlannedFiles) -> Masks:
+        """Return the rows that are updated or deleted as masks of their files."""
+        return masks_of(self.positions.repartition(FILE), files, self.matching.state)
+
     def rewritten(self, files: PlannedFiles) -> DataFrame:
         """Return the unchanged rows of files, and the new rows."""
-        rows = self.matching.rows(files, (*self.lineage, FILE, POSITION))
+        rows = self.matching.frame(files, (*self.lineage, FILE, POSITION))
         stay = rows.join(self.positions, [FILE, POSITION], "left_anti")
         return stay.select(*map(quoted, [*self._names, *self.lineage])).union(self.new_rows)
 
@@ -539,9 +603,9 @@ class MergedRows:
         matched = [pair for pair in clauses if pair[1].when == When.MATCHED]
         columns = (*self.lineage, FILE, POSITION)
         if not self.source.count and not by_source:
-            rows = matching.state.spark.createDataFrame([], matching.rows(matching.partial_files, columns).schema)
+            rows = matching.state.spark.createDataFrame([], matching.frame(matching.partial_files, columns).schema)
         else:
-            rows = matching.rows(matching.partial_files, columns)
+            rows = matching.frame(matching.partial_files, columns)
         joined = rows.alias(_TARGET).join(self._source_rows, self._on, "left" if by_source else "inner")
         is_matched = _of(_SOURCE, SOURCE_ROW).isNotNull()
         tests = [(place, is_matched & _condition(clause)) for place, clause in matched]
@@ -624,7 +688,7 @@ class MergedRows:
         if self._target_clauses:
             matched = self._changes.where(F.col(SOURCE_ROW).isNotNull()).select(SOURCE_ROW).distinct()
             return rows.join(matched, SOURCE_ROW, "left_anti")
-        target = self.matching.rows(self.matching.partial_files, ())
+        target = self.matching.frame(self.matching.partial_files, ())
         if self.source.keys is not None:
             target = target.select(*map(quoted, self.source.keys))
         return rows.alias(_SOURCE).join(target.alias(_TARGET), self._on, "left_anti")
@@ -678,24 +742,31 @@ def upsert_of(
     Raises:
         ValidationError: a column does not fit, or there is no key.
     """
-    if keys is not None:
-        NAMES.check(f"{table}: join_cols", keys)
-    names = tuple(keys) if keys is not None else tuple(sorted(schema.identifier_field_names()))
-    if not names:
-        raise ValidationError(f"{table}: an upsert needs join_cols: the table's schema names no identifier fields")
+    names = upsert_keys(keys, schema, table)
     check_columns(rows, schema, table)
     kinds = {field.name: field.field_type for field in schema.fields}
     others = [name for name in rows.columns if name not in names]
     merge = Merge(rows, names, lambda _: None)
     if updates and others:
         # Spark can't compare maps or types that contain them.
-        differs = [F.lit(True) if _has_map(kinds[name]) else _differs(name) for name in others]
+        differs = [F.lit(True) if has_map(kinds[name]) else _differs(name) for name in others]
         merge = merge.when_matched(reduce(or_, differs)).update_all()
     return merge.when_not_matched().insert_all() if inserts else merge
 
 
-def _has_map(kind: IcebergType) -> bool:
-    return isinstance(kind, MapType) or any(_has_map(child.field_type) for child in child_fields(kind))
+def upsert_keys(keys: Sequence[str] | None, schema: Schema, table: str) -> tuple[str, ...]:
+    """Return the names of an upsert's key columns; see `upsert_of`."""
+    if keys is not None:
+        NAMES.check(f"{table}: join_cols", keys)
+    names = tuple(keys) if keys is not None else tuple(sorted(schema.identifier_field_names()))
+    if not names:
+        raise ValidationError(f"{table}: an upsert needs join_cols: the table's schema names no identifier fields")
+    return names
+
+
+def has_map(kind: IcebergType) -> bool:
+    """Return whether a type is a map or contains one."""
+    return isinstance(kind, MapType) or any(has_map(child.field_type) for child in child_fields(kind))
 
 
 def _differs(name: str) -> Column:

@@ -35,8 +35,8 @@ from sparkmeta.write.partition_file import MOST_BUFFERED, ClosedFile, Output, Pa
 if TYPE_CHECKING:
     from pyiceberg.transforms import Transform
     from pyiceberg.types import IcebergType
-    from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
     from sparkmeta.storage.executors import ExecutorWriter
@@ -204,7 +204,7 @@ class TaskValues:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, Decimal | str | bytes | None) else bytes(value)
+    return value if isinstance(value, Decimal | str | bytes | int | None) else bytes(value)
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
@@ -560,7 +560,7 @@ _FAILURES = pa.schema([pa.field("path", pa.string()), pa.field("reason", pa.stri
 _NAMED = 1000
 
 
-def delete_written(state: TableState, files: DataFrame) -> None:
+def delete_written(state: TableState, files: Relation) -> None:
     """Delete files that no snapshot references. Failures are logged; such files become orphans.
 
     Args:
@@ -569,8 +569,13 @@ def delete_written(state: TableState, files: DataFrame) -> None:
     """
     try:
         deleter = _Deleter(executor_writer(state.files))
-        failures = map_arrow(files.select("file_path").distinct(), deleter, _FAILURES)
-        for failure in failures.limit(_NAMED).toArrow().to_pylist():
+        if isinstance(files, pa.Table):
+            paths = pa.table([files.column("file_path").unique()], ["file_path"])
+            failures = pa.Table.from_batches(deleter(paths.to_batches()), _FAILURES)
+        else:
+            deleted = map_arrow(files.select("file_path").distinct(), deleter, _FAILURES)
+            failures = deleted.limit(_NAMED).toArrow()
+        for failure in failures.slice(0, _NAMED).to_pylist():
             _log.warning("%s: not deleted: %s", failure["path"], failure["reason"])
     except Exception as error:  # noqa: BLE001  deleting is best effort
         location, named = state.metadata.location, _named(files)
@@ -595,7 +600,7 @@ def named_on_failure(table: str, pattern: str) -> Iterator[None]:
 
 
 @contextmanager
-def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Iterator[None]:
+def deleted_on_failure(state: TableState, written: Sequence[Relation]) -> Iterator[None]:
     """Delete files if the commit in the block is known to have failed. After any other error, keep them.
 
     Args:
@@ -615,10 +620,13 @@ def deleted_on_failure(state: TableState, written: Sequence[DataFrame]) -> Itera
         raise
 
 
-def _named(files: DataFrame) -> str:
+def _named(files: Relation) -> str:
     """Return the locations of files, up to a limit."""
     try:
-        paths = files.select("file_path").distinct().limit(_NAMED + 1).toArrow().column(0).to_pylist()
+        if isinstance(files, pa.Table):
+            paths = files.column("file_path").unique().to_pylist()
+        else:
+            paths = files.select("file_path").distinct().limit(_NAMED + 1).toArrow().column(0).to_pylist()
     except Exception as error:  # noqa: BLE001  the log is best effort
         return f"their names are not known: {first_line(error)}"
     return ", ".join([*paths[:_NAMED], *(["..."] if len(paths) > _NAMED else [])])

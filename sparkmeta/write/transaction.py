@@ -19,9 +19,12 @@ from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
 from sparkmeta.write.changes import RequestedChange, RowChanges
 from sparkmeta.write.deletes import KeyDeletes, write_deletes
-from sparkmeta.write.files import lineage_columns, write_files
+from sparkmeta.write.few_rows import write_rows
+from sparkmeta.write.few_upserts import few_upsert
+from sparkmeta.write.files import lineage_columns
+from sparkmeta.write.given_rows import given_frame, given_rows
 from sparkmeta.write.input import assigned_values, with_values
-from sparkmeta.write.matching import FILE, Matching, masks_of
+from sparkmeta.write.matching import Matching
 from sparkmeta.write.merge import Merge, merged_rows, upsert_of
 from sparkmeta.write.tasks import delete_written, deleted_on_failure
 
@@ -32,9 +35,12 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.conflicts import Isolation
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.rows.planned import PlannedFiles
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
+    from sparkmeta.write.changes import Rows
+    from sparkmeta.write.few_upserts import FewUpsert
     from sparkmeta.write.matching import Masks
     from sparkmeta.write.merge import MergedRows
 
@@ -64,8 +70,8 @@ class RowChange:
 
     # -- The changes ------------------------------------------------------------------------------------------------
 
-    def append(self, df: DataFrame) -> None:
-        self.update.append(self._write(df))
+    def append(self, rows: Rows) -> None:
+        self.update.append(self._write(self._given(rows)))
 
     def add_files(self, paths: Sequence[str] | DataFrame, *, duplicates: bool, other_tables: bool) -> None:
         added = describe_files(self.head, paths, check_duplicates=duplicates, check_other_tables=other_tables)
@@ -75,23 +81,23 @@ class RowChange:
         if duplicates:
             self.update.validate_new_paths()
 
-    def overwrite(self, df: DataFrame, overwrite_filter: BooleanExpression | str) -> None:
-        matching = Matching(self.head, overwrite_filter)
+    def overwrite(self, given: Rows, overwrite_filter: BooleanExpression | str) -> None:
+        matching, rows = Matching(self.head, overwrite_filter), self._given(given)
         if matching.has_parts:
-            self.update.append(self._write(df))
+            self.update.append(self._write(rows))
             if self._replace(matching, self.isolation or "serializable"):
                 return
         else:
-            self.update.overwrite(self._write(df), row_filter=overwrite_filter)
+            self.update.overwrite(self._write(rows), row_filter=overwrite_filter)
         if self.isolation is not None:
             self.update.validate_no_conflicts(overwrite_filter, isolation=self.isolation)
 
-    def replace_partitions(self, df: DataFrame) -> None:
+    def replace_partitions(self, rows: Rows) -> None:
         if self._metadata.spec().is_unpartitioned():
             raise ValidationError(
                 f"{self.transaction.table.full_name}: it has no partitions to overwrite: overwrite replaces all"
             )
-        self.update.replace_partitions(self._write(df))
+        self.update.replace_partitions(self._write(self._given(rows)))
         if self.isolation is not None:
             self.update.validate_no_conflicts(isolation=self.isolation)
 
@@ -107,8 +113,8 @@ class RowChange:
         else:
             self.dropped = True
 
-    def delete_keys(self, df: DataFrame, equality_cols: Sequence[str] | None) -> None:
-        deletes = KeyDeletes.of(self.head, df, equality_cols)
+    def delete_keys(self, rows: Rows, equality_cols: Sequence[str] | None) -> None:
+        deletes = KeyDeletes.of(self.head, self._given(rows), equality_cols)
         for files in deletes.write():
             self.transaction._written.append(files)
             self.update.row_delta(deletes=files)
@@ -126,23 +132,33 @@ class RowChange:
         level, masks = self._isolation("update"), self._merges_on_read("update")
         self.dropped = not self._replace(matching, level, assigned, masks=masks)
 
-    def upsert(self, df: DataFrame, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool) -> None:
-        schema, table = self._metadata.schema(), self._metadata.location
-        merge = upsert_of(df, join_cols, schema, table, updates=updates, inserts=inserts)
+    def upsert(self, given: Rows, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool) -> None:
+        rows = self._given(given)
+        if isinstance(rows, pa.Table):
+            few = few_upsert(self.head, rows, join_cols, self._lineage, updates=updates, inserts=inserts)
+            if few.matching.reads_on_driver:
+                self._upsert(few, few.duplicate)
+                return
+        frame, schema = given_frame(given, self._state), self._metadata.schema()
+        merge = upsert_of(frame, join_cols, schema, self._metadata.location, updates=updates, inserts=inserts)
         if not merge.clauses:
             self.dropped = True
             return
-        rows = merged_rows(self.head, merge, self._lineage)
-        if rows.source.duplicate is not None:
-            raise ValidationError(f"{table}: two of the rows have the key {shown(rows.source.duplicate)}")
+        merged = merged_rows(self.head, merge, self._lineage)
+        self._upsert(merged, merged.source.duplicate)
+
+    def _upsert(self, rows: FewUpsert | MergedRows, duplicate: dict[str, object] | None) -> None:
+        if duplicate is not None:
+            raise ValidationError(f"{self._metadata.location}: two of the rows have the key {shown(duplicate)}")
         self._merge(rows)
 
     def merge(self, merge: Merge[Any]) -> None:
-        self._merge(merged_rows(self.head, merge, self._lineage))
+        source = given_frame(merge.source, self._state)
+        self._merge(merged_rows(self.head, replace(merge, source=source), self._lineage))
 
     # -- Replacement of rows ------------------------------------------------------------------------------------------
 
-    def _merge(self, rows: MergedRows) -> None:
+    def _merge(self, rows: FewUpsert | MergedRows) -> None:
         """Write new versions of rows and let the commit replace or delete the old ones."""
         level, lineage = self._isolation("merge"), bool(self._lineage)
         paths = rows.changed_files
@@ -155,8 +171,7 @@ class RowChange:
             files = rows.matching.planned(paths)
             if self._merges_on_read("merge"):
                 added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
-                masks = masks_of(rows.positions.repartition(FILE), files, self.head)
-                self._delete_rows(masks, files, added, with_deletes=True)
+                self._delete_rows(rows.masks(files), files, added, with_deletes=True)
             else:
                 added = self._write(rows.rewritten(files), lineage=lineage)
                 self.update.row_delta(added=added, removed=rows.matching.named(paths))
@@ -193,10 +208,11 @@ class RowChange:
 
     def _rewrite(self, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None) -> None:
         """Rewrite files without their matching rows, or with new versions of these rows."""
-        lineage = self._lineage
-        rows = matching.rows(matching.planned(paths), lineage, matches=False if assigned is None else None)
-        if assigned is not None:
-            rows = with_values(rows, assigned, lineage, matching.is_matching_row)
+        lineage, files = self._lineage, matching.planned(paths)
+        if assigned is None:
+            rows = matching.rows(files, lineage, matches=False)
+        else:
+            rows = with_values(matching.frame(files, lineage), assigned, lineage, matching.is_matching_row)
         self.update.row_delta(added=self._write(rows, lineage=bool(lineage)), removed=matching.named(paths))
 
     def _mask(self, matching: Matching, paths: pa.Array, assigned: Mapping[str, Column] | None) -> None:
@@ -205,12 +221,12 @@ class RowChange:
         added = None
         if assigned is not None:
             lineage = self._lineage
-            rows = matching.rows(files, lineage, matches=True)
+            rows = matching.frame(files, lineage, matches=True)
             added = self._write(with_values(rows, assigned, lineage), lineage=bool(lineage))
         # Updated rows must still exist; deleted rows may already be gone.
         self._delete_rows(matching.masks, files, added, with_deletes=assigned is not None)
 
-    def _delete_rows(self, masks: Masks, files: PlannedFiles, added: DataFrame | None, *, with_deletes: bool) -> None:
+    def _delete_rows(self, masks: Masks, files: PlannedFiles, added: Relation | None, *, with_deletes: bool) -> None:
         """Delete rows by deletion vectors or position delete files, and add the data files with their new versions.
 
         Args:
@@ -225,9 +241,11 @@ class RowChange:
         if deletes.data_files is not None:
             self.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
 
-    def _write(self, df: DataFrame, *, lineage: bool = False) -> DataFrame:
-        state = replace(self.transaction.table.state, metadata=self._metadata)
-        files = write_files(state, df, lineage=lineage)
+    def _given(self, rows: Rows) -> Relation:
+        return given_rows(rows, self._state)
+
+    def _write(self, rows: Relation, *, lineage: bool = False) -> Relation:
+        files = write_rows(self._state, rows, lineage=lineage)
         self.transaction._written.append(files)
         return files
 
@@ -236,6 +254,12 @@ class RowChange:
     @property
     def _metadata(self) -> TableMetadata:
         return self.transaction.table_metadata
+
+    @property
+    def _state(self) -> TableState:
+        """The table with the metadata that rows are written for."""
+        state: TableState = self.transaction.table.state
+        return replace(state, metadata=self._metadata)
 
     @property
     def _lineage(self) -> tuple[str, ...]:
@@ -265,7 +289,7 @@ class RowTransaction(Transaction[TableT], RowChanges):
     transaction is known to have failed, the files are deleted.
     """
 
-    _written: list[DataFrame] = field(default_factory=list)
+    _written: list[Relation] = field(default_factory=list)
     _failure: BaseException | None = None
 
     def _change_rows(self, change: RequestedChange) -> Self:
@@ -337,6 +361,6 @@ class RowTransaction(Transaction[TableT], RowChanges):
         self._delete(self._written[start:])
         del self._written[start:]
 
-    def _delete(self, written: Sequence[DataFrame]) -> None:
+    def _delete(self, written: Sequence[Relation]) -> None:
         for files in written:
             delete_written(self.table.state, files)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import sparkmeta as sm
     from sparkmeta.operations.table_operations import TableOperations
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SOAK = os.environ.get("SPARKMETA_SOAK") == "1"
 COMMITS = 24
 PARTS = ("a", "b", "ü/=", None)

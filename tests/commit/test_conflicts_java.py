@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.usefixtures("either_way")]
 
 # The pairs of the slice: each rule once where it refuses, and once where it does not.
 CHOSEN = {

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.commit.conflicts import Isolation
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "part", StringType()),
@@ -319,7 +321,8 @@ def test_an_append_reads_no_manifest(spark: SparkSession, tmp_path: Path) -> Non
     hidden.rename(manifest)
     assert sorted(row.id for row in table.scan().to_df().collect()) == [*range(6)]
     # Files that a user names are looked for, unless the user says that their names are new.
-    files = table.inspect.data_files().limit(1)
+    read = table.inspect.data_files().limit(1)
+    files = spark.createDataFrame(read.toArrow(), read.schema)
     with pytest.raises(sm.CommitConflictError, match="is in the table already"), table.transaction() as tx:
         tx.update_snapshot().append(files)
     renamed = files.withColumn("file_path", F.concat("file_path", F.lit("-copy")))
@@ -423,8 +426,10 @@ def test_upsert(spark: SparkSession, tmp_path: Path, mode: str) -> None:
 
 
 NO_FRAMES: dict[str, tuple[Callable[[SparkSession, pa.Table], Any], str]] = {
-    "Arrow": (lambda _, rows: rows, r"the rows are a pyarrow.Table, not a Spark DataFrame"),
-    "pandas": (lambda _, rows: rows.to_pandas(), r"the rows are a pandas.DataFrame, not a Spark DataFrame"),
+    "list": (
+        lambda _, rows: rows.to_pylist(),
+        "the rows are a list: expected a DataFrame of Spark, pandas or polars",
+    ),
     "stream": (
         lambda spark, _: spark.readStream.format("rate").load().selectExpr("value AS id", "'a' AS part", "1 AS n"),
         "the rows are a stream: write each batch, in a function for foreachBatch",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 GRANULARITIES = ("file", "partition")
 # What differs by name, place and codec; we also name the data file, which Java's writers of version 2 do not.
 _OURS = ("file_path", "file_size_in_bytes", "column_sizes", "referenced_data_file", "readable_metrics", "lower_bounds",

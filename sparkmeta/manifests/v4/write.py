@@ -181,10 +181,18 @@ def write_leaves(entries: DataFrame, form: LeafFormat) -> pa.Table:
     return _run(entries, partial(_write, form), form)
 
 
+def leaves_on_driver(entries: pa.Table, form: LeafFormat) -> pa.Table:
+    """Write sorted entries as `write_leaves` does, in this process."""
+    return _rows_of(pa.Table.from_batches(_write(form, entries.to_batches()), _WRITTEN), form)
+
+
 def _run(entries: DataFrame, write: _WriteTask, form: LeafFormat) -> pa.Table:
     from sparkmeta.session import map_arrow
 
-    written = map_arrow(entries, write, _WRITTEN).toArrow()
+    return _rows_of(map_arrow(entries, write, _WRITTEN).toArrow(), form)
+
+
+def _rows_of(written: pa.Table, form: LeafFormat) -> pa.Table:
     rows = [read_rows_stream(stream) for stream in written.column("leaf").to_pylist()]
     return pa.concat_tables(rows) if rows else form.schema.empty_table()
 

@@ -1,0 +1,210 @@
+"""Upsert few rows on the driver: match them with rows of the table by key, as a merge does in Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.arrow_types import arrow_type_of, spark_schema
+from sparkmeta.columns import sql
+from sparkmeta.columns.types import spark_type
+from sparkmeta.entries import evaluate
+from sparkmeta.entries.arrays import whole
+from sparkmeta.rows.columns import projected_column
+from sparkmeta.rows.data_file import column_values, file_columns
+from sparkmeta.rows.resolve import resolve
+from sparkmeta.write.delete_tasks import MASK_SCHEMA, position_masks
+from sparkmeta.write.file_schema import FileColumns, file_schema
+from sparkmeta.write.input import check_schema, written_columns
+from sparkmeta.write.matching import FILE, POSITION, Matching
+from sparkmeta.write.merge import has_map, key_names, range_of_rows, upsert_keys
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+
+    from sparkmeta.rows.planned import PlannedFiles
+    from sparkmeta.state import TableState
+
+# Any format whose types keep all values.
+_FORMAT: Final = "avro"
+
+
+def few_upsert(
+    state: TableState,
+    rows: pa.Table,
+    keys: Sequence[str] | None,
+    lineage: tuple[str, ...],
+    *,
+    updates: bool,
+    inserts: bool,
+) -> FewUpsert:
+    """Check rows and return their upsert.
+
+    Args:
+        state: the table at the branch's head.
+        rows: the rows; see `given_rows`.
+        keys: the key columns; None for the schema's identifier fields.
+        lineage: the metadata columns that rows keep.
+        updates: whether to update existing rows.
+        inserts: whether to insert new rows.
+
+    Raises:
+        ValidationError: a column does not fit, or there is no key.
+        UnsupportedError: a column has a type that can't be written.
+    """
+    metadata, schema, table = state.metadata, state.metadata.schema(), state.metadata.location
+    names = upsert_keys(keys, schema, table)
+    check_schema(spark_schema(rows.schema), schema, table)
+    key_names(names, rows.column_names, schema, table)
+    source = _as_in_table(rows, schema, metadata.location)
+    matching = Matching(state, range_of_rows(source, schema, names), by_rows=True)
+    others = tuple(name for name in rows.column_names if name not in names)
+    return FewUpsert(matching, source, names, others, lineage, updates and bool(others), inserts)
+
+
+@dataclass(frozen=True)
+class FewUpsert:
+    """The rows that an upsert changes and adds.
+
+    Attributes:
+        matching: the files of the table whose rows may have the keys.
+        source: the rows to upsert, with the table's columns and Spark's types of these.
+        keys: the key columns.
+        others: the other columns that were given.
+        lineage: the metadata columns that rows keep.
+        updates: whether existing rows are updated.
+        inserts: whether new rows are inserted.
+    """
+
+    matching: Matching
+    source: pa.Table
+    keys: tuple[str, ...]
+    others: tuple[str, ...]
+    lineage: tuple[str, ...]
+    updates: bool
+    inserts: bool
+
+    @cached_property
+    def duplicate(self) -> dict[str, Any] | None:
+        """A key that several rows have; None if there is none."""
+        codes = self._codes[0]
+        known, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
+        for place in firsts[(counts > 1) & (known >= 0)].tolist():
+            values = {name: self.source.column(name)[place].as_py() for name in self.keys}
+            return {name: str(value) if hasattr(value, "isoformat") else value for name, value in values.items()}
+        return None
+
+    @cached_property
+    def changed_files(self) -> pa.Array:
+        """The paths of the files with rows that are updated."""
+        return whole(self._rows.column(FILE).take(self._changed)).unique()
+
+    @property
+    def has_new_rows(self) -> bool:
+        """Whether there are rows to write besides unchanged ones."""
+        return bool(len(self._changed) or len(self._inserted))
+
+    @property
+    def new_rows(self) -> pa.Table:
+        """The updated rows with their new values and the inserted rows, with the columns of `lineage`."""
+        sources = self.source.take(pa.array(self._matches[self._changed.to_numpy()]))
+        old = self._rows.take(self._changed)
+        given = {*self.keys, *self.others}
+        updated = [(sources if name in given else old).column(name) for name in self.source.column_names]
+        inserted = self.source.take(self._inserted).columns
+        if self.lineage:
+            updated += [old.column(self.lineage[0]), pa.nulls(len(old), pa.int64())]
+            inserted += [pa.nulls(len(self._inserted), pa.int64())] * len(self.lineage)
+        names = [*self.source.column_names, *self.lineage]
+        return pa.concat_tables([pa.table(updated, names), pa.table(inserted, names)])
+
+    def rewritten(self, files: PlannedFiles) -> pa.Table:  # noqa: ARG002  they are the changed ones
+        """Return the unchanged rows of files that have changed ones, and the new rows."""
+        in_files = pc.is_in(whole(self._rows.column(FILE)), self.changed_files)
+        stays = np.asarray(in_files).copy()
+        stays[self._changed.to_numpy()] = False
+        new = self.new_rows
+        unchanged = self._rows.filter(pa.array(stays)).select(new.column_names)
+        return pa.concat_tables([unchanged.cast(new.schema), new])
+
+    def masks(self, files: PlannedFiles) -> pa.Table:  # noqa: ARG002  they are the changed ones
+        """Return the updated rows as masks of their files."""
+        changed = self._rows.select([FILE, POSITION]).take(self._changed)
+        return pa.Table.from_batches(position_masks(changed.to_batches()), MASK_SCHEMA)
+
+    # -- How rows match -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        """The rows of the table that may have the keys, with `lineage`, `FILE` and `POSITION`."""
+        return self.matching.every_row((*self.lineage, FILE, POSITION))
+
+    @cached_property
+    def _codes(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Numbers of the keys of the source's rows and of the table's rows, equal for equal keys; -1 for nulls."""
+        codes = np.zeros(len(self.source) + len(self._rows), np.int64)
+        is_null = np.zeros(len(codes), bool)
+        for name in self.keys:
+            values = pa.concat_arrays([whole(rows.column(name)) for rows in (self.source, self._rows)])
+            if pa.types.is_floating(values.type):  # -0.0 equals 0.0, and NaN itself
+                values = pc.if_else(pc.equal(values, 0), pa.scalar(0, values.type), values)
+            coded = values.dictionary_encode(null_encoding="encode")
+            is_null |= np.asarray(values.is_null())
+            codes = np.unique(codes * len(coded.dictionary) + coded.indices.to_numpy(), return_inverse=True)[1]
+        codes[is_null] = -1
+        return codes[: len(self.source)], codes[len(self.source) :]
+
+    @cached_property
+    def _matches(self) -> np.ndarray[Any, Any]:
+        """For each row of the table, the source's row with its key; -1 if there is none."""
+        source, rows = self._codes
+        place_of = np.full(max(source.max(initial=-1), rows.max(initial=-1)) + 2, -1)
+        place_of[source] = np.arange(len(source))
+        place_of[-1] = -1
+        matches: np.ndarray[Any, Any] = place_of[rows]
+        return matches
+
+    @cached_property
+    def _changed(self) -> pa.Array:
+        """The places of the table's rows that are updated: those with a value that differs from the source's."""
+        matched = np.flatnonzero(self._matches >= 0) if self.updates else np.empty(0, np.int64)
+        places = pa.array(matched)
+        old, new = self._rows.take(places), self.source.take(pa.array(self._matches[matched]))
+        differs = np.zeros(len(matched), bool)
+        kinds = {field.name: field.field_type for field in self.matching.state.metadata.schema().fields}
+        for name in self.others:
+            if has_map(kinds[name]):  # Spark can't compare these
+                differs[:] = True
+            else:
+                pair = pa.table([old.column(name), new.column(name)], ["old", "new"])
+                same = evaluate.values(pair, sql.col("old").eqNullSafe(sql.col("new")))
+                differs |= ~np.asarray(same)
+        return pa.array(matched[differs])
+
+    @cached_property
+    def _inserted(self) -> pa.Array:
+        """The places of the source's rows that match no row of the table."""
+        unmatched = np.ones(len(self.source), bool)
+        unmatched[self._matches[self._matches >= 0]] = False
+        return pa.array(np.flatnonzero(unmatched) if self.inserts else np.empty(0, np.int64))
+
+
+def _as_in_table(rows: pa.Table, schema: Schema, table: str) -> pa.Table:
+    """Return rows with the table's columns, as a reader returns them: missing columns have their write default."""
+    columns = FileColumns(table, written_columns(schema), _FORMAT)
+    kinds = file_schema(columns.columns, _FORMAT)
+    (batch,) = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
+    (written,) = columns.table_of(batch, kinds).combine_chunks().to_batches() or [None]
+    arrow_types = [arrow_type_of(spark_type(field.field_type)) for field in schema.fields]
+    names = [field.name for field in schema.fields]
+    if written is None:
+        return pa.table([pa.nulls(0, kind) for kind in arrow_types], names)
+    sources = resolve(file_columns(kinds), map(projected_column, schema.fields), table)
+    arrays = [column_values(written, *each, {}) for each in zip(sources, arrow_types, strict=True)]
+    return pa.table(arrays, names)
