@@ -8,29 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType
 
-from sparkmeta.arrow_types import arrow_type_of
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.arrays import compact_lists, uuid_texts, whole
 from sparkmeta.errors import ValidationError
+from sparkmeta.spec.summary import long_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 # A scalar has the same value for each row.
 Values: TypeAlias = pa.Array | pa.Scalar
 
 _CAST_TYPES: Final = {
     "boolean": pa.bool_(),
+    "int": pa.int32(),
     "bigint": pa.int64(),
     "string": pa.string(),
     "array<int>": pa.list_(pa.int32()),
 }
 _INT_BITS: Final = 31
+_PLACE: Final = "_place"
 # Parts of keys. Different tuples may have equal keys, since joined rows are compared in full afterwards.
 _NULL: Final = b"\0"
 _BETWEEN: Final = b"\1"
@@ -60,6 +64,24 @@ def with_columns(rows: pa.Table, *columns: Aliased) -> pa.Table:
     """Return rows with further columns."""
     added = select(rows, columns)
     return pa.Table.from_arrays([*rows.columns, *added.columns], [*rows.column_names, *added.column_names])
+
+
+def grouped(rows: pa.Table, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> pa.Table:
+    """Return a row for each group of rows with equal keys; see `relation.grouped`."""
+    scope, names = _Rows.of(rows), [key.name for key in keys]
+    columns = [*map(scope.array, keys), pa.array(np.arange(len(rows)))]
+    places = pa.Table.from_arrays(columns, [*names, _PLACE]).group_by(names, use_threads=False)
+    groups = places.aggregate([(_PLACE, "list")])
+    offsets, order = compact_lists(whole(groups.column(f"{_PLACE}_list")))
+    arrays = [_AGGREGATES[each.operation](scope.array(each.operands[0]).take(order), offsets) for each in aggregates]
+    return pa.Table.from_arrays(
+        [*(groups.column(name) for name in names), *arrays], [*names, *(each.name for each in aggregates)]
+    )
+
+
+def typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the columns and types of a schema, and with its nullability."""
+    return pa.Table.from_arrays([_cast(whole(rows.column(field.name)), field.type) for field in schema], schema=schema)
 
 
 class _Rows:
@@ -394,6 +416,40 @@ def _concat(rows: _Rows, *operands: Sql) -> Values:
     return _lists(np.bincount(parents, minlength=rows.length), elements.take(order), nulls)
 
 
+def _value_of_key(rows: _Rows, maps: Sql, key: Sql) -> Values:
+    array, value = rows.array(maps), key.operands[0]
+    return pc.map_lookup(array, pa.scalar(value, array.type.key_type), "first")
+
+
+def _number_of_key(rows: _Rows, maps: Sql, key: str) -> Values:
+    array = rows.array(maps)
+    texts = pc.map_lookup(array, pa.scalar(key, array.type.key_type), "first")
+    return pa.array(map(long_of, texts.to_pylist()), pa.int64())
+
+
+# -- Aggregates of values that are ordered by group; the offsets are those of the groups ------------------------------
+
+
+def _sum(values: pa.Array, offsets: pa.Array) -> pa.Array:
+    return _by_group(values, offsets, "sum")
+
+
+def _greatest(structs: pa.StructArray, offsets: pa.Array) -> pa.Array:
+    """Return the greatest struct of each group, compared field by field; nulls are the least, and null structs none."""
+    columns = [part for field in structs.flatten() for part in (field.is_valid(), field)]
+    names = [str(place) for place in range(len(columns))]
+    order = pc.sort_indices(pa.Table.from_arrays(columns, names), [(name, "ascending") for name in names])
+    ranks = np.empty(len(structs), np.int64)
+    ranks[order.to_numpy()] = np.arange(len(structs))
+    return structs.take(order.take(_by_group(pa.array(ranks, mask=structs.is_null().to_numpy(False)), offsets, "max")))
+
+
+def _by_group(values: pa.Array, offsets: pa.Array, function: str) -> pa.Array:
+    groups = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets.to_numpy()))
+    by_group = pa.table({"group": groups, "value": values}).group_by("group", use_threads=False)
+    return whole(by_group.aggregate([("value", function)]).column(f"value_{function}"))
+
+
 # -- Literals, casts and texts ----------------------------------------------------------------------------------------
 
 
@@ -411,7 +467,11 @@ def _typed_literal(_rows: _Rows, value: Any, primitive: Any) -> Values:
 
 
 def _cast_to(rows: _Rows, value: Sql, kind: str | DataType) -> Values:
-    return _cast(rows.evaluate(value), arrow_type_of(kind) if isinstance(kind, DataType) else _CAST_TYPES[kind])
+    if isinstance(kind, str):
+        return _cast(rows.evaluate(value), _CAST_TYPES[kind])
+    from sparkmeta.arrow_types import arrow_type_of
+
+    return _cast(rows.evaluate(value), arrow_type_of(kind))
 
 
 def _cast(values: Values, kind: pa.DataType) -> Values:
@@ -500,6 +560,12 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "xxhash64": _key,
     "uuid text": uuid_texts,
 }
+_AGGREGATES: Final[Mapping[str | None, Callable[[pa.Array, pa.Array], pa.Array]]] = {
+    "sum": _sum,
+    "max": _greatest,
+    "first": lambda values, offsets: values.take(offsets.slice(0, len(offsets) - 1)),
+    "collect_list": lambda values, offsets: pa.ListArray.from_arrays(offsets, values),
+}
 _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "column": lambda rows, name: rows.column(name),
     "literal": _literal,
@@ -514,6 +580,8 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "slice": _slice_of,
     "get": _element,
     "array_contains": _contains,
+    "try_element_at": _value_of_key,
+    "number of key": _number_of_key,
     "exists": _exists,
     "forall": _forall,
     "filter": _filter,
