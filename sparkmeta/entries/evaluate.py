@@ -18,7 +18,6 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.arrays import compact_lists, uuid_texts, whole
 from sparkmeta.errors import ValidationError
-from sparkmeta.spec.summary import long_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -422,6 +421,8 @@ def _value_of_key(rows: _Rows, maps: Sql, key: Sql) -> Values:
 
 
 def _number_of_key(rows: _Rows, maps: Sql, key: str) -> Values:
+    from sparkmeta.spec.summary import long_of  # heavier than what tasks import
+
     array = rows.array(maps)
     texts = pc.map_lookup(array, pa.scalar(key, array.type.key_type), "first")
     return pa.array(map(long_of, texts.to_pylist()), pa.int64())

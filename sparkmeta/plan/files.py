@@ -114,11 +114,21 @@ def plan_files_arrow(choice: Choice) -> pa.Table:
     Raises:
         ValidationError: as `plan_files`.
     """
+    rows = plan_relation(choice)
+    if isinstance(rows, pa.Table):
+        return rows
+    with translated_errors():
+        return rows.toArrow().cast(arrow_schema(plan_schema(choice.pruned.filter.state)))
+
+
+def plan_relation(choice: Choice) -> Relation:
+    """Return the rows of `plan_files`, as a table if the driver makes them.
+
+    Raises:
+        ValidationError: as `plan_files`.
+    """
     rows = planned_rows(match_deletes(read_entries(choice)), texts=SharedTexts(sys.maxsize))
-    if not isinstance(rows, pa.Table):
-        with translated_errors():
-            rows = rows.toArrow()
-    return rows.cast(arrow_schema(plan_schema(choice.pruned.filter.state)))
+    return rows.cast(arrow_schema(plan_schema(choice.pruned.filter.state))) if isinstance(rows, pa.Table) else rows
 
 
 def planned_rows(matched: MatchedEntries, *extra: Aliased, texts: SharedTexts | None = None) -> Relation:
