@@ -161,6 +161,7 @@ READING: tuple[tuple[str, ...], ...] = (
     ("tree", *TABLE, "--ref", "first"),
     ("upgrade", *TABLE, "--format-version", "3", "-o", "json"),
     ("compact", "FOLDER/tree"),
+    ("expire-snapshots", *TABLE, "--older-than", "2100-01-01", "--retain-last", "1"),
     ("tables", *SHOP),
     ("namespaces", *SHOP, "-o", "json"),
     ("tables", "db", *LAKE),

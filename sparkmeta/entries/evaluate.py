@@ -67,14 +67,17 @@ def with_columns(rows: pa.Table, *columns: Aliased) -> pa.Table:
 
 def grouped(rows: pa.Table, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> pa.Table:
     """Return a row for each group of rows with equal keys; see `relation.grouped`."""
-    scope, names = _Rows.of(rows), [key.name for key in keys]
-    columns = [*map(scope.array, keys), pa.array(np.arange(len(rows)))]
-    places = pa.Table.from_arrays(columns, [*names, _PLACE]).group_by(names, use_threads=False)
-    groups = places.aggregate([(_PLACE, "list")])
+    scope = _Rows.of(rows)
+    values = [*map(scope.array, keys)]
+    parts = [part for array in values for part in _parts(array)]
+    names = [str(place) for place in range(len(parts))]
+    places = pa.Table.from_arrays([*parts, pa.array(np.arange(len(rows)))], [*names, _PLACE])
+    groups = places.group_by(names, use_threads=False).aggregate([(_PLACE, "list")])
     offsets, order = compact_lists(whole(groups.column(f"{_PLACE}_list")))
+    firsts = order.take(offsets.slice(0, len(offsets) - 1))
     arrays = [_AGGREGATES[each.operation](scope.array(each.operands[0]).take(order), offsets) for each in aggregates]
     return pa.Table.from_arrays(
-        [*(groups.column(name) for name in names), *arrays], [*names, *(each.name for each in aggregates)]
+        [*(array.take(firsts) for array in values), *arrays], [each.name for each in (*keys, *aggregates)]
     )
 
 
@@ -435,14 +438,27 @@ def _sum(values: pa.Array, offsets: pa.Array) -> pa.Array:
     return _by_group(values, offsets, "sum")
 
 
-def _greatest(structs: pa.StructArray, offsets: pa.Array) -> pa.Array:
-    """Return the greatest struct of each group, compared field by field; nulls are the least, and null structs none."""
-    columns = [part for field in structs.flatten() for part in (field.is_valid(), field)]
-    names = [str(place) for place in range(len(columns))]
-    order = pc.sort_indices(pa.Table.from_arrays(columns, names), [(name, "ascending") for name in names])
-    ranks = np.empty(len(structs), np.int64)
-    ranks[order.to_numpy()] = np.arange(len(structs))
-    return structs.take(order.take(_by_group(pa.array(ranks, mask=structs.is_null().to_numpy(False)), offsets, "max")))
+def _extreme(function: str) -> Callable[[pa.Array, pa.Array], pa.Array]:
+    """Return a function that returns the least (`min`) or greatest value (`max`) of each group, without nulls.
+
+    Structs are compared field by field, and nulls in them are the least.
+    """
+
+    def of_groups(values: pa.Array, offsets: pa.Array) -> pa.Array:
+        columns = [part for field in _parts(values) for part in (field.is_valid(), field)]
+        names = [str(place) for place in range(len(columns))]
+        order = pc.sort_indices(pa.Table.from_arrays(columns, names), [(name, "ascending") for name in names])
+        ranks = np.empty(len(values), np.int64)
+        ranks[order.to_numpy()] = np.arange(len(values))
+        valid = pa.array(ranks, mask=values.is_null().to_numpy(zero_copy_only=False))
+        return values.take(order.take(_by_group(valid, offsets, function)))
+
+    return of_groups
+
+
+def _parts(values: pa.Array) -> list[pa.Array]:
+    """Return values as columns that Arrow groups and sorts by: itself, or whether a struct is null, and its fields."""
+    return [values.is_valid(), *values.flatten()] if pa.types.is_struct(values.type) else [values]
 
 
 def _by_group(values: pa.Array, offsets: pa.Array, function: str) -> pa.Array:
@@ -563,7 +579,8 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
 }
 _AGGREGATES: Final[Mapping[str | None, Callable[[pa.Array, pa.Array], pa.Array]]] = {
     "sum": _sum,
-    "max": _greatest,
+    "min": _extreme("min"),
+    "max": _extreme("max"),
     "first": lambda values, offsets: values.take(offsets.slice(0, len(offsets) - 1)),
     "collect_list": lambda values, offsets: pa.ListArray.from_arrays(offsets, values),
 }

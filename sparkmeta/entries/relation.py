@@ -61,7 +61,7 @@ def grouped(rows: Rows, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) 
     Args:
         rows: the rows.
         keys: the keys. Nulls are equal.
-        aggregates: calls of `sum`, `max`, `first` and `collect_list`.
+        aggregates: calls of `sum`, `min`, `max`, `first` and `collect_list`.
     """
     if isinstance(rows, pa.Table):
         return cast("Rows", evaluate.grouped(rows, keys, aggregates))

@@ -441,13 +441,14 @@ def partitions(state: TableState) -> MetadataRows:
     """
     refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
-    # The driver returns few rows of the entries.
+    # Even as a DataFrame, the result has far fewer rows than there are entries.
     read = read_entries(state, manifests, state.projection(_COLUMNS), MOST_TESTED_ENTRIES)
     snapshot_id = sql.col("version_info.snapshot_id").alias(_ADDED_BY)
     live = with_columns(where(read, is_live_entry()), snapshot_id)
-    snapshots = _snapshots(state)
-    known = beside(live, snapshots if isinstance(live, pa.Table) else F.broadcast(frame_of(snapshots, state)),
-                   _ADDED_BY, "snapshot_id")  # fmt: skip
+    snapshots: Relation = _snapshots(state)
+    if not isinstance(live, pa.Table):
+        snapshots = F.broadcast(frame_of(snapshots, state))
+    known = beside(live, snapshots, _ADDED_BY, "snapshot_id")
     rows = select(grouped(known, _keys(state), _aggregates(state)), _result(state))
     return MetadataRows(state, rows, _partitions_type(state))
 
@@ -474,9 +475,10 @@ def _keys(state: TableState) -> list[Aliased]:
 
 def _number_of_fields(state: TableState) -> Sql:
     """Return the number of partition fields that the spec of an entry has."""
-    shown, spec = {field.field_id for field in state.types.partition_type.fields}, sql.col("partition_spec_id")
+    shown = {field.field_id for field in state.types.partition_type.fields}
+    of_entry = sql.col("partition_spec_id")
     counts = {spec_id: sum(field.field_id in shown for field in spec.fields) for spec_id, spec in state.specs.items()}
-    return sql.coalesce(*(sql.when(spec == spec_id, count) for spec_id, count in counts.items()))
+    return sql.coalesce(*(sql.when(of_entry == spec_id, count) for spec_id, count in counts.items()))
 
 
 def _aggregates(state: TableState) -> list[Aliased]:

@@ -50,7 +50,7 @@ def all_manifests(state: TableState, most_rows: int) -> MetadataRows:
 def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema, most_rows: int) -> Relation:
     """Return the rows of the manifest lists of all snapshots, converted by `shape`.
 
-    The driver reads them if they are few, and small like the list of the snapshot; otherwise a lazy DataFrame does.
+    The driver reads few lists; otherwise a lazy DataFrame does.
 
     Args:
         state: the table.
@@ -78,11 +78,16 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema, mos
     rows = ListRows(shape, state.types.tree_types if state.has_trees else None, state.types.locations)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
     in_metadata, row_type = pa.Table.from_batches(inline, schema), spark_schema(schema)
-    newest = state.manifest_files if state.tree is None else state.tree.root.table
-    if driver_opens(state, len(lists), newest.nbytes * len(lists), len(newest) * len(lists), most_rows):
+    if driver_reads_lists(state, len(lists), most_rows):
         return pa.concat_tables([read_on_driver(state, lists, rows, row_type), in_metadata])
     read = read_files(state, lists, rows, row_type)
     return read.union(local_frame(state.spark, in_metadata)) if inline else read
+
+
+def driver_reads_lists(state: TableState, lists: int, most_rows: int) -> bool:
+    """Return whether the driver reads manifest lists: if they are few, and small like the list of the snapshot."""
+    newest = state.manifest_files if state.tree is None else state.tree.root.table
+    return driver_opens(state, lists, newest.nbytes * lists, len(newest) * lists, most_rows)
 
 
 def spec_transforms(state: TableState) -> SpecTransforms:
