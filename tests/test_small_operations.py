@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-MOST_TASKS = 50
+MOST_TASKS = 60
 
 
 @pytest.mark.classic

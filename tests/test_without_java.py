@@ -58,11 +58,11 @@ def test_metadata_and_commits_are_the_same_with_a_session(
     assert done["known"] == without_java.known(table)
     # Then Spark reads the leaves.
     with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
-        assert done["drawn"] == without_java.drawn(folder)
-    inspect = table.inspect
-    logs = (inspect.snapshots(), inspect.history(), inspect.refs())
-    assert done["known"]["logs"] == [str(log.toArrow().to_pylist()) for log in logs]
-    assert done["known"]["metadata log"] == str(inspect.metadata_log_entries().toArrow().to_pylist())
+        assert done["drawn"] == without_java.tree(folder).draw().text
+        for of_table, each in zip(done["inspected"], (table, without_java.tree(folder)), strict=True):
+            assert {name: sorted(rows) for name, rows in without_java.inspected(each.refresh()).items()} == {
+                name: sorted(rows) for name, rows in of_table.items()
+            }
     changed = without_java.change(both["sql"].load_table("shop.changed_with_session", spark))
     assert done["changed"] == json.loads(json.dumps(changed))
     assert [each["version"] for each in changed] == [2, 3, 4]
@@ -83,7 +83,9 @@ def test_commands_print_the_same_with_a_session(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     for arguments, printed in zip(without_java.READING, done["printed"], strict=True):
-        assert printed == without_java.command(arguments, folder), arguments
+        assert printed == without_java.command((*arguments, "--spark"), folder), arguments
+    for arguments, printed in zip(without_java.REFUSED, done["refused"], strict=True):
+        assert printed.startswith("error: 'nothing' is not a column; the columns are "), arguments
     assert "written: " in done["tree"][0]
     assert "manifest list" in done["tree"][1]
 

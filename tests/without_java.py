@@ -9,6 +9,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.peers.java import METADATA_TABLES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,15 +32,10 @@ def catalogs(folder: Path) -> dict[str, Catalog]:
 
 def known(table: Table) -> dict[str, Any]:
     """What a table's metadata says, as text."""
-    from sparkmeta.inspect import history
-
-    logs = (history.snapshots, history.history, history.refs)
     return {
         "facts": [str(table), table._repr_html_(), table.location(), table.read_only, table.last_sequence_number],
         "parts": [str(part) for part in (table.schemas(), table.specs(), table.sort_orders(), table.properties)],
         "snapshots": [str(part) for part in (table.refs(), table.snapshots(), table.history())],
-        "logs": [str(log(table.state).to_pylist()) for log in logs],
-        "metadata log": str(history.metadata_log_entries(table.state, table.metadata_location).to_pylist()),
         "drawing": table.draw().text,
     }
 
@@ -74,11 +71,17 @@ def served(catalog: Catalog) -> list[Any]:
     return [status, loaded["metadata"]["format-version"], [len(plan.get("file-scan-tasks", [])) for plan in plans]]
 
 
-def drawn(folder: Path) -> str:
-    """The drawing of a tree."""
+def inspected(table: Table) -> dict[str, list[str]]:
+    """All metadata tables, as text."""
+    tables = {name: getattr(table.inspect.arrow, name)() for name in METADATA_TABLES}
+    return {name: [str(rows.schema), *map(str, rows.to_pylist())] for name, rows in tables.items()}
+
+
+def tree(folder: Path) -> Table:
+    """A metadata tree."""
     import sparkmeta as sm
 
-    return sm.load_table(f"{folder}/tree").draw().text
+    return sm.load_table(f"{folder}/tree")
 
 
 def change(table: Table) -> list[Any]:
@@ -203,8 +206,19 @@ SHOP = ("--catalog", "shop", "--property", "type=sql", "--property", "uri=sqlite
         "--property", "warehouse=file://FOLDER")  # fmt: skip
 LAKE = ("--catalog", "local", "--property", "type=hadoop", "--property", "warehouse=FOLDER/lake")
 TABLE = ("shop.orders", *SHOP)
+PRINTED = ("describe", "schema", "snapshots", "refs", "history", "metadata-log", "files", "entries", "manifests",
+           "partitions", "plan")  # fmt: skip
 READING: tuple[tuple[str, ...], ...] = (
-    *((name, *TABLE, *output) for name in ("describe", "snapshots", "refs") for output in ((), ("-o", "json"))),
+    *((name, *TABLE, *output) for name in PRINTED for output in ((), ("-o", "json"))),
+    *((name, "FOLDER/tree", "-o", "json") for name in ("files", "entries", "manifests", "partitions", "plan")),
+    ("files", *TABLE, "--where", "record_count > 4 and partition.country = 'NO'", "--limit", "2", "-o", "json"),
+    ("files", *TABLE, "--columns", "file_path,readable_metrics.id.lower_bound,partition.country,content"),
+    ("entries", *TABLE, "--columns", "data_file.record_count,snapshot_id", "--where", "status = 1", "-o", "json"),
+    ("plan", *TABLE, "--filter", "id < 12 and country = 'NO'", "--where", "file_size_in_bytes < 0"),
+    ("plan", *TABLE, "--filter", "id < 12 and country = 'NO'", "--columns", "record_count,residual,deletes"),
+    ("plan", *TABLE, "--count"),
+    ("snapshots", *TABLE, "--where", "operation = 'append' and parent_id is not null"),
+    ("files", *TABLE, "--columns", "nothing"),
     ("describe", "FOLDER/nothing"),
     ("plan", "FOLDER/nothing.metadata.json"),
     ("files", "shop.nothing", *SHOP),
@@ -215,12 +229,19 @@ READING: tuple[tuple[str, ...], ...] = (
     ("tree", *TABLE),
     ("tree", *TABLE, "--ref", "first"),
     ("upgrade", *TABLE, "--format-version", "3", "-o", "json"),
+    ("compact", "FOLDER/tree"),
+    ("expire-snapshots", *TABLE, "--older-than", "2100-01-01", "--retain-last", "1"),
     ("tables", *SHOP),
     ("namespaces", *SHOP, "-o", "json"),
     ("tables", "db", *LAKE),
     ("namespaces", *LAKE),
     ("views", *LAKE),
     ("view", "db.view", *LAKE, "--sql", "trino"),
+)
+# Spark reports these in other words.
+REFUSED = (
+    ("partitions", *TABLE, "--where", "nothing = 1"),
+    ("refs", *TABLE, "--columns", "nothing"),
 )
 CHANGING = (
     ("upgrade", "shop.upgraded", *SHOP, "--format-version", "4", "--commit"),
@@ -234,11 +255,13 @@ def main(folder: Path) -> dict[str, Any]:
     return {
         "known": known(both["sql"].load_table("shop.orders")),
         "read": read(both["sql"].load_table("shop.orders")),
-        "drawn": drawn(folder),
+        "drawn": tree(folder).draw().text,
+        "inspected": [inspected(table) for table in (both["sql"].load_table("shop.orders"), tree(folder))],
         "changed": change(both["sql"].load_table("shop.changed")),
         "lake": in_a_lake(both["hadoop"]),
         "rows": change_rows(both["hadoop"]),
         "printed": [command(arguments, folder) for arguments in READING],
+        "refused": [command(arguments, folder) for arguments in REFUSED],
         "tree": [command(arguments, folder) for arguments in CHANGING],
     }
 

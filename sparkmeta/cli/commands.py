@@ -18,6 +18,7 @@ from sparkmeta.cli.output import (
     print_facts,
     print_json,
     print_lines,
+    print_table,
     progress,
     timestamp,
 )
@@ -28,6 +29,7 @@ from sparkmeta.cli.source import (
     ScanOptions,
     SnapshotChoice,
     Source,
+    few_collections,
     takes_catalog,
     takes_scan_options,
     takes_snapshot,
@@ -42,6 +44,7 @@ from sparkmeta.cli.tables import (
     takes_row_options,
     text_columns,
 )
+from sparkmeta.columns import sql
 from sparkmeta.inspect.text import byte_size, printable, printable_lines
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
     from sparkmeta.catalog import Catalog
     from sparkmeta.catalog.base import Identifier
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
@@ -122,7 +126,13 @@ def facts(table: Table) -> dict[str, object]:
 def columns(schema: Schema) -> list[dict[str, Any]]:
     """Return the columns of a schema for `--output json`."""
     return [
-        {"id": field.field_id, "name": field.name, "type": str(field.field_type), "required": field.required}
+        {
+            "id": field.field_id,
+            "name": field.name,
+            "type": str(field.field_type),
+            "required": field.required,
+            "doc": field.doc,
+        }
         for field in schema.fields
     ]
 
@@ -334,14 +344,21 @@ PLANNED_FILES = (
     TextColumn("records", "record_count", "count"),
     TextColumn("size", "file_size_in_bytes", "bytes"),
     TextColumn("sequence", "data_sequence_number", "id"),
-    TextColumn("deletes", "size(deletes)", "count"),
+    TextColumn("deletes", sql.size(sql.col("deletes")), "count"),
+)
+SCHEMA_COLUMNS = (
+    TextColumn("id", kind="id"),
+    TextColumn("name"),
+    TextColumn("type"),
+    TextColumn("required"),
+    TextColumn("doc"),
 )
 TASKS = (
     TextColumn("size", "size_in_bytes", "bytes"),
     TextColumn("files", "files_count", "count"),
-    TextColumn("splits", "size(tasks)", "count"),
-    TextColumn("records", "aggregate(tasks, 0L, (sum, task) -> sum + task.record_count)", "count"),
-    TextColumn("deletes", "aggregate(tasks, 0L, (sum, task) -> sum + size(task.deletes))", "count"),
+    TextColumn("splits", sql.size(sql.col("tasks")), "count"),
+    TextColumn("records", sql.Sql("aggregate(tasks, 0L, (sum, task) -> sum + task.record_count)"), "count"),
+    TextColumn("deletes", sql.Sql("aggregate(tasks, 0L, (sum, task) -> sum + size(task.deletes))"), "count"),
 )
 
 
@@ -355,7 +372,7 @@ class _Commands(click.Group):
         if sys.stdout is None:  # the descriptor was closed when the process started
             sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
         try:
-            with without_pandas():
+            with few_collections(), without_pandas():
                 result = super().invoke(ctx)
             sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -406,6 +423,19 @@ def describe(source: Source, as_json: bool) -> None:
 
 
 @main.command()
+@takes_output
+@takes_source
+def schema(source: Source, as_json: bool) -> None:
+    """Show the columns of the table's current schema, from the metadata file alone."""
+    with progress("Opening the table"):
+        listed = columns(source.open().schema())
+    if as_json:
+        print_json(listed)
+    else:
+        print_table(listed, SCHEMA_COLUMNS)
+
+
+@main.command()
 @click.option("--tasks", is_flag=True, help="Print tasks of packed splits instead of files.")
 @click.option("--task-json", is_flag=True, help="Print the splits as Iceberg's File Scan Task JSON, one per line.")
 @click.option("--report", is_flag=True, help="Print what planning scans and skips, and why, instead of files.")
@@ -429,11 +459,24 @@ def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **v
 
 
 def _print_files(table: Table, scan: Scan, row_options: RowOptions) -> None:
-    row_options.print(scan.plan_files(), text_columns(table, PLANNED_FILES), table.location())
+    with progress("Planning"):
+        rows = _planned(scan)
+    row_options.print(rows, text_columns(table, PLANNED_FILES), table.location(), table.state)
+
+
+def _planned(scan: Scan) -> Relation:
+    """Return the rows of `plan_files`, as an Arrow table if the driver makes them."""
+    if scan.state.sessions.given is not None:
+        return scan.plan_files()
+    from sparkmeta.plan.choose import choose
+    from sparkmeta.plan.files import planned_files
+    from sparkmeta.plan.prune import prune_manifests
+
+    return planned_files(choose(prune_manifests(scan.plan_filter)))
 
 
 def _print_tasks(table: Table, scan: Scan, row_options: RowOptions) -> None:
-    row_options.print(scan.plan_tasks(), TASKS, table.location())
+    row_options.print(scan.plan_tasks(), TASKS, table.location(), table.state)
 
 
 def _print_task_json(_: Table, scan: Scan, row_options: RowOptions) -> None:

@@ -38,6 +38,7 @@ from sparkmeta.cli.source import (
     takes_source,
 )
 from sparkmeta.cli.tables import RowOptions, takes_output, takes_row_options
+from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, ValidationError, translated_errors
 from sparkmeta.inspect.text import byte_size, counted, printable_lines
 from sparkmeta.storage.files import Files, IOFiles, LocalFiles
@@ -74,7 +75,7 @@ def carry_out(plan: Any, row_options: RowOptions, operation: MaintenanceCommand,
     """
     if files:
         with unread_output_dropped(sys.stdout) if commit else nullcontext():
-            row_options.print(plan.files(), operation.columns, plan.table.location())
+            row_options.print(plan.files(), operation.columns, plan.table.location(), plan.table.state)
         if not commit:
             return
     with progress("Planning"):
@@ -313,7 +314,7 @@ _DELETES = (
     TextColumn("spec", "spec_id"),
     TextColumn("sequence", "data_sequence_number"),
     TextColumn("deletes", "record_count", "count"),
-    TextColumn("size", "coalesce(content_size_in_bytes, file_size_in_bytes)", "bytes"),
+    TextColumn("size", sql.coalesce(sql.col("content_size_in_bytes"), sql.col("file_size_in_bytes")), "bytes"),
 )
 _SIZES = (
     TextColumn("content"),
@@ -345,7 +346,7 @@ OPERATIONS = {
         (
             TextColumn("content"),
             TextColumn("path", "file_path", "path"),
-            TextColumn("reasons", "array_join(reasons, ', ')"),
+            TextColumn("reasons", sql.call("array_join", sql.col("reasons"), ", ")),
             TextColumn("group", kind="count"),
             TextColumn("entries", kind="count"),
             TextColumn("masked", "masked_entries", "count"),

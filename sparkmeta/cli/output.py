@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from rich.status import Status
 from rich.table import Table as TextTable
 from rich.text import Text
 
+from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError, first_line, from_spark
 from sparkmeta.inspect.text import byte_size, printable
 from sparkmeta.storage.location import normalize
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
+
+    from sparkmeta.columns.sql import Aliased, Sql
+    from sparkmeta.entries.relation import Relation
 
 
 # -- Describe errors in one line, for commands and jobs ---------------------------------------------------------------
@@ -78,9 +81,11 @@ _PATH, _SHORTEST_PATH = 70, 40
 _MAX_ITEMS = 4
 _ANY_WIDTH = 100_000
 
-# Names of fields with ids of snapshots, which have 64 bits, and of structs with values of a table's rows.
-_SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
-_OF_ROWS = ("partition", "readable_metrics")
+SNAPSHOT_ID = re.compile(r"(?:\w+_)?snapshot_ids?|parent_id|snapshots_removed")
+"""Names of fields with ids of snapshots, which have 64 bits."""
+
+OF_ROWS = ("partition", "readable_metrics")
+"""Names of structs with values of a table's rows, whose names mean nothing."""
 
 # Options for lossless JSON: Spark writes nulls, and times in microseconds.
 JSON_OPTIONS = {
@@ -97,37 +102,28 @@ class TextColumn:
 
     Attributes:
         name: The heading.
-        expression: A Spark SQL expression over the columns of the rows. Empty for the column ``name``.
+        expression: The path of a column of the rows, or an expression over them. Empty for the column ``name``.
         kind: The format of the values: ``plain``, ``id`` (1234), ``count`` (1,234), ``bytes`` (1.2 MiB), ``time`` or
             ``path``.
         reads: The column that the expression reads, if the expression is not a column.
-        summary: A key of the column ``summary`` whose number is the value; see `spec.summary.long_of`.
     """
 
     name: str
-    expression: str = ""
+    expression: str | Sql = ""
     kind: str = "plain"
     reads: str = ""
-    summary: str = ""
 
     @property
     def source(self) -> str:
         """The column of the rows that the text column needs."""
-        return self.reads or self.expression or self.name
+        return self.reads or (self.expression if isinstance(self.expression, str) else "") or self.name
 
     @property
-    def column(self) -> Column:
-        from pyspark.sql import functions as F
-
-        expression = f"try_cast(summary['{self.summary}'] AS bigint)" if self.summary else self.expression
-        return (F.expr(expression) if expression else F.col(self.name)).alias(self.name)
-
-    def value(self, row: Mapping[str, Any]) -> Any:
-        """Return the value for a row with Python's values. The column has no expression."""
-        from sparkmeta.spec.summary import long_of
-
-        assert not self.expression
-        return long_of(dict(row["summary"] or ()).get(self.summary)) if self.summary else row[self.name]
+    def column(self) -> Aliased:
+        expression = self.expression
+        if isinstance(expression, str):
+            expression = sql.col(expression) if expression else sql.col(sql.quoted(self.name))
+        return expression.alias(self.name)
 
 
 class OutputConsole(Console):
@@ -177,8 +173,8 @@ def drop_unread_output(output: TextIO) -> bool:
 # -- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base: str = "", *, more: str = "") -> None:
-    """Print the first rows of a DataFrame as a table that fits the terminal.
+def print_rows(rows: Relation, columns: Sequence[TextColumn], limit: int, base: str = "", *, more: str = "") -> None:
+    """Print the first rows as a table that fits the terminal.
 
     Args:
         rows: The rows.
@@ -187,19 +183,9 @@ def print_rows(rows: DataFrame, columns: Sequence[TextColumn], limit: int, base:
         base: A folder. Paths below it are printed relative to it.
         more: A hint to print if there are more rows.
     """
-    printed = table_values(rows.select(*(column.column for column in columns)).limit(limit + 1).toArrow())
-    _print_first(printed, columns, limit, base, more)
+    from sparkmeta.entries.relation import head, select
 
-
-def print_values(rows: Iterable[Mapping[str, Any]], columns: Sequence[TextColumn], limit: int, *, more: str) -> None:
-    """Print the first rows of Python's values as `print_rows` does. The columns have no expressions."""
-    printed = [{column.name: column.value(row) for column in columns} for row in islice(rows, limit + 1)]
-    _print_first(printed, columns, limit, "", more)
-
-
-def _print_first(
-    printed: Sequence[Mapping[str, Any]], columns: Sequence[TextColumn], limit: int, base: str, more: str
-) -> None:
+    printed = table_values(head(select(rows, [column.column for column in columns]), limit + 1))
     console = print_table(printed[:limit], columns, base)
     if len(printed) > limit:
         console.print(Text(f"... the first {limit:,} rows{more}", style="dim"), soft_wrap=True)
@@ -296,32 +282,6 @@ def _piped_width() -> int:
     return int(columns) if columns.isdecimal() and int(columns) else PIPED_WIDTH
 
 
-def print_json_rows(rows: DataFrame, limit: int | None) -> None:
-    """Print rows as JSON objects, one per line. Spark's tasks make the JSON.
-
-    Args:
-        rows: The rows.
-        limit: The number of rows to print. None prints all.
-    """
-    from pyspark.sql import functions as F
-
-    print_lines(with_text_ids(rows).select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
-
-
-def print_json_table(rows: pa.Table, limit: int | None) -> None:
-    """Print the rows of an Arrow table as `print_json_rows` does."""
-    for row in table_values(rows if limit is None else rows.slice(0, limit)):
-        values = {name: _json_value(value) for name, value in row.items()}
-        sys.stdout.write(json.dumps(text_ids(values), separators=(",", ":"), ensure_ascii=False) + "\n")
-
-
-def _json_value(value: Any) -> Any:
-    """Return a value as Spark writes it by `JSON_OPTIONS`: a time in UTC, or a map of texts."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    return dict(value) if isinstance(value, list) else value
-
-
 def with_text_ids(rows: DataFrame) -> DataFrame:
     """Return rows in which the ids of snapshots are text, since readers such as jq round numbers of 64 bits."""
     from pyspark.sql import functions as F
@@ -340,9 +300,9 @@ def _text_id_type(name: str, kind: DataType) -> DataType:
     """Return a column's type with text for the ids of snapshots in it, but not in values of the table's rows."""
     from pyspark.sql import types as spark
 
-    if isinstance(kind, spark.LongType) and _SNAPSHOT_ID.fullmatch(name):
+    if isinstance(kind, spark.LongType) and SNAPSHOT_ID.fullmatch(name):
         return spark.StringType()
-    if isinstance(kind, spark.StructType) and name not in _OF_ROWS:
+    if isinstance(kind, spark.StructType) and name not in OF_ROWS:
         fields = kind.fields
         return spark.StructType(
             [spark.StructField(each.name, _text_id_type(each.name, each.dataType), each.nullable) for each in fields]
@@ -389,7 +349,7 @@ def text_ids(value: Any, name: str = "") -> Any:
         return {key: text_ids(part, str(key)) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [text_ids(part, name) for part in value]
-    is_id = isinstance(value, int) and not isinstance(value, bool) and _SNAPSHOT_ID.fullmatch(name)
+    is_id = isinstance(value, int) and not isinstance(value, bool) and SNAPSHOT_ID.fullmatch(name)
     return str(value) if is_id else value
 
 

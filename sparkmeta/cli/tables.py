@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkmeta.cli.output import (
-    TextColumn,
-    print_json_rows,
-    print_json_table,
-    print_rows,
-    print_values,
-    progress,
-    table_values,
-)
+from sparkmeta.cli.output import JSON_OPTIONS, TextColumn, print_lines, print_rows, progress, with_text_ids
 from sparkmeta.cli.source import (
     SnapshotChoice,
     Source,
@@ -24,16 +17,17 @@ from sparkmeta.cli.source import (
     takes_snapshot,
     takes_source,
 )
-from sparkmeta.columns.sql import quoted
+from sparkmeta.columns import sql
 from sparkmeta.errors import SparkmetaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
+    from sparkmeta.columns.sql import Sql
+    from sparkmeta.entries.relation import HasSession, Relation
+    from sparkmeta.inspect.metadata_rows import MetadataRows
     from sparkmeta.table import Table
 
 
@@ -43,9 +37,14 @@ _MORE = "; --limit N shows more, --output json all"
 
 _PARTITION = TextColumn("partition")
 _ADDED, _EXISTING, _DELETED = (
-    TextColumn(name, f"{name}_data_files_count + {name}_delete_files_count", "count")
+    TextColumn(name, sql.col(f"{name}_data_files_count") + sql.col(f"{name}_delete_files_count"), "count")
     for name in ("added", "existing", "deleted")
 )
+_CONTENTS = ("data", "position", "equality")
+
+
+def _summary(name: str, key: str) -> TextColumn:
+    return TextColumn(name, sql.number_of_key(sql.col("summary"), key), "count")
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,21 @@ class MetadataTable:
         of_snapshot: Whether the table describes one snapshot, which options choose. If not, it is a function of
             `inspect.history`.
         of_files: Whether the table is read from manifest entries. Only their needed columns are decoded.
+        command: The name of the command, if it differs from the name of the table.
     """
 
     help: str
     text: tuple[TextColumn, ...]
     of_snapshot: bool = True
     of_files: bool = False
+    command: str | None = None
 
 
 METADATA_TABLES = {
     "files": MetadataTable(
         "Print the live data files and delete files of a snapshot.",
         (
-            TextColumn("content", "element_at(array('data', 'position', 'equality'), content + 1)", reads="content"),
+            TextColumn("content", sql.lookup(_CONTENTS, sql.col("content")), reads="content"),
             TextColumn("file_path", kind="path"),
             TextColumn("format", "file_format"),
             _PARTITION,
@@ -82,14 +83,10 @@ METADATA_TABLES = {
     "entries": MetadataTable(
         "Print the manifest entries of a snapshot, including those of deleted files.",
         (
-            TextColumn("status", "element_at(array('existing', 'added', 'deleted'), status + 1)", reads="status"),
+            TextColumn("status", sql.lookup(("existing", "added", "deleted"), sql.col("status")), reads="status"),
             TextColumn("snapshot_id", kind="id"),
             TextColumn("sequence", "sequence_number", "id"),
-            TextColumn(
-                "content",
-                "element_at(array('data', 'position', 'equality'), data_file.content + 1)",
-                reads="data_file.content",
-            ),
+            TextColumn("content", sql.lookup(_CONTENTS, sql.col("data_file.content")), reads="data_file.content"),
             TextColumn("file_path", "data_file.file_path", "path"),
             TextColumn("partition", "data_file.partition"),
             TextColumn("records", "data_file.record_count", "count"),
@@ -99,7 +96,7 @@ METADATA_TABLES = {
     "manifests": MetadataTable(
         "Print the manifests of a snapshot, with the number of their files.",
         (
-            TextColumn("content", "element_at(array('data', 'deletes'), content + 1)"),
+            TextColumn("content", sql.lookup(("data", "deletes"), sql.col("content"))),
             TextColumn("path", kind="path"),
             TextColumn("length", kind="bytes"),
             TextColumn("spec", "partition_spec_id", "id"),
@@ -129,11 +126,11 @@ METADATA_TABLES = {
             TextColumn("snapshot_id", kind="id"),
             TextColumn("parent_id", kind="id"),
             TextColumn("operation"),
-            TextColumn("added", kind="count", summary="added-data-files"),
-            TextColumn("deleted", kind="count", summary="deleted-data-files"),
-            TextColumn("files", kind="count", summary="total-data-files"),
-            TextColumn("delete files", kind="count", summary="total-delete-files"),
-            TextColumn("records", kind="count", summary="total-records"),
+            _summary("added", "added-data-files"),
+            _summary("deleted", "deleted-data-files"),
+            _summary("files", "total-data-files"),
+            _summary("delete files", "total-delete-files"),
+            _summary("records", "total-records"),
         ),
         of_snapshot=False,
     ),
@@ -148,6 +145,28 @@ METADATA_TABLES = {
             TextColumn("max_snapshot_age_in_ms", kind="count"),
         ),
         of_snapshot=False,
+    ),
+    "history": MetadataTable(
+        "Print the changes of the current snapshot of the table.",
+        (
+            TextColumn("made_current_at", kind="time"),
+            TextColumn("snapshot_id", kind="id"),
+            TextColumn("parent_id", kind="id"),
+            TextColumn("is_current_ancestor"),
+        ),
+        of_snapshot=False,
+    ),
+    "metadata_log_entries": MetadataTable(
+        "Print the metadata files of the table, the current one last.",
+        (
+            TextColumn("timestamp", kind="time"),
+            TextColumn("file", kind="path"),
+            TextColumn("snapshot_id", "latest_snapshot_id", "id"),
+            TextColumn("schema_id", "latest_schema_id", "id"),
+            TextColumn("sequence", "latest_sequence_number", "id"),
+        ),
+        of_snapshot=False,
+        command="metadata-log",
     ),
 }
 
@@ -189,36 +208,86 @@ class RowOptions:
             return None
         return [_decoded(name, leaves) for name in self.columns] or [column.source for column in text]
 
-    def print_table(self, rows: pa.Table, text: Sequence[TextColumn]) -> None:
-        """Print the rows of an Arrow table as `print` does. The options need no Spark."""
-        if self.as_json:
-            print_json_table(rows.select(self.columns or rows.column_names), self.limit)
-        else:
-            columns = [TextColumn(name) for name in self.columns] or text
-            print_values(table_values(rows), columns, self.limit or TEXT_ROWS, more=_MORE)
-
-    def needs_spark(self, columns: Iterable[str]) -> bool:
-        """Return whether only Spark can evaluate the options for rows with these columns."""
-        names = set(self.columns)
-        return self.where is not None or len(names) < len(self.columns) or not names <= set(columns)
-
-    def print(self, rows: DataFrame, text: Sequence[TextColumn], base: str) -> None:
-        """Print rows.
+    def print(self, rows: Relation, text: Sequence[TextColumn], base: str, source: HasSession) -> None:
+        """Print rows. An Arrow table needs Spark only for options that Arrow can't evaluate.
 
         Args:
             rows: The rows.
             text: The default columns of the text output.
             base: A folder. Paths below it are printed relative to it in the text output.
+            source: What has a session, or starts one.
+
+        Raises:
+            InvalidArgumentError: An Arrow table lacks a column that an option names.
         """
-        matching = rows if self.where is None else rows.where(self.where)
-        paths = [_path(name.replace("`", ""), rows.schema) or name for name in self.columns]
-        if self.as_json:
-            with progress("Reading"):
-                print_json_rows(matching.select(*paths) if paths else matching, self.limit)
-        else:
-            named = [TextColumn(name, path) for name, path in zip(self.columns, paths, strict=True)]
-            with progress("Reading"):
+        from sparkmeta.entries.relation import select
+
+        with progress("Reading"):
+            matching = self._matching(rows, source)
+            named, matching = self._named(matching, source)
+            if not self.as_json:
                 print_rows(matching, named or text, self.limit or TEXT_ROWS, base, more=_MORE)
+            elif named:
+                # As in Spark, a nested field has its own name.
+                fields = [column.column.alias(sql.last_name(column.column)) for column in named]
+                print_json_rows(select(matching, fields), self.limit)
+            else:
+                print_json_rows(matching, self.limit)
+
+    def _matching(self, rows: Relation, source: HasSession) -> Relation:
+        """Return the rows that meet the condition."""
+        if self.where is None:
+            return rows
+        import pyarrow as pa
+
+        from sparkmeta.entries.relation import frame_of, where
+
+        if isinstance(rows, pa.Table):
+            from sparkmeta.cli.row_filter import arrow_condition
+
+            if (condition := arrow_condition(self.where, rows.schema)) is not None:
+                return where(rows, condition)
+        return frame_of(rows, source).where(self.where)
+
+    def _named(self, rows: Relation, source: HasSession) -> tuple[list[TextColumn], Relation]:
+        """Return the selected columns, and the rows, as a DataFrame if only Spark finds one of the columns."""
+        if not self.columns:
+            return [], rows
+        import pyarrow as pa
+
+        from sparkmeta.arrow_types import arrow_schema
+        from sparkmeta.entries.relation import frame_of
+        from sparkmeta.entries.relation import names as columns_of
+
+        names = [name.replace("`", "") for name in self.columns]
+        is_table = isinstance(rows, pa.Table)
+        found = [_path(name, rows.schema if is_table else arrow_schema(rows.schema)) for name in names]
+        if is_table and any(path is None for path in found):
+            from sparkmeta.cli.row_filter import refuse_unknown
+
+            refuse_unknown(names, columns_of(rows))
+            rows = frame_of(rows, source)
+        return [TextColumn(name, path or name) for name, path in zip(self.columns, found, strict=True)], rows
+
+
+def print_json_rows(rows: Relation, limit: int | None) -> None:
+    """Print rows as JSON objects, one per line. Spark's tasks make the JSON of a DataFrame.
+
+    Args:
+        rows: The rows.
+        limit: The number of rows to print. None prints all.
+    """
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table):
+        from sparkmeta.cli.arrow_json import json_lines
+
+        for line in json_lines(rows if limit is None else rows.slice(0, limit)):
+            sys.stdout.write(f"{line}\n")
+        return
+    from pyspark.sql import functions as F
+
+    print_lines(with_text_ids(rows).select(F.to_json(F.struct("*"), JSON_OPTIONS)), limit)
 
 
 def _decoded(name: str, leaves: Iterable[str]) -> str:
@@ -233,20 +302,22 @@ def _decoded(name: str, leaves: Iterable[str]) -> str:
     return ".".join(parts[: 2 if parts[0] in {"data_file", READABLE_METRICS} else 1])
 
 
-def _path(name: str, row: StructType) -> str | None:
-    """Return the name of a column or nested field in Spark, with backticks; None if a row does not have it.
+def _path(name: str, fields: Iterable[pa.Field]) -> Sql | None:
+    """Return a column or nested field by its name; None if there is none.
 
     Args:
         name: the names of the fields, with dots between them and possibly in them.
-        row: the existing fields.
+        fields: the existing fields.
     """
-    for field in sorted(row.fields, key=lambda field: len(field.name), reverse=True):
+    import pyarrow as pa
+
+    for field in sorted(fields, key=lambda field: len(field.name), reverse=True):
         if name == field.name:
-            return quoted(field.name)
-        if name.startswith(f"{field.name}.") and isinstance(field.dataType, type(row)):
-            below = _path(name[len(field.name) + 1 :], field.dataType)
+            return sql.col(sql.quoted(field.name))
+        if name.startswith(f"{field.name}.") and pa.types.is_struct(field.type):
+            below = _path(name[len(field.name) + 1 :], field.type)
             if below is not None:
-                return f"{quoted(field.name)}.{below}"
+                return sql.col(f"{sql.quoted(field.name)}.{below.text}")
     return None
 
 
@@ -299,24 +370,16 @@ def metadata_command(name: str, metadata_table: MetadataTable) -> click.Command:
         with progress("Opening the table"):
             table = source.open()
             text = text_columns(table, metadata_table.text)
-        if not metadata_table.of_snapshot and table.state.sessions.running() is None:
-            from sparkmeta.inspect import history
-
-            local: pa.Table = getattr(history, name)(table.state)
-            if not row_options.needs_spark(local.column_names):
-                row_options.print_table(local, text)
-                return
-        with progress("Opening the table"):
             arguments: dict[str, Any] = {} if choice is None else {"snapshot_id": choice.snapshot_id_in(table)}
             if metadata_table.of_files:
                 from sparkmeta.inspect.files import leaf_columns
 
                 arguments["columns"] = row_options.read_columns(text, leaf_columns(table.state.types.typing_schema))
-            rows = _rows(table, name, arguments)
-        row_options.print(rows, text, table.location())
+            rows = _rows(table, name, metadata_table, arguments)
+        row_options.print(rows, text, table.location(), table.state)
 
     options = takes_row_options(takes_source(run))
-    return click.command(name, help=metadata_table.help)(
+    return click.command(metadata_table.command or name, help=metadata_table.help)(
         takes_snapshot(options) if metadata_table.of_snapshot else options
     )
 
@@ -329,11 +392,18 @@ def text_columns(table: Table, columns: Sequence[TextColumn]) -> list[TextColumn
     return [column for column in columns if column not in of_partitions]
 
 
-def _rows(table: Table, name: str, arguments: dict[str, Any]) -> DataFrame:
+def _rows(table: Table, name: str, metadata_table: MetadataTable, arguments: dict[str, Any]) -> Relation:
+    if table.state.sessions.given is None and not metadata_table.of_snapshot:
+        from sparkmeta.inspect import history
+
+        return history.table_of(name, table.state, table.metadata_location)
+    from sparkmeta.inspect.inspect_table import InspectRows
+
+    inspect = InspectRows(table.state, table.metadata_location)
     try:
-        rows: DataFrame = getattr(table.inspect, name)(**arguments)
+        rows: MetadataRows = getattr(inspect, name)(**arguments)
     except SparkmetaError:
         raise
     except ValueError as error:
         raise SparkmetaError(str(error)) from error
-    return rows
+    return rows.relation() if table.state.sessions.given is None else rows.frame()

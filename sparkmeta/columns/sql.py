@@ -167,6 +167,12 @@ def col(path: str) -> Sql:
     return column
 
 
+def last_name(path: Sql) -> str:
+    """Return the name of the last field of a path."""
+    name: str = path.operands[-1]
+    return name
+
+
 def texts(columns: Iterable[Aliased]) -> list[str]:
     """Return named columns as texts for `selectExpr`."""
     return [column.selected for column in columns]
@@ -233,6 +239,11 @@ concat: Final = partial(call, "concat")
 isnan: Final = partial(call, "isnan")
 raise_error: Final = partial(call, "raise_error")
 size: Final = partial(call, "size")
+
+
+def number_of_key(texts: Sql, key: str) -> Sql:
+    """Return the number in a map of texts; null if there is no such key, or its text is no whole number of 64 bits."""
+    return Sql(f"try_cast({texts.text}[{string_literal(key)}] AS bigint)", "number of key", texts, key)
 
 
 def empty_array(element: Sql) -> Sql:

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.entries import evaluate, relation
-from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import frame_of, where
 from sparkmeta.plan.deletes.rules import partition_key
 from sparkmeta.session import materialize, selectable_frame
@@ -124,22 +123,6 @@ def matching(rows: Relation, others: Relation, keys: Mapping[str, str], *, absen
     for path, name in list(zip(keys, theirs, strict=True))[1:]:
         same &= F.col(path).eqNullSafe(F.col(name))
     return rows.join(named, same, "left_anti" if absent else "left_semi")
-
-
-def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
-    """Return the rows with the columns of the other row whose key is equal, or with nulls.
-
-    Args:
-        rows: the rows.
-        others: rows of other columns with unique keys. They are few if `rows` are.
-        left: the key of `rows`.
-        right: the key of `others`.
-    """
-    if not isinstance(rows, pa.Table):
-        return rows.join(others, F.col(left) == F.col(right), "left")
-    assert isinstance(others, pa.Table)
-    matches = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
-    return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
 
 
 def repeated(rows: Relation, names: Sequence[str]) -> dict[str, Any] | None:

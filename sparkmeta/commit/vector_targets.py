@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
 from sparkmeta.commit.relation import (
-    beside,
     computed,
     first,
     is_kind,
@@ -47,7 +46,7 @@ from sparkmeta.commit.search import (
 from sparkmeta.commit.sorted_manifests import task_rows
 from sparkmeta.entries import evaluate
 from sparkmeta.entries.projection import MANIFEST, PARTITION
-from sparkmeta.entries.relation import frame_of, where
+from sparkmeta.entries.relation import beside, frame_of, where
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NotFoundError, ValidationError
 from sparkmeta.inspect.tasks import deleted_positions
 from sparkmeta.manifests.placement import MOST_REQUESTS

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from sparkmeta.checks import NAME
-from sparkmeta.commit.new_snapshot import branch_head
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.settings import setting
 from sparkmeta.spec.metadata import ancestors_of
@@ -50,6 +49,8 @@ class WriteTarget:
         Raises:
             ValidationError: the branch does not exist and is not created, or is a tag.
         """
+        from sparkmeta.commit.new_snapshot import branch_head  # what reads a table does not import commits
+
         return branch_head(state, self._base(state.metadata))
 
     def head_id(self, metadata: TableMetadata) -> int | None:

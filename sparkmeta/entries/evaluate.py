@@ -9,29 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType
 
-from sparkmeta.arrow_types import arrow_type_of
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.arrays import compact_lists, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 # A scalar has the same value for each row.
 Values: TypeAlias = pa.Array | pa.Scalar
 
 _CAST_TYPES: Final = {
     "boolean": pa.bool_(),
+    "int": pa.int32(),
     "bigint": pa.int64(),
     "string": pa.string(),
     "array<int>": pa.list_(pa.int32()),
 }
 _INT_BITS: Final = 31
+_PLACE: Final = "_place"
 # Parts of keys. Different tuples may have equal keys, since joined rows are compared in full afterwards.
 _NULL: Final = b"\0"
 _BETWEEN: Final = b"\1"
@@ -61,6 +64,27 @@ def with_columns(rows: pa.Table, *columns: Aliased) -> pa.Table:
     """Return rows with further columns."""
     added = select(rows, columns)
     return pa.Table.from_arrays([*rows.columns, *added.columns], [*rows.column_names, *added.column_names])
+
+
+def grouped(rows: pa.Table, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> pa.Table:
+    """Return a row for each group of rows with equal keys; see `relation.grouped`."""
+    scope = _Rows.of(rows)
+    values = [*map(scope.array, keys)]
+    parts = [part for array in values for part in _parts(array)]
+    names = [str(place) for place in range(len(parts))]
+    places = pa.Table.from_arrays([*parts, pa.array(np.arange(len(rows)))], [*names, _PLACE])
+    groups = places.group_by(names, use_threads=False).aggregate([(_PLACE, "list")])
+    offsets, order = compact_lists(whole(groups.column(f"{_PLACE}_list")))
+    firsts = order.take(offsets.slice(0, len(offsets) - 1))
+    arrays = [_AGGREGATES[each.operation](scope.array(each.operands[0]).take(order), offsets) for each in aggregates]
+    return pa.Table.from_arrays(
+        [*(array.take(firsts) for array in values), *arrays], [each.name for each in (*keys, *aggregates)]
+    )
+
+
+def typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the columns and types of a schema, and with its nullability."""
+    return pa.Table.from_arrays([_cast(whole(rows.column(field.name)), field.type) for field in schema], schema=schema)
 
 
 class _Rows:
@@ -407,6 +431,55 @@ def _concat(rows: _Rows, *operands: Sql) -> Values:
     return _lists(np.bincount(parents, minlength=rows.length), elements.take(order), nulls)
 
 
+def _value_of_key(rows: _Rows, maps: Sql, key: Sql) -> Values:
+    array, value = rows.array(maps), key.operands[0]
+    return pc.map_lookup(array, pa.scalar(value, array.type.key_type), "first")
+
+
+def _number_of_key(rows: _Rows, maps: Sql, key: str) -> Values:
+    from sparkmeta.spec.summary import long_of  # heavier than what tasks import
+
+    array = rows.array(maps)
+    texts = pc.map_lookup(array, pa.scalar(key, array.type.key_type), "first")
+    return pa.array(map(long_of, texts.to_pylist()), pa.int64())
+
+
+# -- Aggregates of values that are ordered by group; the offsets are those of the groups ------------------------------
+
+
+def _sum(values: pa.Array, offsets: pa.Array) -> pa.Array:
+    return _by_group(values, offsets, "sum")
+
+
+def _extreme(function: str) -> Callable[[pa.Array, pa.Array], pa.Array]:
+    """Return a function that returns the least (`min`) or greatest value (`max`) of each group, without nulls.
+
+    Structs are compared field by field, and nulls in them are the least.
+    """
+
+    def of_groups(values: pa.Array, offsets: pa.Array) -> pa.Array:
+        columns = [part for field in _parts(values) for part in (field.is_valid(), field)]
+        names = [str(place) for place in range(len(columns))]
+        order = pc.sort_indices(pa.Table.from_arrays(columns, names), [(name, "ascending") for name in names])
+        ranks = np.empty(len(values), np.int64)
+        ranks[order.to_numpy()] = np.arange(len(values))
+        valid = pa.array(ranks, mask=values.is_null().to_numpy(zero_copy_only=False))
+        return values.take(order.take(_by_group(valid, offsets, function)))
+
+    return of_groups
+
+
+def _parts(values: pa.Array) -> list[pa.Array]:
+    """Return values as columns that Arrow groups and sorts by: itself, or whether a struct is null, and its fields."""
+    return [values.is_valid(), *values.flatten()] if pa.types.is_struct(values.type) else [values]
+
+
+def _by_group(values: pa.Array, offsets: pa.Array, function: str) -> pa.Array:
+    groups = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets.to_numpy()))
+    by_group = pa.table({"group": groups, "value": values}).group_by("group", use_threads=False)
+    return whole(by_group.aggregate([("value", function)]).column(f"value_{function}"))
+
+
 # -- Literals, casts and texts ----------------------------------------------------------------------------------------
 
 
@@ -424,7 +497,11 @@ def _typed_literal(_rows: _Rows, value: Any, primitive: Any) -> Values:
 
 
 def _cast_to(rows: _Rows, value: Sql, kind: str | DataType) -> Values:
-    return _cast(rows.evaluate(value), arrow_type_of(kind) if isinstance(kind, DataType) else _CAST_TYPES[kind])
+    if isinstance(kind, str):
+        return _cast(rows.evaluate(value), _CAST_TYPES[kind])
+    from sparkmeta.arrow_types import arrow_type_of
+
+    return _cast(rows.evaluate(value), arrow_type_of(kind))
 
 
 def _cast(values: Values, kind: pa.DataType) -> Values:
@@ -603,6 +680,13 @@ _FUNCTIONS: Final[Mapping[str | None, Callable[..., Values]]] = {
     "uuid text": uuid_texts,
     "uuid bytes": lambda texts: uuid_bytes(texts).cast(pa.binary()),
 }
+_AGGREGATES: Final[Mapping[str | None, Callable[[pa.Array, pa.Array], pa.Array]]] = {
+    "sum": _sum,
+    "min": _extreme("min"),
+    "max": _extreme("max"),
+    "first": lambda values, offsets: values.take(offsets.slice(0, len(offsets) - 1)),
+    "collect_list": lambda values, offsets: pa.ListArray.from_arrays(offsets, values),
+}
 _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "column": lambda rows, name: rows.column(name),
     "literal": _literal,
@@ -617,6 +701,8 @@ _LAZY: Final[Mapping[str | None, Callable[..., Values]]] = {
     "slice": _slice_of,
     "get": _element,
     "array_contains": _contains,
+    "try_element_at": _value_of_key,
+    "number of key": _number_of_key,
     "exists": _exists,
     "forall": _forall,
     "filter": _filter,

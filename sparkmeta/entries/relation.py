@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+import pyarrow.compute as pc
 
 from sparkmeta.columns import sql
 from sparkmeta.entries import evaluate
+from sparkmeta.entries.arrays import whole
 from sparkmeta.session import selectable_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkmeta.columns.sql import Aliased, Sql
 
-Relation: TypeAlias = pa.Table | DataFrame
-Rows = TypeVar("Rows", bound=Relation)
+Relation: TypeAlias = "pa.Table | DataFrame"
+Rows = TypeVar("Rows", bound="Relation")
 
 
 class HasSession(Protocol):
@@ -52,6 +53,43 @@ def with_columns(rows: Rows, *columns: Aliased) -> Rows:
     if isinstance(rows, pa.Table):
         return cast("Rows", evaluate.with_columns(rows, *columns))
     return cast("Rows", rows.selectExpr("*", *sql.texts(columns)))
+
+
+def grouped(rows: Rows, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> Rows:
+    """Return a row for each group of rows with equal keys.
+
+    Args:
+        rows: the rows.
+        keys: the keys. Nulls are equal.
+        aggregates: calls of `sum`, `min`, `max`, `first` and `collect_list`.
+    """
+    if isinstance(rows, pa.Table):
+        return cast("Rows", evaluate.grouped(rows, keys, aggregates))
+    by_key = rows.groupBy(*(key.column() for key in keys))
+    return cast("Rows", by_key.agg(*(aggregate.column() for aggregate in aggregates)))
+
+
+def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
+    """Return the rows with the columns of the other row whose key is equal, or with nulls.
+
+    Args:
+        rows: the rows.
+        others: rows of other columns with unique keys. They are few if `rows` are.
+        left: the key of `rows`.
+        right: the key of `others`.
+    """
+    if not isinstance(rows, pa.Table):
+        from pyspark.sql import functions as F
+
+        return rows.join(others, F.col(left) == F.col(right), "left")
+    assert isinstance(others, pa.Table)
+    matches = others.take(pc.index_in(whole(rows.column(left)), whole(others.column(right))))
+    return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
+
+
+def head(rows: Relation, count: int) -> pa.Table:
+    """Return the first rows in memory. For many rows, runs a job."""
+    return rows.slice(0, count) if isinstance(rows, pa.Table) else rows.limit(count).toArrow()
 
 
 def names(rows: Relation) -> list[str]:

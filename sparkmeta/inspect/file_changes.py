@@ -863,5 +863,6 @@ def _shown(changes: EntryChanges, selection: Selection) -> DataFrame:
     frames += [with_added_positions(state, frame) for frame in at_most_one(deletes)]
     frames = frames or [state.spark.createDataFrame([], changes.schema.add(ADDED_POSITIONS, POSITIONS_TYPE))]
     shown = [F.col(CHANGE).alias(CHANGE_TYPE), F.col(SNAPSHOT).alias("snapshot_id")]
-    shown += [*selection.file_columns(), *selection.metrics_columns(), F.col(ADDED_POSITIONS)]
+    shown += [column.column() for column in (*selection.file_columns(), *selection.metrics_columns())]
+    shown.append(F.col(ADDED_POSITIONS))
     return at_most_one(frames)[0].select(*shown)

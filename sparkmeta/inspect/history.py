@@ -130,6 +130,12 @@ def metadata_log_entries(state: TableState, metadata_location: str) -> pa.Table:
     return pa.Table.from_pylist(list(rows), _METADATA_LOG_ENTRIES)
 
 
+def table_of(name: str, state: TableState, metadata_location: str) -> pa.Table:
+    """Return one of these tables by its name."""
+    tables = {"snapshots": snapshots, "history": history, "refs": refs}
+    return tables[name](state) if name in tables else metadata_log_entries(state, metadata_location)
+
+
 def _snapshot_id_at(state: TableState, timestamp_ms: int) -> int | None:
     try:
         return state.snapshot_id_at(timestamp_ms)

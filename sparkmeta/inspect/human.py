@@ -78,12 +78,13 @@ def _timestamptz_ns(nanos: int) -> str:
     return f"{_timestamp_ns(nanos)}+00:00"
 
 
-def _double(value: float) -> str:
+def java_double(value: float) -> str:
     """Format a number like java.lang.Double: shortest round-trip digits, scientific below 0.001 and from 10^7."""
     return _number(value, repr(value))
 
 
-def _float32(value: float) -> str:
+def java_float(value: float) -> str:
+    """Format a number like java.lang.Float; see `java_double`."""
     return _number(value, str(np.float32(value)))
 
 
@@ -143,8 +144,8 @@ _STORAGE: Final = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()
 _BY_TRANSFORM: Final[dict[str, Callable[[Any], str]]] = {"year": _year, "month": _month, "day": _day, "hour": _hour}
 _BY_TYPE: Final[dict[str, Callable[[Any], str]]] = {
     "boolean": _boolean,
-    "float": _float32,
-    "double": _double,
+    "float": java_float,
+    "double": java_double,
     "date": _day,
     "time": _time,
     "timestamp": _timestamp,

@@ -6,6 +6,7 @@ Light: Spark tasks import this to read the lists of all snapshots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import MANIFEST_FILE_SCHEMA, decode_manifest_list
+from sparkmeta.entries.arrays import FILE_COUNTS
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.inspect.human import human_strings
 from sparkmeta.manifests.v4.layout import TreeTypes
@@ -28,6 +30,11 @@ ListShape = Callable[[pa.RecordBatch, int, str], pa.RecordBatch]
 _DATA = 0
 _COUNTS = ("added", "existing", "deleted")
 
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
 LIST_SCHEMA = pa.schema(
     [
         pa.field("reference_snapshot_id", pa.int64()),
@@ -38,22 +45,22 @@ LIST_SCHEMA = pa.schema(
 
 REACHABLE = pa.schema(
     [
-        MANIFEST_FILE_SCHEMA.field(name)
-        for name in (
-            "manifest_path",
-            "manifest_length",
-            "partition_spec_id",
-            "content",
-            "sequence_number",
-            "added_snapshot_id",
-            "first_row_id",
-        )
+        *(
+            MANIFEST_FILE_SCHEMA.field(name)
+            for name in (
+                "manifest_path",
+                "manifest_length",
+                "partition_spec_id",
+                "content",
+                "sequence_number",
+                "added_snapshot_id",
+                "first_row_id",
+                *FILE_COUNTS,
+            )
+        ),
+        _required("file_format", pa.string()),
     ]
 )
-
-
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
 
 
 # Iceberg declares contains_nan of all_manifests as required, but shows null if a list lacks it.
@@ -150,45 +157,46 @@ def reachable_rows(specs: SpecTransforms, manifests: pa.RecordBatch, _: int, loc
             f"{location}: manifest {path} is encrypted (key_metadata); encrypted tables can't be read"
         )
     _spec_rows(manifests, specs, location)
-    return manifests.select(REACHABLE.names)
+    is_parquet = pc.ends_with(pc.utf8_lower(manifests.column("manifest_path")), ".parquet")
+    file_format = pc.if_else(is_parquet, "PARQUET", "AVRO")
+    return manifests.append_column("file_format", file_format).select(REACHABLE.names).cast(REACHABLE)
 
 
-def read_lists(
-    reader: ExecutorReader,
-    shape: ListShape,
-    trees: TreeTypes | None,
-    locations: Locations,
-    batches: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Read the manifest lists that rows of `LIST_SCHEMA` name in a task, and convert them by `shape`.
+@dataclass(frozen=True)
+class ListRows:
+    """Reads the manifest lists that rows of `LIST_SCHEMA` name, and converts them. Picklable.
 
-    Args:
+    Attributes:
+        shape: converts the rows of a list.
         trees: the types of V4 roots; None if there are none.
         locations: resolves the locations in lists and roots.
     """
-    for batch in batches:
-        for row in batch.to_pylist():
-            rows = _listed(reader.read(row["location"]), row, trees, locations)
-            yield shape(rows, row["reference_snapshot_id"], row["location"])
 
+    shape: ListShape
+    trees: TreeTypes | None
+    locations: Locations
 
-def _listed(data: bytes, row: dict[str, Any], trees: TreeTypes | None, locations: Locations) -> pa.RecordBatch:
-    if row["root_sequence_number"] is None or trees is None:
-        return decode_manifest_list(data, row["location"], locations)
-    snapshot = (row["reference_snapshot_id"], row["root_sequence_number"])
-    return listed_root(data, row["location"], snapshot, trees, locations)
+    def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of lists that the task opens."""
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield self._rows(row, reader.read(row["location"]))
 
+    def read_contents(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of lists that have their bytes as `content`."""
+        for batch in batches:
+            for row in batch.to_pylist():
+                if row["location"] is None:
+                    raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no snapshot names")
+                yield self._rows(row, row["content"])
 
-def read_list_contents(
-    shape: ListShape, trees: TreeTypes | None, locations: Locations, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Convert manifest lists like `read_lists`, of rows that have their bytes as `content`."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            location = row["location"]
-            if location is None:
-                raise CorruptFileError(row["path"], "path", row["path"], "Spark read a file that no snapshot names")
-            yield shape(_listed(row["content"], row, trees, locations), row["reference_snapshot_id"], location)
+    def _rows(self, row: dict[str, Any], data: bytes) -> pa.RecordBatch:
+        snapshot_id, location, sequence_number = (row[name] for name in LIST_SCHEMA.names)
+        if sequence_number is None or self.trees is None:
+            listed = decode_manifest_list(data, location, self.locations)
+        else:
+            listed = listed_root(data, location, (snapshot_id, sequence_number), self.trees, self.locations)
+        return self.shape(listed, snapshot_id, location)
 
 
 def _spec_rows(manifests: pa.RecordBatch, specs: SpecTransforms, location: str) -> dict[int, np.ndarray[Any, Any]]:

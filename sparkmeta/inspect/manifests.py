@@ -14,24 +14,22 @@ from sparkmeta.inspect.manifest_rows import (
     ALL_MANIFESTS,
     LIST_SCHEMA,
     MANIFESTS,
+    ListRows,
     ListShape,
     SpecTransforms,
     all_manifests_rows,
     manifest_rows,
-    read_list_contents,
-    read_lists,
 )
+from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
 from sparkmeta.manifests.reader import refuse_unreadable
-from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.storage.reading import with_content
+from sparkmeta.session import local_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 
-def manifests(state: TableState) -> DataFrame:
+def manifests(state: TableState) -> MetadataRows:
     """Return a row for each manifest of the snapshot, with partition summaries as text.
 
     Counts, which Iceberg requires, are null if an old list lacks them.
@@ -40,23 +38,31 @@ def manifests(state: TableState) -> DataFrame:
     rows = (manifest_rows(batch, spec_transforms(state), location) for batch in state.manifest_files.to_batches())
     table = pa.Table.from_batches(rows, MANIFESTS)
     fields = [field.with_nullable(field.nullable or table[field.name].null_count > 0) for field in table.schema]
-    return local_frame(state.spark, table.cast(pa.schema(fields)))
+    return MetadataRows(state, table, spark_schema(pa.schema(fields)))
 
 
-def all_manifests(state: TableState) -> DataFrame:
-    """Return a row for each manifest of each snapshot. Spark tasks read the lists."""
-    return listed_manifests(state, partial(all_manifests_rows, spec_transforms(state)), ALL_MANIFESTS)
+def all_manifests(state: TableState, most_rows: int) -> MetadataRows:
+    """Return a row for each manifest of each snapshot."""
+    shape = partial(all_manifests_rows, spec_transforms(state))
+    return MetadataRows(state, listed_manifests(state, shape, ALL_MANIFESTS, most_rows), spark_schema(ALL_MANIFESTS))
 
 
-def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> DataFrame:
-    """Return the manifest lists of all snapshots, converted by `shape`, as a lazy DataFrame of `schema`.
+def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema, most_rows: int) -> Relation:
+    """Return the rows of the manifest lists of all snapshots, converted by `shape`.
+
+    The driver reads few lists; otherwise a lazy DataFrame does.
+
+    Args:
+        state: the table.
+        shape: converts the rows of a list.
+        schema: of the result.
+        most_rows: the maximum rows of lists that the driver reads.
 
     Raises:
         UnsupportedError: a snapshot is encrypted.
     """
     for snapshot in state.metadata.snapshots:
         refuse_unreadable(state.metadata, snapshot)
-    row_type = spark_schema(schema)
     lists = pa.Table.from_pylist(
         [
             {
@@ -69,15 +75,19 @@ def listed_manifests(state: TableState, shape: ListShape, schema: pa.Schema) -> 
         ],
         schema=LIST_SCHEMA,
     )
-    trees, locations = state.types.tree_types if state.has_trees else None, state.types.locations
-    if state.access.tasks is not None:
-        convert = partial(read_lists, state.access.tasks, shape, trees, locations)
-        read = map_arrow(local_frame(state.spark, lists), convert, row_type)
-    else:
-        convert = partial(read_list_contents, shape, trees, locations)
-        read = map_arrow(with_content(state.spark, lists), convert, row_type)
+    rows = ListRows(shape, state.types.tree_types if state.has_trees else None, state.types.locations)
     inline = [shape(batch, snapshot_id, f"snapshot {snapshot_id}") for snapshot_id, batch in _inline_lists(state)]
-    return read.union(local_frame(state.spark, pa.Table.from_batches(inline, schema))) if inline else read
+    in_metadata, row_type = pa.Table.from_batches(inline, schema), spark_schema(schema)
+    if driver_reads_lists(state, len(lists), most_rows):
+        return pa.concat_tables([read_on_driver(state, lists, rows, row_type), in_metadata])
+    read = read_files(state, lists, rows, row_type)
+    return read.union(local_frame(state.spark, in_metadata)) if inline else read
+
+
+def driver_reads_lists(state: TableState, lists: int, most_rows: int) -> bool:
+    """Return whether the driver reads manifest lists: if they are few, and small like the list of the snapshot."""
+    newest = state.manifest_files if state.tree is None else state.tree.root.table
+    return driver_opens(state, lists, newest.nbytes * lists, len(newest) * lists, most_rows)
 
 
 def spec_transforms(state: TableState) -> SpecTransforms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,10 +14,9 @@ from pyspark.sql.types import StructType as SparkStructType
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import ValidationError
+from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_files, read_on_driver
 from sparkmeta.inspect.position_deletes import row_field
 from sparkmeta.inspect.tasks import StatisticsRows
-from sparkmeta.session import local_frame, map_arrow
-from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -83,8 +81,8 @@ def statistics_file(metadata: TableMetadata, snapshot_id: int) -> PartitionStati
     return next(files, None)
 
 
-def partition_statistics(state: TableState) -> DataFrame:
-    """Return the rows of the snapshot's partition statistics file, lazily.
+def partition_statistics(state: TableState) -> MetadataRows:
+    """Return the rows of the snapshot's partition statistics file.
 
     Raises:
         ValidationError: the snapshot has no such file, or the table has no partitions.
@@ -95,15 +93,26 @@ def partition_statistics(state: TableState) -> DataFrame:
         what = "the table is empty" if snapshot is None else f"snapshot {snapshot.snapshot_id} has none"
         call = "table.maintenance.compute_partition_stats().commit() computes them"
         raise ValidationError(f"{state.metadata.location}: no partition statistics: {what}; {call}")
-    return rows_of_file(state, file.statistics_path)
+    row_type = _row_type(state)
+    if driver_opens(state, 1, file.file_size_in_bytes, 0, 0):
+        rows = _statistics_rows(state)
+        return MetadataRows(state, read_on_driver(state, _locations(file.statistics_path), rows, row_type), row_type)
+    return MetadataRows(state, rows_of_file(state, file.statistics_path), row_type)
 
 
 def rows_of_file(state: TableState, location: str) -> DataFrame:
     """Return the rows of a partition statistics file of the table, lazily, as `statistics_schema` in Spark's types."""
+    return read_files(state, _locations(location), _statistics_rows(state), _row_type(state))
+
+
+def _locations(location: str) -> pa.Table:
+    return pa.table({"location": pa.array([location], pa.string())})
+
+
+def _row_type(state: TableState) -> SparkStructType:
     struct = statistics_schema(state).as_struct()
-    row_type = SparkStructType([SparkField(each.name, spark_type(each.field_type)) for each in struct.fields])
-    rows = StatisticsRows(arrow_schema(row_type), row_field(0, struct))
-    files = pa.table({"location": pa.array([location], pa.string())})
-    if state.access.tasks is not None:
-        return map_arrow(local_frame(state.spark, files), partial(rows.read, state.access.tasks), row_type)
-    return map_arrow(with_content(state.spark, files), rows.read_contents, row_type)
+    return SparkStructType([SparkField(each.name, spark_type(each.field_type)) for each in struct.fields])
+
+
+def _statistics_rows(state: TableState) -> StatisticsRows:
+    return StatisticsRows(arrow_schema(_row_type(state)), row_field(0, statistics_schema(state).as_struct()))

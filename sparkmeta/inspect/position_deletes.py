@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
-from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType
 from pyspark.sql.types import StructType as SparkStructType
 
 from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.columns import sql
 from sparkmeta.columns.types import spark_type
-from sparkmeta.entries.arrays import entry_count
+from sparkmeta.entries.arrays import entry_count, is_live_entry
+from sparkmeta.entries.relation import grouped, where
+from sparkmeta.inspect.metadata_rows import MetadataRows, driver_opens, read_entries, read_files, read_on_driver
 from sparkmeta.inspect.tasks import DeleteRows, RowField
 from sparkmeta.plan.filter import public_partition, public_partition_type
 from sparkmeta.plan.prune import live_manifests
-from sparkmeta.session import map_arrow, read_tasks
 from sparkmeta.spec.entry import ContentType
-from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
-    from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 _COLUMNS = (
@@ -33,26 +34,33 @@ _COLUMNS = (
     "file_format",
     "partition_spec_id",
     "record_count",
+    "file_size_in_bytes",
     "referenced_file",
     "deletion_vector",
 )
+_SIZE, _POSITIONS = "size_in_bytes", "positions"
 
 
-def position_deletes(state: TableState) -> DataFrame:
+def position_deletes(state: TableState, most_entries: int) -> MetadataRows:
     """Return a row for each position in the snapshot's live position delete files and deletion vectors.
 
-    Spark tasks open each file once. It is lazy if tasks can open files. If only Spark's own sources can, a job collects
-    the paths when this is called.
+    Each file is opened once, by the driver if the files are few, and hold few positions. Otherwise tasks do, lazily; if
+    only Spark's own sources can open files, a job collects the paths when this is called.
+
+    Args:
+        state: the table.
+        most_entries: the maximum entries and positions that the driver decodes.
     """
-    schema = position_deletes_type(state)
+    row_type = position_deletes_type(state)
     row = row_field(0, state.metadata.schema().as_struct())
-    rows = DeleteRows(arrow_schema(schema), row, state.types.locations)
-    files = delete_files(state)
-    if state.access.tasks is not None:
-        most = entry_count(live_manifests(state.delete_manifests))
-        files = files.repartition(read_tasks(state.spark, most))
-        return map_arrow(files, partial(rows.read, state.access.tasks), schema)
-    return map_arrow(with_content(state.spark, files.toArrow()), rows.read_contents, schema)
+    rows = DeleteRows(arrow_schema(row_type), row, state.types.locations)
+    files = delete_files(state, most_entries)
+    if isinstance(files, pa.Table):
+        size, positions = (pc.sum(files.column(name)).as_py() or 0 for name in (_SIZE, _POSITIONS))
+        if driver_opens(state, len(files), size, positions, most_entries):
+            return MetadataRows(state, read_on_driver(state, files, rows, row_type), row_type)
+    most = entry_count(live_manifests(state.delete_manifests))
+    return MetadataRows(state, read_files(state, files, rows, row_type, most), row_type)
 
 
 def position_deletes_type(state: TableState) -> SparkStructType:
@@ -67,21 +75,26 @@ def position_deletes_type(state: TableState) -> SparkStructType:
     return schema
 
 
-def delete_files(state: TableState) -> DataFrame:
+def delete_files(state: TableState, most_entries: int) -> Relation:
     """Return the live position delete files as input of `DeleteRows`: location, file_format, deletes array<struct>."""
-    manifests = live_manifests(state.delete_manifests)
-    entries = state.live_entries(manifests, state.projection(_COLUMNS))
-    positional = entries.where(F.col("content_type") == int(ContentType.POSITION_DELETES))
-    entry = [
-        F.col("record_count"),
-        F.col("referenced_file").alias("referenced_data_file"),
-        F.col("deletion_vector.offset").alias("content_offset"),
-        F.col("deletion_vector.size_in_bytes").alias("content_size_in_bytes"),
-        F.col("partition_spec_id").alias("spec_id"),
-    ]
-    if state.types.partition_type.fields:
-        entry.append(public_partition(state).alias("partition").column())
-    return positional.groupBy("location", "file_format").agg(F.collect_list(F.struct(*entry)).alias("deletes"))
+    read = read_entries(state, live_manifests(state.delete_manifests), state.projection(_COLUMNS), most_entries)
+    is_positional = sql.col("content_type") == int(ContentType.POSITION_DELETES)
+    entry = {
+        "record_count": sql.col("record_count"),
+        "referenced_data_file": sql.col("referenced_file"),
+        "content_offset": sql.col("deletion_vector.offset"),
+        "content_size_in_bytes": sql.col("deletion_vector.size_in_bytes"),
+        "spec_id": sql.col("partition_spec_id"),
+        **({"partition": public_partition(state)} if state.types.partition_type.fields else {}),
+    }
+    keys = [sql.col(name).alias(name) for name in ("location", "file_format")]
+    aggregates = {
+        "deletes": sql.call("collect_list", sql.struct(*(value.alias(name) for name, value in entry.items()))),
+        _SIZE: sql.call("first", sql.col("file_size_in_bytes")),
+        _POSITIONS: sql.call("sum", sql.col("record_count")),
+    }
+    positional = where(read, is_live_entry() & is_positional)
+    return grouped(positional, keys, [value.alias(name) for name, value in aggregates.items()])
 
 
 def row_field(field_id: int, kind: IcebergType, field: NestedField | None = None) -> RowField:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sparkmeta.checks import Options, Rule, at_least, one_of, option
 from sparkmeta.commit.attempts import PlanSummary, TablePlan, commit_steps
 from sparkmeta.commit.sorted_manifests import task_reader
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, shown
 from sparkmeta.inspect.history import snapshots as snapshot_rows
 from sparkmeta.inspect.text import counted
@@ -27,6 +28,7 @@ from sparkmeta.storage.files import executor_writer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.state import TableState
 
@@ -179,7 +181,7 @@ class ExpiryPlan(TablePlan[TableT]):
         return _ExpiryStep(self.rules)
 
     @cached_property
-    def _files(self) -> DataFrame:
+    def _files(self) -> Relation:
         return _unreachable(self.table.state, self._expired, self.cleanup)
 
     def snapshots(self) -> DataFrame:
@@ -189,7 +191,7 @@ class ExpiryPlan(TablePlan[TableT]):
         return local_frame(state.spark, snapshot_rows(state))
 
     def files(self) -> DataFrame:
-        """Return one row per file that is no longer needed. Runs jobs.
+        """Return one row per file that is no longer needed. Runs jobs, unless the driver reads few lists and manifests.
 
         Columns: content ("data file", "position delete file" with deletion vectors, "equality delete file",
         "manifest", "manifest list", "root", "manifest deletion vectors", "statistics file", "partition statistics
@@ -198,10 +200,10 @@ class ExpiryPlan(TablePlan[TableT]):
         Raises:
             NotFoundError: a manifest or list of a remaining snapshot is missing.
         """
-        return public_files(self._files)
+        return public_files(frame_of(self._files, self.table.state))
 
     def summary(self) -> ExpirySummary:
-        """Return the plan in numbers. Runs the jobs of `files`, and another if it cleans metadata."""
+        """Return the plan in numbers. Runs the jobs of `files`, and maybe another if it cleans metadata."""
         return self._summary
 
     @cached_property
@@ -260,7 +262,7 @@ class ExpiryPlan(TablePlan[TableT]):
             planned = _unreachable(state, expired, self.cleanup)
         else:
             count = sum(self.summary().files.values())
-        return delete_files(planned, executor_writer(committed.state.files), count)
+        return delete_files(frame_of(planned, committed.state), executor_writer(committed.state.files), count)
 
     @property
     def is_partly_committed(self) -> bool:
@@ -303,7 +305,7 @@ class _ExpiryStep:
         return bool(self.apply(state).model_copy(update=unchanged) == state.metadata)
 
 
-def _unreachable(state: TableState, expired: Expired, cleanup: str) -> DataFrame:
+def _unreachable(state: TableState, expired: Expired, cleanup: str) -> Relation:
     ids = expired_ids(state.metadata, expired) if cleanup != NONE else ()
     return unreachable_files(state, ids, content_files=cleanup == ALL)
 

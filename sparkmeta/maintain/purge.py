@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import CommitFailedError
 from sparkmeta.maintain.reachable_tasks import (
     Deletion,
@@ -116,7 +117,7 @@ class PurgePlan:
         paths = [*(entry.metadata_file for entry in metadata.metadata_log), self.table.metadata_location]
         rows = [{"content": _METADATA, "path": path} for path in dict.fromkeys(paths)]
         everything = Expired(tuple(metadata.snapshots), tuple(metadata.refs))
-        of_snapshots = unreachable_files(state, expired_ids(metadata, everything))
+        of_snapshots = frame_of(unreachable_files(state, expired_ids(metadata, everything)), state)
         return of_snapshots.union(local_frame(state.spark, pa.Table.from_pylist(rows, UNREACHABLE)))
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.avro.manifest_list import inline_manifest_list
+from sparkmeta.columns import sql
+from sparkmeta.commit.relation import computed, first, matching
 from sparkmeta.commit.sorted_manifests import task_reader
+from sparkmeta.entries.relation import frame_of, grouped, select, union, where
 from sparkmeta.errors import translated_errors
+from sparkmeta.inspect.manifests import driver_reads_lists
+from sparkmeta.inspect.metadata_rows import driver_opens
 from sparkmeta.maintain.reachable_tasks import (
     CONTENTS,
     LISTED,
@@ -26,17 +32,18 @@ from sparkmeta.maintain.reachable_tasks import (
     SharedFiles,
     listed_manifests,
 )
-from sparkmeta.session import local_frame, map_arrow, materialize, read_tasks
+from sparkmeta.manifests.placement import MOST_ENTRIES
+from sparkmeta.session import local_frame, map_arrow, map_on_driver, read_tasks
 from sparkmeta.spec.entry import ContentType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
-    from sparkmeta.storage.executors import ExecutorReader
 
 
 #     SELECT content, path, max(length) FROM
@@ -50,12 +57,15 @@ if TYPE_CHECKING:
 
 UNREACHABLE = pa.schema([REACHED.field(name) for name in ("content", "path", "length")])
 _DATA_KIND = 0
-_IS_READABLE = f"content IN ('{MANIFEST}', '{ROOT}') AND NOT removed"
+_IS_READABLE = sql.col("content").isin([MANIFEST, ROOT]) & ~sql.col("removed")
+_HAS_LIVE = ~sql.col("has_live").eqNullSafe(False)
 _STATISTICS = {"statistics": "statistics file", "partition_statistics": "partition statistics file"}
 
 
-def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> DataFrame:
-    """Find the files that only expired snapshots need, and return them as `UNREACHABLE`. Runs jobs.
+def unreachable_files(state: TableState, expired: Collection[int], *, content_files: bool = True) -> Relation:
+    """Find the files that only expired snapshots need, and return them as `UNREACHABLE`.
+
+    The driver finds them if the lists and manifests are few; otherwise jobs do.
 
     Files of an expired snapshot that are already gone have the content `MISSING`.
 
@@ -69,20 +79,23 @@ def unreachable_files(state: TableState, expired: Collection[int], *, content_fi
         UnsupportedError: tasks can't open the table's files.
     """
     if not expired:
-        return local_frame(state.spark, UNREACHABLE.empty_table())
+        return UNREACHABLE.empty_table()
     with translated_errors():
-        manifests = materialize(_listed(state, task_reader(state), expired))
-        readable = manifests.where(_IS_READABLE)
-        if not content_files or readable.where("NOT retained").isEmpty():
-            return materialize(_unneeded(_of_metadata(state, manifests, expired)))
-        needed = materialize(_needed(state, manifests))
-        reached = _of_metadata(state, manifests, expired).union(_content_files(state, needed, REACHED))
-        unneeded = materialize(_unneeded(reached))
-        others = readable.where(f"retained AND kind = {_DATA_KIND} AND has_live IS NOT false")
-        others = others.join(needed.select("path"), "path", "left_anti").select(*LISTED.names)
-        if others.isEmpty() or unneeded.where(F.col("content") == CONTENTS[ContentType.DATA]).isEmpty():
+        manifests = computed(_listed(state, expired))
+        if not content_files or first(manifests, _IS_READABLE & ~sql.col("retained")) is None:
+            return computed(_unneeded(_of_metadata(state, manifests, expired)))
+        needed = computed(_needed(state, manifests))
+        reached = union(_of_metadata(state, manifests, expired), _content_files(state, needed, REACHED), state)
+        unneeded = computed(_unneeded(reached))
+        others = where(manifests, _IS_READABLE & _HAS_LIVE & sql.col("retained") & (sql.col("kind") == _DATA_KIND))
+        others = matching(others, _columns(needed, ["path"]), {"path": "path"}, absent=True)
+        is_data = sql.col("content") == CONTENTS[ContentType.DATA]
+        if first(others) is None or first(unneeded, is_data) is None:
             return unneeded
-        return materialize(unneeded.join(_content_files(state, others, PATHS), "path", "left_anti"))
+        listed = _content_files(state, others, PATHS)
+        if not isinstance(listed, pa.Table):
+            unneeded = frame_of(unneeded, state)
+        return computed(matching(unneeded, listed, {"path": "path"}, absent=True))
 
 
 class FileCounts(NamedTuple):
@@ -93,17 +106,20 @@ class FileCounts(NamedTuple):
     missing: int
 
 
-def count_files(files: DataFrame) -> FileCounts:
-    """Count files, rows of `UNREACHABLE`, by a job."""
-    grouped = files.groupBy("content").agg(F.count("*").alias("files"), F.sum("length").alias("bytes"))
+def count_files(files: Relation) -> FileCounts:
+    """Count files, rows of `UNREACHABLE`. For many, runs a job."""
+    counts = {"files": sql.call("sum", 1), "bytes": sql.call("sum", sql.col("length"))}
+    by_content = [sql.col("content").alias("content")]
+    counted = grouped(files, by_content, [count.alias(name) for name, count in counts.items()])
     # Without checkpoints, the job also computes which files these are.
     with translated_errors():
-        rows = {row.content: row for row in grouped.orderBy("content").collect()}
+        listed = (counted if isinstance(counted, pa.Table) else counted.toArrow()).sort_by("content").to_pylist()
+    rows = {row["content"]: row for row in listed}
     missing = rows.pop(MISSING, None)
     return FileCounts(
-        {content: row.files for content, row in rows.items()},
-        {content: row.bytes or 0 for content, row in rows.items()},
-        missing.files if missing is not None else 0,
+        {content: row["files"] for content, row in rows.items()},
+        {content: row["bytes"] or 0 for content, row in rows.items()},
+        missing["files"] if missing is not None else 0,
     )
 
 
@@ -114,89 +130,124 @@ def public_files(files: DataFrame) -> DataFrame:
 
 
 def reachable_paths(state: TableState) -> DataFrame:
-    """Return the paths of the files that snapshots need, and of their statistics. Paths may repeat. Runs jobs.
+    """Return the paths of the files that snapshots need, and of their statistics. Paths may repeat. May run jobs.
 
     Raises:
         NotFoundError: a list or manifest is gone.
         UnsupportedError: tasks can't open the table's files.
     """
     with translated_errors():
-        manifests = materialize(_listed(state, task_reader(state), ()))
-        return _of_metadata(state, manifests, ()).select("path").union(_content_files(state, manifests, PATHS))
+        manifests = computed(_listed(state, ()))
+        of_metadata = _columns(_of_metadata(state, manifests, ()), ["path"])
+        return frame_of(union(of_metadata, _content_files(state, manifests, PATHS), state), state)
 
 
-def _unneeded(reached: DataFrame) -> DataFrame:
+def _unneeded(reached: Relation) -> Relation:
     """Return the files in rows of `REACHED` that no retained snapshot needs, as rows of `UNREACHABLE`."""
+    content, length = sql.col("content"), sql.col("length")
     # A missing manifest also has a row from its list.
-    missing = F.max(F.when(F.col("content") == MISSING, F.col("content")))
-    content = F.coalesce(missing, F.min("content")).alias("content")
-    lengths = F.max("length").alias("length")
-    by_path = reached.groupBy("path").agg(content, lengths, F.max("retained").alias("retained"))
-    return by_path.where("NOT retained").select(*UNREACHABLE.names)
+    aggregates = {
+        "missing": sql.call("max", sql.when(content == MISSING, content)),
+        "content": sql.call("min", content),
+        "length": sql.call("max", length),
+        "retained": sql.call("max", sql.col("retained")),
+    }
+    by_path = grouped(reached, [sql.col("path").alias("path")], [each.alias(name) for name, each in aggregates.items()])
+    shown = {"content": sql.coalesce(sql.col("missing"), content), "path": sql.col("path"), "length": length}
+    return select(where(by_path, ~sql.col("retained")), [each.alias(name) for name, each in shown.items()])
 
 
-def _needed(state: TableState, manifests: DataFrame) -> DataFrame:
+def _needed(state: TableState, manifests: Relation) -> Relation:
     """Return the expired manifests, rows of `LISTED`, and the retained ones that probably share a file with them."""
-    readable = manifests.where(_IS_READABLE)
+    readable = where(manifests, _IS_READABLE)
     if state.has_trees:
         return readable
-    with_files = readable.where("has_live IS NOT false").select(*LISTED.names)
-    expired = with_files.where("NOT retained").select("kind", "spec_id").distinct().collect()
-    of_kinds = with_files.where(F.col("kind").isin({row.kind for row in expired}))
-    specs = {row.spec_id for row in expired if row.kind == _DATA_KIND}
+    with_files = where(readable, _HAS_LIVE)
+    expired = _distinct(where(with_files, ~sql.col("retained")), ["kind", "spec_id"])
+    of_kinds = where(with_files, sql.col("kind").isin({kind for kind, _ in expired}))
+    specs = {spec_id for kind, spec_id in expired if kind == _DATA_KIND}
     if len(specs) != 1:
         return of_kinds
-    is_comparable = (F.col("kind") == _DATA_KIND) & F.col("spec_id").eqNullSafe(*specs)
+    is_comparable = (sql.col("kind") == _DATA_KIND) & sql.col("spec_id").eqNullSafe(*specs)
     shared = SharedFiles({spec_id: tuple(fields) for spec_id, fields in state.types.spec_fields.items()})
-    compared = of_kinds.where(is_comparable).groupBy("spec_id")
-    # PySpark mistakes a method for a function of two arguments.
-    chosen = compared.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
-    return chosen.union(of_kinds.where(~is_comparable))
+    compared = where(of_kinds, is_comparable)
+    if isinstance(compared, pa.Table):
+        chosen: Relation = shared.chosen(compared)
+    else:
+        by_spec = compared.groupBy("spec_id")
+        # PySpark mistakes a method for a function of two arguments.
+        chosen = by_spec.applyInArrow(lambda manifests: shared.chosen(manifests), spark_schema(LISTED))  # noqa: PLW0108
+    return union(chosen, where(of_kinds, ~is_comparable), state)
 
 
-def _of_metadata(state: TableState, manifests: DataFrame, expired: Collection[int]) -> DataFrame:
+def _of_metadata(state: TableState, manifests: Relation, expired: Collection[int]) -> Relation:
     """Return statistics, lists, roots, manifests and their deletion vectors as `REACHED`."""
-    paths = manifests.select("content", "path", "length", "retained")
-    dvs = manifests.where("dv.location IS NOT NULL").select(
-        F.lit(MANIFEST_DV).alias("content"), F.col("dv.location").alias("path"), F.lit(None).cast("long"), "retained"
-    )
-    return local_frame(state.spark, _statistics(state.metadata, expired)).union(paths).union(dvs)
+    dvs = {
+        "content": sql.lit(MANIFEST_DV),
+        "path": sql.col("dv.location"),
+        "length": sql.lit(None).cast("bigint"),
+        "retained": sql.col("retained"),
+    }
+    masked = where(manifests, sql.col("dv.location").isNotNull())
+    vectors = select(masked, [value.alias(name) for name, value in dvs.items()])
+    files = union(_statistics(state.metadata, expired), _columns(manifests, REACHED.names), state)
+    return union(files, vectors, state)
 
 
-def _content_files(state: TableState, manifests: DataFrame, schema: pa.Schema) -> DataFrame:
-    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. Runs a job."""
+def _content_files(state: TableState, manifests: Relation, schema: pa.Schema) -> Relation:
+    """Return the live files of manifests, rows of `LISTED`, as columns of `REACHED`. May run a job."""
     trees = state.types.tree_types if state.has_trees else None
     read = ContentReader(task_reader(state), trees, state.types.locations, schema)
-    readable = manifests.where(_IS_READABLE)
-    count, size = readable.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
-    return map_arrow(readable.repartition(read_tasks(state.spark, count, size)), read, schema)
+    readable = where(manifests, _IS_READABLE)
+    if isinstance(readable, pa.Table):
+        count, size = len(readable), pc.sum(readable.column("length")).as_py() or 0
+        if driver_opens(state, count, size, 0, 0):
+            return map_on_driver(readable, read, schema)
+    else:
+        count, size = readable.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
+    frame = frame_of(readable, state)
+    return map_arrow(frame.repartition(read_tasks(state.spark, count, size)), read, schema)
+
+
+def _columns(rows: Relation, names: Sequence[str]) -> Relation:
+    return select(rows, [sql.col(name).alias(name) for name in names])
+
+
+def _distinct(rows: Relation, names: Sequence[str]) -> set[tuple[Any, ...]]:
+    """Return the distinct values of columns. For many rows, runs a job."""
+    if isinstance(rows, pa.Table):
+        return set(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
+    return {tuple(row) for row in rows.select(*names).distinct().collect()}
 
 
 def used_specs(state: TableState, expired: Collection[int]) -> set[int] | None:
-    """Return the ids of the partition specs of the retained snapshots' manifests. Runs a job.
+    """Return the ids of the partition specs of the retained snapshots' manifests. May run a job.
 
     Returns:
         None if snapshots have trees, since their leaves may have files of several specs.
     """
     if state.has_trees:
         return None
-    manifests = _listed(state, task_reader(state), expired).where("retained AND spec_id IS NOT NULL")
-    return {row.spec_id for row in manifests.select("spec_id").distinct().collect()}
+    manifests = where(_listed(state, expired), sql.col("retained") & sql.col("spec_id").isNotNull())
+    return {spec_id for (spec_id,) in _distinct(manifests, ["spec_id"])}
 
 
-def _listed(state: TableState, reader: ExecutorReader, expired: Collection[int]) -> DataFrame:
+def _listed(state: TableState, expired: Collection[int]) -> Relation:
     """Return the lists, roots and distinct manifests of all snapshots, as `LISTED`."""
-    read = ListReader(reader, state.types.tree_types if state.has_trees else None, state.types.locations)
-    snapshots = _snapshots(state.metadata, expired)
-    lists = local_frame(state.spark, snapshots).repartition(read_tasks(state.spark, len(snapshots), 0))
-    rows = map_arrow(lists, read, LISTED)
-    inline = [*_inline_lists(state.metadata, expired)]
-    if inline:
-        rows = rows.union(local_frame(state.spark, pa.Table.from_batches(inline, LISTED)))
+    read = ListReader(task_reader(state), state.types.tree_types if state.has_trees else None, state.types.locations)
+    lists = _snapshots(state.metadata, expired)
+    inline = pa.Table.from_batches(_inline_lists(state.metadata, expired), LISTED)
+    rows: Relation
+    if driver_reads_lists(state, len(lists), MOST_ENTRIES):
+        rows = pa.concat_tables([map_on_driver(lists, read, LISTED), inline])
+    else:
+        frame = local_frame(state.spark, lists).repartition(read_tasks(state.spark, len(lists), 0))
+        rows = map_arrow(frame, read, LISTED)
+        rows = rows.union(local_frame(state.spark, inline)) if len(inline) else rows
     keys = ("content", "path", "dv", "removed")
-    firsts = [F.first(name).alias(name) for name in LISTED.names if name not in (*keys, "retained")]
-    distinct = rows.groupBy(*keys).agg(F.max("retained").alias("retained"), *firsts)
-    return distinct.select(*LISTED.names)
+    others = [name for name in LISTED.names if name not in keys]
+    aggregates = [sql.call("max" if name == "retained" else "first", sql.col(name)).alias(name) for name in others]
+    return _columns(grouped(rows, [sql.col(name).alias(name) for name in keys], aggregates), LISTED.names)
 
 
 def _snapshots(metadata: TableMetadata, expired: Collection[int]) -> pa.Table:

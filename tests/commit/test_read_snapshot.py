@@ -40,6 +40,7 @@ def rows_of(table: Any) -> Rows:
     return sorted(map(tuple, table.scan().to_df().collect()))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_vector_of_the_same_transaction(interpreted: SparkSession, catalog: sm.Catalog, version: int) -> None:
     """It is replaced if it is named; a change that does not name it has not read it."""

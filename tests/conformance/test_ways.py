@@ -1,4 +1,4 @@
-"""The driver in Arrow, tasks in Python and Spark's own sources make the same plans, and read the same rows."""
+"""The driver in Arrow, tasks in Python, and Spark's own sources make the same plans, metadata tables and rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.errors import NotFoundError, SparkmetaError, translated_errors
 from sparkmeta.plan.files import plan_schema
 from sparkmeta.plan.tasks import splits_of
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.scan import Scan
+from sparkmeta.session import local_frame
 from tests.conftest import configured
+from tests.inspect.comparison import assert_same_rows, collected
 from tests.peers import corpus as peers
 from tests.peers.filters import filters
+from tests.peers.java import METADATA_TABLES
 from tests.peers.slices import SOAK, slice_of
 from tests.rows.row_table import RowTable
 
@@ -31,6 +35,11 @@ if TYPE_CHECKING:
 BYTES, READS = "spark.sparkmeta.driver-manifest-bytes", "spark.sparkmeta.executor-reads"
 BY_TASKS, BY_SPARK = ({BYTES: "0", READS: reads} for reads in ("direct", "spark"))
 FILTERS = 3
+# The slice compares metadata tables of every so many of its tables, and those that other code makes.
+EVERY_NTH = 1 if SOAK else 4
+ONCE = ("entries", "files", "partitions", "all_files", "all_manifests", "position_deletes")
+INSPECTED = METADATA_TABLES if SOAK else ONCE
+BY_SOURCES = INSPECTED if SOAK else ("entries", "position_deletes")
 
 
 @pytest.mark.java
@@ -111,7 +120,7 @@ def test_rows_are_the_same(name: str, corpus: peers.Corpus, spark: SparkSession)
     peer = corpus.table(name)
     table = sm.load_table(peer.metadata_location, spark=spark)
     chosen = [table.scan(each.expression, case_sensitive=each.case_sensitive) for each in filters(peer, FILTERS)]
-    assert_same_rows([table.scan(), with_metadata_columns(table), *chosen])
+    assert_same_scans([table.scan(), with_metadata_columns(table), *chosen])
 
 
 @pytest.mark.parametrize("seed", range(60 if SOAK else 4))
@@ -142,7 +151,7 @@ def test_rows_of_random_tables(seed: int, tmp_path: Path, spark: SparkSession) -
     chosen = chance.sample(
         ["id < 5", "id >= 3 and ratio is null", "ratio != 1.5", "part = 'x'", "part = 'y' or id in (1, 2)"], 2
     )
-    assert_same_rows([table.scan(), with_metadata_columns(table), *map(table.scan, chosen)])
+    assert_same_scans([table.scan(), with_metadata_columns(table), *map(table.scan, chosen)])
 
 
 def random_rows(chance: Random, part: str) -> pa.Table:
@@ -162,7 +171,7 @@ def with_metadata_columns(table: sm.Table) -> Scan:
     return table.scan(selected_fields=(*names[:2], *shown))
 
 
-def assert_same_rows(scans: list[Scan]) -> None:
+def assert_same_scans(scans: list[Scan]) -> None:
     """Compare what the driver reads and counts with what Spark does."""
     for scan in scans:
         rows, expected = (read(way, scan) for way in (Scan.to_arrow, rows_by_spark))
@@ -184,3 +193,41 @@ def read(way: Callable[[Scan], pa.Table], scan: Scan) -> Any:
         return type(error), None if isinstance(error, NotFoundError) else str(error)
     columns = [(field.name, field.type) for field in rows.schema]
     return [columns, *sorted(str(list(row.values())) for row in rows.to_pylist())]
+
+
+# -- metadata tables ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", slice_of(peers.names())[::EVERY_NTH])
+def test_metadata_tables_are_the_same(name: str, corpus: peers.Corpus, interpreted: SparkSession) -> None:
+    location, spark = corpus.table(name).metadata_location, interpreted
+
+    def inspect() -> sm.InspectTable:
+        return sm.load_table(location, spark=spark).inspect
+
+    by_driver = {kind: metadata_table(inspect(), kind) for kind in INSPECTED}
+    tables = {kind: table for kind, table in by_driver.items() if not isinstance(table, tuple)}
+    frames = {("driver", kind): local_frame(spark, table) for kind, table in tables.items()}
+    for kind, table in tables.items():
+        assert arrow_schema(getattr(inspect(), kind)().schema) == table.schema, kind
+    for way, settings, kinds in (("tasks", BY_TASKS, INSPECTED), ("Spark", BY_SPARK, BY_SOURCES)):
+        with configured(spark, settings):
+            for kind in kinds:
+                if way == "Spark" and kind.startswith("all_") and inspect()._state.has_trees:
+                    continue
+                if kind in tables:
+                    frames[way, kind] = getattr(inspect(), kind)()
+                    assert arrow_schema(frames[way, kind].schema) == tables[kind].schema, (way, kind)
+                else:
+                    assert metadata_table(inspect(), kind) == by_driver[kind]
+    rows = collected(frames)
+    for way, kind in frames:
+        assert_same_rows(rows["driver", kind], rows[way, kind], f"{name}.{kind} by {way}")
+
+
+def metadata_table(inspect: sm.InspectTable, kind: str) -> Any:
+    """Return a metadata table, or its error."""
+    try:
+        return getattr(inspect.arrow, kind)()
+    except SparkmetaError as error:
+        return type(error), str(error)

@@ -106,6 +106,7 @@ def test_history_is_counted_once(table: sm.Table) -> None:
     assert files.groupBy().sum("record_count").first()[0] == ROWS * LOADS
 
 
+@pytest.mark.usefixtures("by_spark")
 def test_history_is_read_without_splits(
     spark: SparkSession, table: sm.Table, location: str, request: pytest.FixtureRequest
 ) -> None:
@@ -115,13 +116,18 @@ def test_history_is_read_without_splits(
     assert unsplit.all_files().count() == table.inspect.all_files().count() == 2 * LOADS
 
 
-def test_nothing_is_read_before_it_is_used(spark: SparkSession, location: str, tmp_path: Path) -> None:
+def test_what_spark_reads_is_read_when_it_is_used(
+    spark: SparkSession, location: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """The lists and manifests of old snapshots are gone, which a listing of tables does not notice."""
     metadata = json.loads(Path(location.removeprefix("file://")).read_text())
     for snapshot in metadata["snapshots"][:-1]:
         snapshot["manifest-list"] = f"file://{tmp_path}/gone.avro"
     changed = tmp_path / "changed.metadata.json"
     changed.write_text(json.dumps(metadata))
+    with pytest.raises(sm.NotFoundError, match=r"gone\.avro"):
+        sm.load_table(changed.as_uri(), spark=spark).inspect.all_files()
+    request.getfixturevalue("by_spark")
     inspect = sm.load_table(changed.as_uri(), spark=spark).inspect
     frames = {name: getattr(inspect, name)() for name in METADATA_TABLES}
     assert frames["files"].select("file_path").count() == 2 * LOADS

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +29,7 @@ from sparkmeta.spec.metadata import parse_table_metadata, serialize_table_metada
 from sparkmeta.spec.metadata_model import StatisticsFile
 from tests.commit.tables import new_table as new_metadata_of
 from tests.commit.test_tree_faults import attempt
+from tests.conftest import configured
 from tests.faults import FaultyFiles, Kind, faults
 from tests.maintain.test_compact import append, delete, mask_rows, new_table
 from tests.peers.file_maker import local_path
@@ -140,6 +142,12 @@ def planned_paths(files: DataFrame) -> set[str]:
     return {local_path(row.file_path) for row in files.collect()}
 
 
+def planned_by_tasks(spark: SparkSession, table: sm.Table, **options: Any) -> set[str]:
+    """The paths of a plan for which tasks read lists and manifests, however few they are."""
+    with configured(spark, {"spark.sparkmeta.driver-manifest-bytes": "1"}):
+        return planned_paths(table.refresh().maintenance.expire_snapshots(**options).files())
+
+
 def change_refs(shop: Workshop, rng: random.Random, step: int) -> None:
     """Tag or branch the current snapshot, or return to an earlier one."""
     ids = [row.snapshot_id for row in shop.spark.sql(f"SELECT snapshot_id FROM {shop.sql_name}.history").collect()]
@@ -184,6 +192,8 @@ def test_the_same_files_as_java(spark: SparkSession, seed: int) -> None:
     chosen = rng.choice(table.metadata.snapshots).timestamp_ms + 1
     plan = table.maintenance.expire_snapshots(older_than=chosen, retain_last=1)
     planned, before = planned_paths(plan.files()), files_below(shop.folder)
+    assert isinstance(plan._files, pa.Table)
+    assert planned == planned_by_tasks(spark, table, older_than=chosen, retain_last=1)
     assert sum(plan.summary().files.values()) == len(planned)
     sizes = {local_path(row.file_path): row.file_size_in_bytes for row in plan.files().collect()}
     assert {path: size for path, size in sizes.items() if size is not None} == {
@@ -247,6 +257,7 @@ def test_files_of_a_tree(spark: SparkSession, tmp_path: Path) -> None:
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
     retained = files.keys() - expired
     assert len(retained) == 2
+    assert planned_paths(plan.files()) == planned_by_tasks(spark, table, older_than=int(time.time() * 1000) + HOUR)
     needed = set[str]().union(*(files[each] for each in retained))
     unneeded = set[str]().union(*(files[each] for each in expired)) - needed
     assert planned_paths(plan.files()) == unneeded
@@ -292,8 +303,10 @@ def test_files_of_random_trees(spark: SparkSession, tmp_path: Path, seed: int) -
     table = random_tree(new_table(spark, tmp_path), tmp_path, rng, steps=10)
     files, folder = reachable(table), Path(local_path(table.location()))
     cutoff = rng.choice(table.metadata.snapshots).timestamp_ms + 1
-    plan = table.maintenance.expire_snapshots(older_than=cutoff, retain_last=rng.randrange(1, 4))
+    options = {"older_than": cutoff, "retain_last": rng.randrange(1, 4)}
+    plan = table.maintenance.expire_snapshots(**options)
     expired = {row.snapshot_id for row in plan.snapshots().collect()}
+    assert planned_paths(plan.files()) == planned_by_tasks(spark, table, **options)
     needed = set[str]().union(*(files[each] for each in files.keys() - expired))
     unneeded = set[str]().union(*(files[each] for each in expired)) - needed
     assert planned_paths(plan.files()) == unneeded
@@ -342,7 +355,9 @@ def test_a_leaf_that_a_root_lists_as_deleted(spark: SparkSession, tmp_path: Path
     tree.snapshot(added=[removed, other])
     tree.snapshot(existing=[other], deleted=[removed])
     state = tree.load(spark).state
-    names = {Path(row.path).name for row in unreachable_files(state, {1}).collect()}
+    unreachable = unreachable_files(state, {1})
+    assert isinstance(unreachable, pa.Table)
+    names = {Path(path).name for path in unreachable.column("path").to_pylist()}
     assert {"x:d1", "x:d2"} <= names
     assert not {name for name in names if name.startswith(("removed", "other"))}
     assert any("removed" in row.path for row in reachable_paths(state).collect())
