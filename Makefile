@@ -130,7 +130,7 @@ check: setup ## Run ruff and mypy
 	$(PY) -m mypy
 
 docs: docs-env ## Build the documentation site into build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/python -m mkdocs build --strict
 
 docs-env: $(DOCS)/.ready ## Create the environment of the documentation
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # What a table property's name begins with.
-_NAME = r"((?:write|read|commit|history|gc|schema)\.[a-z0-9.*-]*[a-z*])"
+_NAME = r"((?:write|read|commit|history|gc|schema\.name-mapping)\.[a-z0-9.*-]*[a-z*])"
 _PROPERTY, _DESCRIBED = re.compile(f'"{_NAME}"'), re.compile(f"`{_NAME}`")
 
 
@@ -42,12 +43,12 @@ def page(name: str, title: str, about: str, body: Iterable[str]) -> None:
 def table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[str]:
     """Return the lines of a table."""
     heads = list(heads)
-    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+    cells = ([str(cell).replace("|", "&#124;").replace("\n", " ") for cell in row] for row in rows)
     return [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads), *(f"| {' | '.join(row)} |" for row in cells), ""]
 
 
 def code(value: Any) -> str:
-    return f"`{value}`"
+    return f"`{value}`" if "|" not in str(value) else f"<code>{escape(str(value)).replace('|', '&#124;')}</code>"
 
 
 def sections(docstring: str | None) -> tuple[str, dict[str, str]]:
@@ -58,8 +59,9 @@ def sections(docstring: str | None) -> tuple[str, dict[str, str]]:
 
 
 def markdown(text: str) -> str:
-    """Return a docstring's text as Markdown: double backquotes are single ones, and lines that begin as lists are."""
-    return text.replace("``", "`")
+    """Return a docstring's text as Markdown: double backquotes are single ones, and `<` is no tag outside of code."""
+    parts = text.replace("``", "`").split("`")
+    return "`".join(part if place % 2 else part.replace("<", "&lt;") for place, part in enumerate(parts))
 
 
 # -- The pages --------------------------------------------------------------------------------------------------------
