@@ -107,19 +107,17 @@ def maintenance() -> Iterator[str]:
         text, parts = sections(inspect.unwrap(method).__doc__)
         yield from (f"## {name}", "", markdown(text), "")
         if kind is not None:
-            heads = ("option", "default", "values", "meaning")
-            yield from table(heads, (_option(each) for each in option_fields(kind)))
+            yield from table(("option", "default", "meaning"), (_option(each) for each in option_fields(kind)))
         elif "Args" in parts:
             yield from ("Arguments:", "", *raised(parts["Args"]), "")
         if "Raises" in parts:
             yield from ("Raises:", "", *raised(parts["Raises"]), "")
 
 
-def _option(each: Any) -> tuple[str, str, str, str]:
+def _option(each: Any) -> tuple[str, str, str]:
     rule = rule_of_option(each) or rule_of(str(each.type))
-    default = usual_value(each)
     values = rule.expected if rule is not None else code(str(each.type).removesuffix(" | None"))
-    return code(each.name), code(default), values, markdown(about_option(each))
+    return code(each.name), code(usual_value(each)), f"{markdown(about_option(each)).rstrip('.')}. Values: {values}."
 
 
 def command_line() -> Iterator[str]:
