@@ -156,7 +156,8 @@ def test_examples_run(page: Path, warehouse: Path, spark: SparkSession) -> None:
             else:
                 exec(compile(source, f"{name_of(page)}:{block.line}", "exec"), names)
         if block.shown is not None:
-            assert alike(printed.getvalue().replace(str(warehouse), "/warehouse")) == alike(block.shown), block.line
+            output = printed.getvalue().replace(str(warehouse), "/warehouse")
+            assert alike(output) == alike(block.shown), f"{name_of(page)}:{block.line} prints\n{output}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -173,6 +174,16 @@ def test_links_of_the_readme_lead_to_files() -> None:
     linked = {target for target in _LINK.findall(readme.read_text()) if target}
     assert {target for target in linked if not (ROOT / target).exists()} == set()
     assert len(readme.read_text().splitlines()) <= 150
+
+
+def test_pages_describe_each_table_property_that_the_code_reads() -> None:
+    """Names with a prefix that a constant holds are not found."""
+    name = re.compile(r'"((?:write|read|commit|history|gc|schema\.name-mapping)\.[a-z0-9.-]*[a-z])"')
+    sources = (path for path in (ROOT / "sparkmeta").rglob("*.py") if path.parent.name != "sparkmeta")
+    known = {key for path in sources for key in name.findall(path.read_text(encoding="utf-8"))}
+    described = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert len(known) > 30
+    assert {key for key in known if f"`{key}`" not in described} == set()
 
 
 def test_a_complete_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -162,15 +162,14 @@ def rest() -> Iterator[str]:
 
 def table_properties() -> Iterator[str]:
     texts = {path.relative_to(DOCS): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
-    described = {name for text in texts.values() for name in _DESCRIBED.findall(text)}
+    # That page also has properties that are not honoured.
+    others = (text for path, text in texts.items() if path.name != "properties.md")
+    described = {name for text in others for name in _DESCRIBED.findall(text)}
     rows = []
     for name in sorted(described | read_properties()):
-        pages = [path for path, text in texts.items() if code(name) in text and path.name != "properties.md"]
+        pages = [path for path, text in texts.items() if code(name) in text]
         links = [f"[{_title(texts[path])}](../{path.as_posix()})" for path in pages]
-        if not links and name not in described:
-            rows.append((code(name), ""))
-        elif links:
-            rows.append((code(name), ", ".join(links)))
+        rows.append((code(name), ", ".join(links)))
     yield from table(("property", "described in"), rows)
 
 
