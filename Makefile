@@ -8,6 +8,7 @@ JAR := build/jars/iceberg-spark-runtime-4.1_2.13-1.12.0.jar
 REST := build/rest
 NEWEST := build/newest
 OLDEST := build/oldest
+DOCS := build/docs-env
 # Of the jars that Hadoop's client of S3 needs, those that are among Spark's.
 SPARK_HAS := io.netty,org.slf4j,commons-codec,commons-logging,org.apache.httpcomponents
 # The number of processes that run tests, each with its own Spark of 4 GB. All tests of a file run in one process.
@@ -26,7 +27,7 @@ OTHERS := -m 'not java and not benchmark'
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check docs docs-env bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +128,16 @@ check: setup ## Run ruff and mypy
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+
+docs: docs-env ## Build the documentation site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/python -m mkdocs build --strict
+
+docs-env: $(DOCS)/.ready ## Create the environment of the documentation
+
+$(DOCS)/.ready: pyproject.toml
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 bench: setup jars ## Run the benchmarks, with Iceberg's Java library and pyiceberg: some hours
 	$(PY) -m tests.benchmarks

@@ -1,6 +1,6 @@
-"""What works for tables of each catalog on each store: `test_matrix.py` tries it, and the README shows it.
+"""What works for tables of each catalog on each store: `test_matrix.py` tries it, and docs/catalogs.md shows it.
 
-`python -m tests.catalog.matrix` writes the table of the README.
+`python -m tests.catalog.matrix` writes the table of that page.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "catalogs.md"
 OPERATIONS = ("open", "plan", "inspect", "rows", "append", "delete", "compact", "expire")
 KINDS = ("v2", "tree")
 
@@ -64,7 +64,7 @@ _UNTESTED = (("Hive, DynamoDB, BigQuery", "any", "any"), ("any", "Azure", "any")
 
 
 def rendered() -> str:
-    """The table of the README."""
+    """The table of the page."""
     rows = [("catalog", "store", "opened by", *OPERATIONS), ("---",) * (3 + len(OPERATIONS))]
     rows += [(*place[:3], *(_cell(place, operation) for operation in OPERATIONS)) for place in PLACES]
     rows += [(*names, *("untested",) * len(OPERATIONS)) for names in _UNTESTED]
@@ -72,8 +72,8 @@ def rendered() -> str:
 
 
 def shown() -> str:
-    """The table that the README shows."""
-    return README.read_text().partition(_BEGIN)[2].partition(_END)[0]
+    """The table that the page shows."""
+    return PAGE.read_text().partition(_BEGIN)[2].partition(_END)[0]
 
 
 def _cell(place: Place, operation: str) -> str:
@@ -81,4 +81,4 @@ def _cell(place: Place, operation: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(README.read_text().replace(f"{_BEGIN}{shown()}{_END}", f"{_BEGIN}{rendered()}{_END}"))
+    PAGE.write_text(PAGE.read_text().replace(f"{_BEGIN}{shown()}{_END}", f"{_BEGIN}{rendered()}{_END}"))

@@ -39,7 +39,7 @@ def _marked(place: Place) -> Any:
 DIRECT_FILES = {"write.tree.direct-files": "1"}
 
 
-def test_the_readme_shows_the_matrix() -> None:
+def test_the_page_shows_the_matrix() -> None:
     assert shown() == rendered(), "`python -m tests.catalog.matrix` updates it"
 
 
