@@ -2,9 +2,9 @@
 
     metadata, snapshot -> manifest list, or root of a metadata tree -> manifests -> entries
 
-The driver holds the metadata, and the manifest list or the root as an Arrow table. The entries of manifests are a DataFrame
-(`entries`), or an Arrow table if the driver reads the manifests (`relation`). The readers are imported when the first
-manifest is read.
+The driver holds the metadata, and the manifest list or the root as an Arrow table. The entries of manifests are a
+DataFrame (`entries`), or an Arrow table if the driver reads the manifests (`relation`). The readers are imported when
+the first manifest is read.
 
 Whatever the format version of the table, manifests and entries have the columns of the content entries that format
 version 4 proposes: `location`, `version_info`, `content_stats` and so on. The files that a V4 root lists itself appear
