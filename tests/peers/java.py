@@ -103,6 +103,8 @@ class Java:
 
     def catalog_table(self, name: str) -> Any:
         """The Java `Table` of a name like java.db.t, to be changed through Java's own API."""
+        # Spark looks for catalogs in the thread's active session, which may be one of an earlier test.
+        self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.session)
         return self.iceberg.spark.Spark3Util.loadIcebergTable(self.session, name)
 
     def records(self, metadata_location: str, *columns: str) -> list[Any]:
