@@ -70,7 +70,7 @@ def read_entries(state: TableState, manifests: pa.Table, projection: EntryProjec
     return state.relation(manifests, projection, Placement.DRIVER if on_driver else None)
 
 
-class FileRows(Protocol):
+class FileParser(Protocol):
     """Makes rows of the content of files, which are given by rows with their `location`."""
 
     def read(self, reader: ExecutorReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,7 +81,7 @@ class FileRows(Protocol):
 
 
 def read_files(
-    state: TableState, files: Relation, rows: FileRows, row_type: StructType, most_files: int | None = None
+    state: TableState, files: Relation, rows: FileParser, row_type: StructType, most_files: int | None = None
 ) -> DataFrame:
     """Return rows of files that tasks open, lazily. If only Spark's own sources can, a job collects the locations.
 
@@ -108,14 +108,14 @@ def driver_opens(state: TableState, files: int, size_in_bytes: int, rows: int, m
     return state.access.driver is not None and files <= MOST_REQUESTS and is_small
 
 
-def read_on_driver(state: TableState, files: pa.Table, rows: FileRows, row_type: StructType) -> pa.Table:
+def read_on_driver(state: TableState, files: pa.Table, rows: FileParser, row_type: StructType) -> pa.Table:
     """Return rows of files that the driver opens."""
     driver = state.access.driver
     assert driver is not None
     return map_on_driver(files, partial(_opened, driver, rows), arrow_schema(row_type))
 
 
-def _opened(driver: Files, rows: FileRows, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _opened(driver: Files, rows: FileParser, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         contents = pa.array(map(driver.read, batch.column("location").to_pylist()), pa.binary())
         yield from rows.read_contents([batch.append_column("content", contents)])
