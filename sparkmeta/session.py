@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 from zipimport import zipimporter
 
-from sparkmeta.errors import SessionError
+from sparkmeta.errors import SessionError, UnsupportedError
 from sparkmeta.java import spark_java_home
-from sparkmeta.settings import environment_conf, is_unavailable, setting, settings
+from sparkmeta.settings import Settings, environment_conf, is_unavailable, setting, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from sparkmeta.settings import Settings
 
     MapFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -121,6 +119,11 @@ class SessionSource:
     start: Callable[[], SparkSession] | None = field(default=None, compare=False, repr=False)
     _last: list[SparkSession] = field(default_factory=list, compare=False, repr=False)
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is no session and none can start, so that this process reads all files itself."""
+        return False
+
     def for_caller(self, spark: SparkSession | None) -> SessionSource:
         """Return a source for an object that is made with the argument `spark`, by default with this source's."""
         return replace(self, given=self.given if spark is None else spark, _last=[])
@@ -162,6 +165,28 @@ class SessionSource:
         session = running_session()
         self._last[:] = [] if session is None else [session]
         return session
+
+
+class NoSession(SessionSource):
+    """The source of a process without sessions, such as a Python worker of Spark."""
+
+    @property
+    def alone(self) -> bool:
+        return True
+
+    def get(self) -> SparkSession:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(
+            "this needs jobs of Spark, which Spark's Python workers can't start: use sm.load_table(..., spark) or "
+            "Catalog.load_table in Python instead"
+        )
+
+    def running(self) -> None:
+        """Return None."""
+
+    def settings(self) -> Settings:
+        """Return the settings with which Python opens all files."""
+        return Settings(executor_reads="direct")
 
 
 def _started() -> SparkSession:

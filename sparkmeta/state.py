@@ -13,7 +13,8 @@ as the entries of one more manifest, which is not a file and has the `file_forma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -169,6 +170,17 @@ class TableState:
         if self.snapshot is not None:
             location = self.snapshot.manifest_list or f"snapshot {self.snapshot.snapshot_id}"
         return manifests_of_list(self.manifest_files, self.types.spec_fields, location)
+
+    def with_manifests(self, ids: Collection[int]) -> TableState:
+        """Return this state with some of its manifests, given by their small ids, as if it had no others."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        manifests = self.manifests
+        chosen = pc.is_in(manifests.column("manifest"), pa.array(ids, pa.int32()))
+        part = copy(self)
+        vars(part)["manifests"] = manifests.filter(chosen)
+        return part
 
     @property
     def data_manifests(self) -> pa.Table:

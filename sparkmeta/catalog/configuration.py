@@ -12,6 +12,8 @@ from sparkmeta.settings import ICEBERG_CATALOG, iceberg_catalogs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql import SparkSession
+
 
 def is_configured(properties: Mapping[str, Any]) -> bool:
     """Return whether properties say which kind of catalog they describe."""
@@ -46,8 +48,12 @@ _JDBC: Final = re.compile(r"jdbc:(?:(?P<server>postgresql)://(?P<place>.+)|sqlit
 _AUTH_TYPES: Final = {"none": {}, "oauth2": {}, "sigv4": {"rest.sigv4-enabled": "true"}}
 
 
-def spark_catalog(name: str) -> dict[str, str] | None:
-    """Return pyiceberg's properties for the Iceberg catalog of this name in the running session's configuration.
+def spark_catalog(name: str, spark: SparkSession | None = None) -> dict[str, str] | None:
+    """Return pyiceberg's properties for the Iceberg catalog of this name in a session's configuration.
+
+    Args:
+        name: the catalog.
+        spark: the session; by default the one that runs.
 
     Returns:
         None if no session runs, or Spark has no Iceberg catalog of the name.
@@ -57,7 +63,7 @@ def spark_catalog(name: str) -> dict[str, str] | None:
             it.
         InvalidArgumentError: a property is missing.
     """
-    properties = iceberg_catalogs(running_session()).get(name)
+    properties = iceberg_catalogs(spark or running_session()).get(name)
     return None if properties is None else _translated(name, properties)
 
 

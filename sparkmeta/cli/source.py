@@ -8,7 +8,6 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial, wraps
 from importlib.abc import MetaPathFinder
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -17,9 +16,11 @@ import click
 
 from sparkmeta.errors import SessionError, SparkmetaError
 from sparkmeta.session import SessionSource, local_session
+from sparkmeta.spec.iso_times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
 
     from pyspark.sql import SparkSession
 
@@ -158,19 +159,6 @@ class Parsed(click.ParamType[T]):
             return self.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-def moment_of(text: str) -> datetime:
-    """Return the time of an ISO 8601 text. A date or time without a zone is in UTC.
-
-    Raises:
-        ValueError: the text is not a date or time.
-    """
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 KEY_VALUE = Parsed("key=value", key_value)

@@ -313,28 +313,41 @@ _OTHERS = [name for name in REACHABLE.names if name not in ("manifest_path", "co
 
 
 def all_files(
-    state: TableState, content: ContentType | None, columns: Sequence[str] | None, most_entries: int
+    state: TableState,
+    content: ContentType | None,
+    columns: Sequence[str] | None,
+    most_entries: int,
+    manifests: Relation | None = None,
 ) -> MetadataRows:
     """Return a row for each live file in each manifest of any snapshot, or only in manifests of one content."""
     selection = files_selection(state, columns)
-    return files_of(all_entries_of(state, content, selection.projection, most_entries), selection)
+    return files_of(all_entries_of(state, content, selection.projection, most_entries, manifests), selection)
 
 
-def all_entries(state: TableState, columns: Sequence[str] | None, most_entries: int) -> MetadataRows:
+def all_entries(
+    state: TableState, columns: Sequence[str] | None, most_entries: int, manifests: Relation | None = None
+) -> MetadataRows:
     """Return a row for each entry of each manifest of any snapshot."""
     selection = entries_selection(state, columns)
-    return entries_of(all_entries_of(state, None, selection.projection, most_entries), selection)
+    return entries_of(all_entries_of(state, None, selection.projection, most_entries, manifests), selection)
 
 
 def all_entries_of(
-    state: TableState, content: ContentType | None, projection: EntryProjection, most_entries: int
+    state: TableState,
+    content: ContentType | None,
+    projection: EntryProjection,
+    most_entries: int,
+    manifests: Relation | None = None,
 ) -> Relation:
     """Return the entries of all manifests that any snapshot lists, with the columns of `projection.schema`.
+
+    The manifests may be given as rows of `reachable_manifests`.
 
     A DataFrame is lazy if tasks can open files. If only Spark's own sources can, a job collects the paths when this is
     called.
     """
-    manifests = reachable_manifests(state, content, most_entries)
+    if manifests is None:
+        manifests = reachable_manifests(state, content, most_entries)
     trees = state.types.tree_types if state.has_trees else None
     if isinstance(manifests, pa.Table) and _driver_decodes(state, manifests, most_entries):
         decoder = EntryDecoder(state.access.files, trees, state.types.locations)
@@ -378,7 +391,8 @@ def _driver_decodes(state: TableState, manifests: pa.Table, most_entries: int) -
     counts = [manifests.column(name) for name in FILE_COUNTS]
     entries = None if any(count.null_count for count in counts) else sum(pc.sum(count).as_py() or 0 for count in counts)
     load = ManifestLoad(pc.sum(manifests.column("manifest_length")).as_py() or 0, entries, most_entries)
-    return state.access.driver is not None and load.fits_driver(state.settings.driver_manifest_bytes)
+    fits = state.access.alone or load.fits_driver(state.settings.driver_manifest_bytes)
+    return state.access.driver is not None and fits
 
 
 _PART_COLUMNS = {
@@ -450,7 +464,7 @@ def partitions(state: TableState) -> MetadataRows:
         snapshots = F.broadcast(frame_of(snapshots, state))
     known = beside(live, snapshots, _ADDED_BY, "snapshot_id")
     rows = select(grouped(known, _keys(state), _aggregates(state)), _result(state))
-    return MetadataRows(state, rows, _partitions_type(state))
+    return MetadataRows(state, rows, partitions_type(state))
 
 
 def _snapshots(state: TableState) -> pa.Table:
@@ -512,10 +526,11 @@ def _result(state: TableState) -> list[Aliased]:
         "last_updated_at": update["committed_at"],
         "last_updated_snapshot_id": update["snapshot_id"],
     }
-    return [columns[field.name].alias(field.name) for field in _partitions_type(state).fields]
+    return [columns[field.name].alias(field.name) for field in partitions_type(state).fields]
 
 
-def _partitions_type(state: TableState) -> StructType:
+def partitions_type(state: TableState) -> StructType:
+    """Return the row type of `partitions`."""
     row = StructType()
     if state.types.partition_type.fields:
         row.add("partition", public_partition_type(state), False).add("spec_id", _INT, False)

@@ -105,7 +105,7 @@ def read_files(
 def driver_opens(state: TableState, files: int, size_in_bytes: int, rows: int, most_rows: int) -> bool:
     """Return whether the driver opens files: if they are few and small, and hold few rows."""
     is_small = ManifestLoad(size_in_bytes, rows, most_rows).fits_driver(state.settings.driver_manifest_bytes)
-    return state.access.driver is not None and files <= MOST_REQUESTS and is_small
+    return state.access.driver is not None and (state.access.alone or (files <= MOST_REQUESTS and is_small))
 
 
 def read_on_driver(state: TableState, files: pa.Table, rows: FileParser, row_type: StructType) -> pa.Table:

@@ -93,7 +93,7 @@ def partition_statistics(state: TableState) -> MetadataRows:
         what = "the table is empty" if snapshot is None else f"snapshot {snapshot.snapshot_id} has none"
         call = "table.maintenance.compute_partition_stats().commit() computes them"
         raise ValidationError(f"{state.metadata.location}: no partition statistics: {what}; {call}")
-    row_type = _row_type(state)
+    row_type = statistics_type(state)
     if driver_opens(state, 1, file.file_size_in_bytes, 0, 0):
         rows = _statistics_rows(state)
         return MetadataRows(state, read_on_driver(state, _locations(file.statistics_path), rows, row_type), row_type)
@@ -102,17 +102,18 @@ def partition_statistics(state: TableState) -> MetadataRows:
 
 def rows_of_file(state: TableState, location: str) -> DataFrame:
     """Return the rows of a partition statistics file of the table, lazily, as `statistics_schema` in Spark's types."""
-    return read_files(state, _locations(location), _statistics_rows(state), _row_type(state))
+    return read_files(state, _locations(location), _statistics_rows(state), statistics_type(state))
 
 
 def _locations(location: str) -> pa.Table:
     return pa.table({"location": pa.array([location], pa.string())})
 
 
-def _row_type(state: TableState) -> SparkStructType:
+def statistics_type(state: TableState) -> SparkStructType:
+    """Return the row type of partition_statistics."""
     struct = statistics_schema(state).as_struct()
     return SparkStructType([SparkField(each.name, spark_type(each.field_type)) for each in struct.fields])
 
 
 def _statistics_rows(state: TableState) -> StatisticsRows:
-    return StatisticsRows(arrow_schema(_row_type(state)), row_field(0, statistics_schema(state).as_struct()))
+    return StatisticsRows(arrow_schema(statistics_type(state)), row_field(0, statistics_schema(state).as_struct()))

@@ -169,7 +169,7 @@ class ManifestReader:
         if not self.driver_decodes(manifests):
             return False
         load = ManifestLoad.of(manifests, projection, most_entries)
-        return load.fits_driver(self.settings.driver_manifest_bytes)
+        return self.access.alone or load.fits_driver(self.settings.driver_manifest_bytes)
 
     def driver_decodes(self, manifests: pa.Table) -> bool:
         """Return whether the driver may open manifests and can decode them; if not, only Spark can read one of them."""
@@ -177,6 +177,8 @@ class ManifestReader:
 
     def _decodable(self, manifests: pa.Table) -> pa.Array:
         """Return which manifests the driver can decode, or already holds."""
+        if self.access.alone:
+            return pa.repeat(True, len(manifests))
         if self.tree is None:
             return pc.equal(manifests.column("file_format"), "AVRO")
         in_root = pc.equal(manifests.column("file_format"), IN_ROOT)

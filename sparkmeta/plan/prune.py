@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -18,7 +19,7 @@ from sparkmeta.columns.skipping import UNKNOWN_STATS, FieldStats, FieldSummary, 
 from sparkmeta.columns.sql import Sql
 from sparkmeta.entries.arrays import LIVE_ROWS, live_counts, may_be_live, sums
 from sparkmeta.entries.evaluate import where
-from sparkmeta.entries.projection import CONTENT_STATS
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.filter import ScanFilter, by_spec, entry_stats
 from sparkmeta.plan.pairs import deletes_by_affinity, deletes_by_partition
@@ -57,6 +58,14 @@ def prune_manifests(scan_filter: ScanFilter) -> PrunedManifests:
     if not scan_filter.keeps_all:
         deletes = deletes_by_partition(state, data, deletes)
     return PrunedManifests(scan_filter, data, deletes, time.perf_counter() - started)
+
+
+def part_of(pruned: PrunedManifests, manifests: Collection[int]) -> PrunedManifests:
+    """Return the part of a scan that reads some data manifests, given by their small ids, with their deletes."""
+    state = pruned.filter.state
+    data = pruned.data.filter(pc.is_in(pruned.data.column(MANIFEST), pa.array(manifests, pa.int32())))
+    deletes = deletes_by_partition(state, data, deletes_by_affinity(state, data, pruned.deletes))
+    return PrunedManifests(pruned.filter, data, deletes)
 
 
 def _of_content(manifests: pa.Table, content: ContentType) -> pa.Table:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.types import NestedField, StructType
@@ -116,28 +117,20 @@ def read_on_driver(
         CorruptFileError: A data file or delete file is damaged.
         NotFoundError: One is missing.
     """
-    state = scan_filter.state
-    rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
-    condition, count = _matches(scan_filter) if matches else ~_matches(scan_filter), len(rows.columns)
-    schema = arrow_schema(row_type(state, projected, metadata_columns))
+    rows = MatchingRows.of(scan_filter, projected, metadata_columns, matches=matches)
     named = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
     units = planned.select([*PLANNED, *named]).append_column(START, pa.repeat(pa.scalar(0, pa.int64()), len(planned)))
     units = units.append_column(STOP, pa.nulls(len(units), pa.int64()))
 
-    def matching(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in rows.read(batches):
-            found = where(pa.Table.from_batches([batch]), condition)
-            yield from pa.Table.from_arrays(found.columns[:count], schema.names).cast(schema).to_batches()
-
     if row_limit is None:
-        return map_on_driver(units, matching, schema, runs=True)
+        return map_on_driver(units, rows.read, rows.schema, runs=True)
     taken, left = [], row_limit
-    for batch in matching(units.to_batches()) if left else ():
+    for batch in rows.read(units.to_batches()) if left else ():
         taken.append(batch.slice(0, left))
         left -= len(taken[-1])
         if not left:
             break
-    return pa.Table.from_batches(taken, schema)
+    return pa.Table.from_batches(taken, rows.schema)
 
 
 def _matches(scan_filter: ScanFilter) -> Sql:
@@ -153,6 +146,53 @@ def row_type(state: TableState, projected: Schema, metadata_columns: Iterable[st
     for name in metadata_columns:
         result.add(name, metadata_type(ALL_METADATA_COLUMNS[name], state))
     return result
+
+
+@dataclass(frozen=True)
+class MatchingRows:
+    """Reads the live rows of planned files that match a filter.
+
+    Attributes:
+        rows: Reads the rows.
+        condition: The filter, on the columns that `rows` reads for it.
+        schema: The Arrow schema of the result.
+    """
+
+    rows: RowReader
+    condition: Sql
+    schema: pa.Schema
+
+    @staticmethod
+    def of(
+        scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str], *, matches: bool = True
+    ) -> MatchingRows:
+        """Return the reader of the rows that match a filter, or of those that don't; see `read_by_tasks`."""
+        state = scan_filter.state
+        rows = task_rows(state, projected, metadata_columns, filter_leaves(scan_filter))
+        condition, schema = _matches(scan_filter), arrow_schema(row_type(state, projected, metadata_columns))
+        return MatchingRows(rows, condition if matches else ~condition, schema)
+
+    def read(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of parts of files; see `RowReader.read`."""
+        for batch in self.rows.read(parts):
+            matching = where(pa.Table.from_batches([batch]), self.condition)
+            rows = pa.Table.from_arrays(matching.columns[: len(self.schema)], self.schema.names)
+            yield from rows.cast(self.schema).to_batches()
+
+
+def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return the `parts` of files that the driver has planned, with the columns that tasks need, and their sizes."""
+    length = planned.column("file_size_in_bytes").to_numpy()
+    is_parquet = pc.equal(pc.utf8_upper(planned.column("file_format")), "PARQUET").to_numpy()
+    last = np.maximum(length - 1, 0) // PART_BYTES * is_parquet
+    files = np.repeat(np.arange(len(planned)), last + 1)
+    part = np.arange(len(files)) - np.repeat(np.cumsum(last + 1) - last - 1, last + 1)
+    is_last = part == last[files]
+    sizes = np.where(is_last, length[files] - part * PART_BYTES, PART_BYTES)
+    names = [*PLANNED, *(name for name in (PARTITION,) if name in planned.column_names)]
+    stop = pc.if_else(pa.array(is_last), pa.scalar(None, pa.int64()), pa.array((part + 1) * PART_BYTES))
+    rows = planned.select(names).take(pa.array(files)).append_column(START, pa.array(part * PART_BYTES))
+    return rows.append_column(STOP, stop), sizes
 
 
 def task_rows(

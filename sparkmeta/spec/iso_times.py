@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Final
 
 from sparkmeta.errors import shown
@@ -87,3 +87,16 @@ def iso_timestamp(ticks: int, per_second: int = 1_000_000) -> str:
     """Return the time of ticks since 1970-01-01T00:00:00 in ISO 8601."""
     days, ticks_of_day = divmod(ticks, 86_400 * per_second)
     return f"{iso_date(days)}T{iso_time(ticks_of_day, per_second)}"
+
+
+def moment_of(text: str) -> datetime:
+    """Return the time of an ISO 8601 text. A date or time without a zone is in UTC.
+
+    Raises:
+        ValueError: the text is not a date or time.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an ISO 8601 time such as 2026-01-31T12:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

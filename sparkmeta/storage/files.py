@@ -474,12 +474,14 @@ class FileAccess:
         executor_reads: the setting.
         driver: opens files on the driver without a job; None if Spark should read them.
         sessions: of the session whose sources may open the files too; None if only `tasks` and `driver` may.
+        alone: whether `driver` opens all files, however many, since there is no Spark.
     """
 
     files: Files
     executor_reads: str
     driver: Files | None
     sessions: SessionSource | None
+    alone: bool = False
 
     @staticmethod
     def of(sessions: SessionSource, files: Files, settings: Settings) -> FileAccess:
@@ -487,7 +489,7 @@ class FileAccess:
         reads = settings.executor_reads
         by_spark = reads == "spark" or isinstance(files, SparkFiles) or not settings.driver_manifest_bytes
         is_direct = reads == "direct" and isinstance(files, IOFiles)
-        return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions)
+        return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions, sessions.alone)
 
     @property
     def tasks(self) -> ExecutorReader | None:

@@ -202,7 +202,8 @@ def _attach_on_driver(data: pa.Table, deletes: DeleteEntries, entries: pa.Table,
     keys = evaluate.select(data, [data_key(scope, state).alias(scope) for scope in groups.scopes])
     places = {scope: pc.index_in(whole(keys.column(scope)), known) for scope in groups.scopes}
     lengths = pc.list_value_length(grouped)
-    if sum(pc.sum(lengths.take(place)).as_py() or 0 for place in places.values()) > costs.COSTS.driver_pairs:
+    pairs = sum(pc.sum(lengths.take(place)).as_py() or 0 for place in places.values())
+    if pairs > costs.COSTS.driver_pairs and not state.access.alone:
         return None
     refuse_second_dvs(groups.grouped)
     rows = data
