@@ -19,7 +19,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-re
 # Tests that make plans. `make soak` runs them with each planning strategy.
 PLAN := tests/plan tests/conformance tests/commit tests/inspect tests/maintain tests/rewrite tests/health tests/test_engine.py tests/test_cli.py
 # Tests of what works on Spark Connect.
-ON_CONNECT := tests/plan tests/inspect tests/rows tests/avro tests/entries tests/manifests tests/views tests/conformance tests/maintain tests/rewrite tests/health tests/data_files tests/write tests/commit
+ON_CONNECT := tests/data_source tests/plan tests/inspect tests/rows tests/avro tests/entries tests/manifests tests/views tests/conformance tests/maintain tests/rewrite tests/health tests/data_files tests/write tests/commit
 
 # Tests that need no Iceberg runtime; Iceberg has none for the oldest and the newest PySpark here.
 OTHERS := -m 'not java and not benchmark'

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sparkmeta.commit.manage_snapshots import ManageSnapshots
     from sparkmeta.commit.snapshot_update import SnapshotUpdate
     from sparkmeta.commit.transaction import Transaction
+    from sparkmeta.data_source.register import register
+    from sparkmeta.data_source.source import DataSource
     from sparkmeta.errors import (
         CatalogError,
         CommitConflictError,
@@ -78,6 +80,7 @@ __all__ = [
     "CompactionPlan",
     "CompactionSummary",
     "CorruptFileError",
+    "DataSource",
     "DowngradePlan",
     "DowngradeSummary",
     "Drawing",
@@ -131,6 +134,7 @@ __all__ = [
     "load_table",
     "local_session",
     "materialize",
+    "register",
     "serve",
 ]
 
@@ -140,6 +144,7 @@ _HOMES = {
     "ChangelogScan": "range_scan",
     "CompactionPlan": "commit.compaction",
     "CompactionSummary": "commit.compaction",
+    "DataSource": "data_source.source",
     "DowngradePlan": "maintain.downgrade",
     "DowngradeSummary": "maintain.downgrade",
     "Drawing": "inspect.draw",
@@ -173,6 +178,7 @@ _HOMES = {
     "load_table": "table",
     "local_session": "session",
     "materialize": "session",
+    "register": "data_source.register",
     "serve": "service.server",
 }
 

@@ -24,6 +24,7 @@ FLOORS = [
     {"cli"},
     {"__init__"},
     {"service"},
+    {"data_source"},
     {"catalog"},
     {"views"},
     {"table"},
@@ -52,7 +53,9 @@ BANNED_ATTRIBUTES = {
 }  # fmt: skip
 BANNED_NAMES = {"RDD", "SparkContext", "pandas_udf"}
 # The modules of PySpark that are in its reference. Others change between minor versions.
-PUBLIC_PYSPARK = {"pyspark"} | {f"pyspark.{name}" for name in ("errors", "logger", "sql", "sql.functions", "sql.types")}
+PUBLIC_PYSPARK = {"pyspark"} | {
+    f"pyspark.{name}" for name in ("errors", "logger", "sql", "sql.datasource", "sql.functions", "sql.types")
+}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOOR = {room: floor for floor, rooms in enumerate(reversed(FLOORS)) for room in rooms}

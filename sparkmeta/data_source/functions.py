@@ -1,0 +1,271 @@
+"""Table functions for SQL: `SELECT * FROM sparkmeta_files('prod.db.events')`, and calls of procedures.
+
+Spark runs them in a Python process without a session, in one task. So they read what the data source reads, and commit
+what needs no job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.functions import AnalyzeArgument, AnalyzeResult  # type: ignore[attr-defined]
+from pyspark.sql.types import BooleanType, MapType, StringType, StructType
+
+from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.checks import FLAG
+from sparkmeta.data_source.options import ReadOptions, short_errors
+from sparkmeta.data_source.tables import OF_HISTORY, OF_SNAPSHOT, PLAN, read_of
+from sparkmeta.entries.evaluate import typed
+from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
+from sparkmeta.maintain.maintenance import Maintenance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from sparkmeta.commit.manage_snapshots import ManageSnapshots
+    from sparkmeta.data_source.options import Catalogs
+    from sparkmeta.data_source.tables import Read
+    from sparkmeta.table import Table
+
+PREFIX: Final = "sparkmeta_"
+# Arguments that have other names than their options. As in Iceberg's procedures, `table` is the table's name.
+_OPTIONS: Final = {"table": "path", "name": "table"}
+# What a table function can't do, and the call that does it.
+_NEED_JOBS: Final = {
+    "changelog": "table.changelog(...).create_temp_view(name)",
+    "health": "print(table.maintenance.health())",
+}
+
+
+@dataclass(frozen=True)
+class TableFunction:
+    """A table function.
+
+    Attributes:
+        name: its name in SQL.
+        parameters: the options that its arguments are by their positions. Other options are named, with `_` for `-`.
+        fixed: options that the function sets.
+        catalogs: the catalogs of Spark's configuration.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    fixed: tuple[tuple[str, str], ...]
+    catalogs: Catalogs
+
+    def row_type(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> StructType:
+        """Return the type of the rows for arguments."""
+        return self._read(arguments, named).row_type
+
+    def rows(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows for arguments."""
+        read = self._read(arguments, named)
+        schema = arrow_schema(read.row_type)
+        for share in read.shares():
+            for rows in read.rows(share, schema.names):
+                yield from python_rows(typed(rows.select(schema.names), schema))
+
+    def _read(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Read:
+        options = ReadOptions.of(self._options(arguments, named))
+        return read_of(options, options.open(self.catalogs))
+
+    def _options(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, str]:
+        if len(arguments) > len(self.parameters):
+            raise InvalidArgumentError(f"{self.name} takes {', '.join(self.parameters)} and named options")
+        given = dict(zip(self.parameters, arguments, strict=False)) | dict(named)
+        properties = given.pop("properties", None) or {}
+        options = {_OPTIONS.get(name, name.replace("_", "-")): value for name, value in given.items()}
+        options |= {f"property.{name}": value for name, value in properties.items()}
+        return {name: str(value) for name, value in (options | dict(self.fixed)).items() if value is not None}
+
+
+def table_functions(catalogs: Catalogs) -> dict[str, type]:
+    """Return the classes of table functions by their names in SQL."""
+    functions = [
+        TableFunction(f"{PREFIX}{PLAN}", ("table", "filter"), (("table", PLAN),), catalogs),
+        TableFunction(f"{PREFIX}table", ("table", "name"), (), catalogs),
+        *(
+            TableFunction(f"{PREFIX}{name}", ("table",), (("table", name),), catalogs)
+            for name in (*OF_SNAPSHOT, *OF_HISTORY)
+        ),
+    ]
+    classes = {function.name: _class_of(function) for function in functions}
+    classes |= {f"{PREFIX}{name}": _refusing(f"{PREFIX}{name}", instead) for name, instead in _NEED_JOBS.items()}
+    return classes | {f"{PREFIX}call": _calling(catalogs)}
+
+
+def _class_of(function: TableFunction) -> type:
+    class Reads:
+        @staticmethod
+        def analyze(*arguments: AnalyzeArgument, **named: AnalyzeArgument) -> AnalyzeResult:
+            with short_errors():
+                values = [constant(function.name, argument) for argument in arguments]
+                options = {name: constant(function.name, argument) for name, argument in named.items()}
+                return AnalyzeResult(function.row_type(values, options))
+
+        def eval(self, *arguments: Any, **named: Any) -> Iterator[tuple[Any, ...]]:
+            with short_errors():
+                yield from function.rows(arguments, named)
+
+    return Reads
+
+
+def _refusing(name: str, instead: str) -> type:
+    class Refuses:
+        @staticmethod
+        def analyze(*arguments: AnalyzeArgument, **named: AnalyzeArgument) -> AnalyzeResult:  # noqa: ARG004
+            raise UnsupportedError(
+                f"{name} needs jobs of Spark, which a table function can't start: {instead} in Python"
+            )
+
+        def eval(self, *arguments: Any, **named: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
+            yield ()
+
+    return Refuses
+
+
+def constant(function: str, argument: AnalyzeArgument) -> Any:
+    """Return the value of an argument. Raises InvalidArgumentError if it is not a constant."""
+    if argument.isTable or not argument.isConstantExpression:
+        raise InvalidArgumentError(f"{function} takes constants: not a column or a table")
+    return argument.value
+
+
+def python_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield rows as tuples of values that PySpark converts to its types: structs are tuples, and maps dictionaries."""
+    for batch in table.to_batches(max_chunksize=10_000):
+        columns = [_values(column.to_pylist(), column.type) for column in batch.columns]
+        yield from zip(*columns, strict=True)
+
+
+def _values(values: list[Any], kind: pa.DataType) -> list[Any]:
+    if not pa.types.is_nested(kind):
+        return values
+    return [None if value is None else _value(value, kind) for value in values]
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_struct(kind):
+        return tuple(_values([value[field.name]], field.type)[0] for field in kind)
+    if pa.types.is_map(kind):
+        return dict(zip([key for key, _ in value], _values([item for _, item in value], kind.item_type), strict=True))
+    return _values(value, kind.value_type)
+
+
+# -- Procedures -------------------------------------------------------------------------------------------------------
+
+
+def rollback_to_snapshot(refs: ManageSnapshots, snapshot_id: int) -> object:
+    """Make an ancestor of the current snapshot current."""
+    return refs.rollback_to_snapshot(snapshot_id)
+
+
+def rollback_to_timestamp(refs: ManageSnapshots, timestamp: datetime) -> object:
+    """Make the newest ancestor from before a time current."""
+    return refs.rollback_to_timestamp(int(timestamp.timestamp() * 1000))
+
+
+def set_current_snapshot(refs: ManageSnapshots, snapshot_id: int | None = None, ref: str | None = None) -> object:
+    """Make any snapshot current."""
+    return refs.set_current_snapshot(snapshot_id, ref)
+
+
+def cherrypick_snapshot(refs: ManageSnapshots, snapshot_id: int) -> object:
+    """Apply the changes of a snapshot to main."""
+    return refs.cherry_pick(snapshot_id)
+
+
+def publish_changes(refs: ManageSnapshots, wap_id: str) -> object:
+    """Apply the snapshot that has a `wap.id` to main."""
+    return refs.publish_changes(wap_id)
+
+
+def fast_forward(refs: ManageSnapshots, branch: str, to: str) -> object:
+    """Move a branch to the head of one that descends from it."""
+    return refs.fast_forward(branch, to)
+
+
+PROCEDURES: Final[dict[str, Callable[..., Any]]] = {
+    procedure.__name__: procedure
+    for procedure in (
+        rollback_to_snapshot, rollback_to_timestamp, set_current_snapshot, cherrypick_snapshot, publish_changes,
+        fast_forward,
+    )
+}  # fmt: skip
+_CALLED: Final = (
+    StructType().add("procedure", StringType()).add("committed", BooleanType())
+    .add("result", MapType(StringType(), StringType()))
+)  # fmt: skip
+
+
+def call(table: Table, procedure: str, arguments: Mapping[str, Any], *, commit: bool) -> dict[str, str]:
+    """Run a procedure on a table, and return what it results in.
+
+    Args:
+        table: the table.
+        procedure: one of `PROCEDURES`.
+        arguments: as of Iceberg's procedure.
+        commit: whether to commit the change.
+
+    Raises:
+        InvalidArgumentError: there is no such procedure, or an argument is unknown, missing or wrong.
+        UnsupportedError: the procedure needs jobs of Spark.
+    """
+    if procedure not in PROCEDURES:
+        if callable(getattr(Maintenance, procedure, None)) and not procedure.startswith("_"):
+            instead = f"table.maintenance.{procedure}(...).commit() in Python"
+            raise UnsupportedError(f"{procedure} is not for table functions, which start no jobs of Spark: {instead}")
+        raise InvalidArgumentError(f"{shown(procedure)} is not a procedure; procedures are {', '.join(PROCEDURES)}")
+    FLAG.check("commit", commit)
+    _refuse_misfits(procedure, arguments)
+    transaction = table.transaction()
+    refs = transaction.manage_snapshots()
+    try:
+        PROCEDURES[procedure](refs, **arguments)
+        refs.commit()
+        planned = transaction.table_metadata if not commit else transaction.commit().metadata
+    except SparkmetaError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgumentError(f"{table.location()}: {procedure}: {first_line(error)}") from error
+    ids = {"previous_snapshot_id": table.metadata, "current_snapshot_id": planned}
+    return {name: str(metadata.current_snapshot_id) for name, metadata in ids.items()}
+
+
+def _refuse_misfits(procedure: str, arguments: Mapping[str, Any]) -> None:
+    known = [*signature(PROCEDURES[procedure]).parameters.values()][1:]
+    names = [each.name for each in known]
+    for name in arguments:
+        if name not in names:
+            raise InvalidArgumentError(f"{procedure} has no argument {name}; arguments are {', '.join(names)}")
+    for each in known:
+        if each.default is Parameter.empty and each.name not in arguments:
+            raise InvalidArgumentError(f"{procedure} needs the argument {each.name}")
+
+
+def _calling(catalogs: Catalogs) -> type:
+    name = f"{PREFIX}call"
+
+    class Calls:
+        @staticmethod
+        def analyze(*arguments: AnalyzeArgument, **named: AnalyzeArgument) -> AnalyzeResult:
+            for argument in (*arguments, *named.values()):
+                constant(name, argument)
+            return AnalyzeResult(_CALLED)
+
+        def eval(
+            self, table: str, procedure: str, commit: bool = False, catalog: str | None = None, **arguments: Any
+        ) -> Iterator[tuple[Any, ...]]:
+            properties = (arguments.pop("properties", None) or {}).items()
+            options = {"path": table} | {f"property.{name}": value for name, value in properties}
+            if catalog is not None:
+                options["catalog"] = catalog
+            with short_errors():
+                opened = ReadOptions.of(options).open(catalogs)
+                yield procedure, commit, call(opened, procedure, arguments, commit=commit)
+
+    return Calls

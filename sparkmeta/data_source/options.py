@@ -1,0 +1,195 @@
+"""The options of the data source, and the table that they name."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SparkmetaError, shown
+from sparkmeta.operations.metadata_files import is_metadata_file
+from sparkmeta.session import NoSession
+from sparkmeta.spec.iso_times import moment_of
+from sparkmeta.storage.files import IOFiles, warehouse_io
+from sparkmeta.storage.location import absolute, is_local
+from sparkmeta.table import open_location, open_metadata, open_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
+
+    from sparkmeta.catalog import Catalog
+    from sparkmeta.scan import Scan
+    from sparkmeta.state import TableState
+    from sparkmeta.table import Table
+
+ROWS: Final = "rows"
+
+_PROPERTY: Final = "property."
+# A name that begins with a catalog: catalog.namespace.table.
+_NAME: Final = re.compile(r"\w[\w-]*(?:\.\w[\w-]*){2,}")
+
+Catalogs = dict[str, dict[str, str] | str]
+"""Catalogs of Spark's configuration by name: their properties for pyiceberg, or why they have none."""
+
+
+def _option(name: str, doc: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"name": name, "doc": doc})
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of a read. Names are those of Iceberg's Spark source where it has them; case does not matter."""
+
+    path: str = _option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")
+    table: str = _option("table", "What to read: rows, plan, or a metadata table such as files.", ROWS)
+    catalog: str | None = _option("catalog", "A catalog of pyiceberg's configuration; path is an identifier in it.")
+    snapshot_id: str | None = _option("snapshot-id", "The snapshot to read.")
+    ref: str | None = _option("ref", "The branch or tag to read.")
+    branch: str | None = _option("branch", "The branch to read.")
+    tag: str | None = _option("tag", "The tag to read.")
+    as_of: str | None = _option(
+        "as-of-timestamp", "Read the snapshot that was current then: milliseconds since 1970, or a time in ISO 8601."
+    )
+    filter: str | None = _option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
+    columns: str | None = _option("columns", "The columns to read, with commas between them.")
+    properties: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(options: Mapping[str, str]) -> ReadOptions:
+        """Return the options for texts by their names.
+
+        Raises:
+            InvalidArgumentError: an option is unknown, or contradicts another one.
+        """
+        known = {each.metadata["name"]: each.name for each in fields(ReadOptions) if each.metadata}
+        values: dict[str, Any] = {}
+        properties = {}
+        for key, text in options.items():
+            name = key.lower()
+            if name.startswith(_PROPERTY):
+                properties[name.removeprefix(_PROPERTY)] = text
+            elif name in known:
+                values[known[name]] = text
+            else:
+                raise InvalidArgumentError(f"{shown(key)} is not an option; options are {', '.join(known)}, property.*")
+        read = ReadOptions(**values, properties=properties)
+        if not read.path:
+            raise InvalidArgumentError("path is missing: it names the table, as in load('prod.db.events')")
+        snapshot = ("snapshot_id", "ref", "branch", "tag", "as_of")
+        choices = [name for name, attribute in known.items() if attribute in snapshot and attribute in values]
+        if len(choices) > 1:
+            raise InvalidArgumentError(f"{choices[0]} and {choices[1]} each name a snapshot: give one of them")
+        return read
+
+    @property
+    def chooses_snapshot(self) -> bool:
+        """Whether an option names a snapshot."""
+        return any(chosen is not None for chosen in (self.snapshot_id, self.ref, self.branch, self.tag, self.as_of))
+
+    @property
+    def column_names(self) -> list[str] | None:
+        """The columns to read; None for all."""
+        return None if self.columns is None else [name.strip() for name in self.columns.split(",")]
+
+    # -- the table --------------------------------------------------------------------------------------------------
+
+    def open(self, catalogs: Catalogs) -> Table:
+        """Open the table without a session.
+
+        Raises:
+            SparkmetaError: see `load_catalog` and `load_table`.
+        """
+        if self.catalog is not None:
+            return self._catalog(self.catalog, catalogs).load_table(self.path)
+        first, _, rest = self.path.partition(".")
+        if _NAME.fullmatch(self.path) and _is_catalog(first, catalogs):
+            return self._catalog(first, catalogs).load_table(rest)
+        place = absolute(self.path)
+        io = None if is_local(place) else warehouse_io(self.properties, place)
+        if io is None:
+            return open_location(self.path, NoSession())
+        if is_metadata_file(place):
+            return open_metadata(place, NoSession(), io=io)
+        return open_table(place, NoSession(), IOFiles(io))
+
+    def _catalog(self, name: str, catalogs: Catalogs) -> Catalog:
+        from sparkmeta.catalog import load_catalog
+
+        configured = catalogs.get(name, {})
+        if isinstance(configured, str):
+            raise InvalidArgumentError(configured)
+        return load_catalog(name, **{**configured, **self.properties}).with_sessions(NoSession())
+
+    # -- the snapshot -----------------------------------------------------------------------------------------------
+
+    def state(self, table: Table) -> TableState:
+        """Return the table at the chosen snapshot.
+
+        Raises:
+            NoSuchSnapshotError: there is none.
+            InvalidArgumentError: an id or time is not one.
+        """
+        return table.state.at(self.scan(table).snapshot())
+
+    def scan(self, table: Table) -> Scan:
+        """Return the scan of the chosen snapshot and columns, and with the filter.
+
+        Raises:
+            NoSuchSnapshotError: there is no such snapshot.
+            InvalidArgumentError: an id or time is not one, or a column is unknown.
+            InvalidFilterError: the filter is invalid.
+        """
+        scan = table.scan(snapshot_id=None if self.snapshot_id is None else _whole("snapshot-id", self.snapshot_id))
+        if (ref := self._ref(table)) is not None:
+            scan = scan.use_ref(ref)
+        if self.as_of is not None:
+            scan = scan.as_of(_moment(self.as_of))
+        if self.filter is not None:
+            scan = scan.filter(self.filter)
+        return scan
+
+    def _ref(self, table: Table) -> str | None:
+        for kind, name in (("branch", self.branch), ("tag", self.tag)):
+            if name is None:
+                continue
+            known = table.refs().get(name)
+            if known is not None and known.snapshot_ref_type != kind:
+                raise NoSuchSnapshotError(
+                    f"{table.location()} has no {kind} {name!r}: it is a {known.snapshot_ref_type}"
+                )
+            return name
+        return self.ref
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """Raise errors of sparkmeta without the calls that led to them, since Spark prints these before the error."""
+    try:
+        yield
+    except SparkmetaError as error:
+        raise error.with_traceback(None) from None
+
+
+def _is_catalog(name: str, catalogs: Catalogs) -> bool:
+    from pyiceberg.utils.config import Config
+
+    return name in catalogs or Config().get_catalog_config(name) is not None
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{name} is {shown(text)}: expected a whole number") from None
+
+
+def _moment(text: str) -> datetime | int:
+    if text.strip().lstrip("-").isdecimal():
+        return int(text)
+    try:
+        return moment_of(text)
+    except ValueError:
+        expected = "milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z"
+        raise InvalidArgumentError(f"as-of-timestamp is {shown(text)}: expected {expected}") from None

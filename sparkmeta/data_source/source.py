@@ -1,0 +1,84 @@
+"""The data source of `spark.read.format("sparkmeta")` and `CREATE TEMPORARY VIEW ... USING sparkmeta`.
+
+Spark makes these objects in Python processes without a session. `schema` and `partitions` run in one on the driver, and
+`read` in tasks. `pyspark.sql.datasource` is the interface.
+
+The reader takes no filters from Spark. Spark 4.1 to 4.3 have one plan of a source for all uses of a DataFrame or view,
+the one with the filters that were pushed last, so that another use could get the rows of these filters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from pyspark.sql import datasource
+
+from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.data_source.options import ReadOptions, short_errors
+from sparkmeta.data_source.tables import Opened, RowsRead, field_of, read_of
+from sparkmeta.entries.evaluate import typed
+from sparkmeta.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sparkmeta.data_source.options import Catalogs
+    from sparkmeta.data_source.tables import Read
+
+BATCH_ROWS: Final = 10_000
+
+
+class DataSource(datasource.DataSource):
+    """The data source `sparkmeta`; see docs/sql.md for its options. `sm.register(spark)` registers it."""
+
+    catalogs: ClassVar[Catalogs] = {}
+    _opened: Opened | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "sparkmeta"
+
+    def schema(self) -> StructType:
+        """Return the type of the rows. Readers then read this version of the table."""
+        with short_errors():
+            return self._read().row_type
+
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
+        """Return a reader."""
+        with short_errors():
+            return _Reader(self._read(), schema)
+
+    def _read(self) -> Read:
+        options = ReadOptions.of(self.options)
+        table = options.open(self.catalogs) if self._opened is None else self._opened.open()
+        self._opened = self._opened or Opened.of(table, table.state)
+        return read_of(options, table)
+
+
+class _Reader(datasource.DataSourceReader):
+    def __init__(self, read: Read, schema: StructType) -> None:
+        for field in schema.fields:
+            known = field_of(read.row_type, field.name)
+            if known.dataType.simpleString() != field.dataType.simpleString():
+                types = f"{field.dataType.simpleString()} in the schema: expected {known.dataType.simpleString()}"
+                raise InvalidArgumentError(f"column {field.name} is {types}")
+        if isinstance(read, RowsRead):
+            read.select(schema.names)
+        self._row_read, self._schema = read, schema
+
+    def partitions(self) -> list[datasource.InputPartition]:
+        with short_errors():
+            return [datasource.InputPartition(share) for share in self._row_read.shares()]
+
+    def read(self, partition: datasource.InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # Spark makes a partition of nothing for a read without shares.
+        if partition is None or partition.value is None:
+            return
+        schema = arrow_schema(self._schema)
+        with short_errors():
+            for rows in self._row_read.rows(partition.value, self._schema.names):
+                yield from typed(rows.select(schema.names), schema).to_batches(max_chunksize=BATCH_ROWS)

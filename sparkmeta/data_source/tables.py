@@ -1,0 +1,325 @@
+"""What the data source reads, in a process without a session: metadata tables, plans and rows.
+
+A read is dealt to tasks in shares. One process opens the table and returns the row type and the shares. Others open the
+same metadata file and make the rows of a share in Arrow, with the functions of `table.inspect.arrow` and
+`Scan.plan_files_arrow`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from sparkmeta.arrow_types import spark_schema
+from sparkmeta.data_source.options import ROWS
+from sparkmeta.entries.arrays import FILE_COUNTS, sums
+from sparkmeta.entries.projection import MANIFEST
+from sparkmeta.errors import InvalidArgumentError, shown
+from sparkmeta.inspect import files, history
+from sparkmeta.inspect.inspect_table import InspectArrow
+from sparkmeta.inspect.manifest_rows import ALL_MANIFESTS
+from sparkmeta.inspect.manifests import manifests
+from sparkmeta.inspect.partition_statistics import statistics_type
+from sparkmeta.inspect.position_deletes import position_deletes_type
+from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES
+from sparkmeta.plan.choose import choose
+from sparkmeta.plan.files import plan_files_arrow, plan_schema
+from sparkmeta.plan.prune import part_of, prune_manifests
+from sparkmeta.rows.arrow_reader import PART_BYTES, MatchingRows, parts_table, row_type
+from sparkmeta.session import NoSession
+from sparkmeta.spec.entry import ContentType
+from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.storage.location import is_local
+from sparkmeta.table import open_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkmeta.data_source.options import ReadOptions
+    from sparkmeta.state import TableState
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.table import Table
+
+PLAN: Final = "plan"
+OF_SNAPSHOT: Final = (
+    "entries", "files", "data_files", "delete_files", "manifests", "partitions", "position_deletes",
+    "partition_statistics",
+)  # fmt: skip
+OF_HISTORY: Final = (
+    "snapshots", "history", "refs", "metadata_log_entries", "all_manifests", "all_files", "all_data_files",
+    "all_delete_files", "all_entries",
+)  # fmt: skip
+TABLES: Final = (ROWS, PLAN, *OF_SNAPSHOT, *OF_HISTORY)
+_ENTRIES: Final = ("entries", "all_entries")
+_FILES: Final = ("files", "data_files", "delete_files", "all_files", "all_data_files", "all_delete_files")
+_ALL_CONTENTS: Final = {
+    "all_files": None,
+    "all_entries": None,
+    "all_data_files": ContentType.DATA_MANIFEST,
+    "all_delete_files": ContentType.DELETE_MANIFEST,
+}
+# The most entries of a share; a share has at least one manifest.
+SHARE_ENTRIES: Final = 50_000
+WHOLE: Final = "whole"
+"""The share of a read that is not dealt."""
+# What opening a file costs, in bytes of it (Iceberg's default of read.split.open-file-cost).
+_OPEN_FILE: Final = 4 << 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A table at a metadata file and a snapshot, which another process can open again."""
+
+    location: str
+    reader: ExecutorReader
+    snapshot_id: int | None
+
+    @staticmethod
+    def of(table: Table, state: TableState) -> Opened:
+        """Return what opens a table at the snapshot of a state."""
+        reader = state.access.tasks
+        assert reader is not None  # a table without a session is opened by Python
+        return Opened(table.metadata_location, reader, None if state.snapshot is None else state.snapshot.snapshot_id)
+
+    def open(self) -> Table:
+        """Open the table."""
+        io = None
+        if not is_local(self.location):
+            from pyiceberg.io import load_file_io
+
+            io = load_file_io(self.reader.io_properties or {}, self.location)
+        return open_metadata(self.location, NoSession(), io=io)
+
+    def state(self) -> TableState:
+        """Return the table at the snapshot."""
+        table = self.open()
+        snapshot = None if self.snapshot_id is None else snapshot_of(table.metadata, self.snapshot_id)
+        return table.state.at(snapshot)
+
+
+class Read(ABC):
+    """A read. It is pickled for tasks, without what only the planning process needs.
+
+    Attributes:
+        row_type: the type of all of its columns.
+    """
+
+    row_type: StructType
+
+    @abstractmethod
+    def shares(self) -> list[Any]:
+        """Return the shares: small values that can be pickled."""
+
+    @abstractmethod
+    def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the rows of a share.
+
+        Args:
+            share: one of the `shares`.
+            columns: the columns that are needed. Others may be left out.
+        """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "planning"}
+
+
+def read_of(options: ReadOptions, table: Table) -> Read:
+    """Return a read of a table.
+
+    Raises:
+        InvalidArgumentError: there is no such metadata table, or an option is not for it.
+        SparkmetaError: see `ReadOptions.scan`.
+    """
+    name = options.table.lower()
+    if name not in TABLES:
+        raise InvalidArgumentError(f"table is {shown(options.table)}: expected {', '.join(TABLES)}")
+    if name == ROWS:
+        return RowsRead(options, table)
+    if name == PLAN:
+        return PlanRead(options, table)
+    if options.filter is not None:
+        raise InvalidArgumentError(f"filter is for {PLAN} and {ROWS}: select from table {name} with WHERE")
+    if name in OF_HISTORY and options.chooses_snapshot:
+        raise InvalidArgumentError(f"table {name} is of all snapshots: it takes no snapshot, ref or time")
+    return MetadataRead(name, table, options.state(table), options.column_names)
+
+
+# -- Metadata tables --------------------------------------------------------------------------------------------------
+
+
+class MetadataRead(Read):
+    """A read of a metadata table. Tables of many files and entries are dealt to several tasks."""
+
+    def __init__(self, name: str, table: Table, state: TableState, columns: list[str] | None) -> None:
+        self.name = name
+        self.opened = Opened.of(table, state)
+        self.planning = (table, state)
+        self.columns = columns
+        self.row_type = _selected_type(_row_type(name, state, table, columns), None if self._decodes else columns)
+
+    @property
+    def _decodes(self) -> bool:
+        """Whether the columns to decode can be chosen."""
+        return self.name in (*_FILES, *_ENTRIES)
+
+    def shares(self) -> list[Any]:
+        _, state = self.planning
+        if self.name in _ALL_CONTENTS:
+            listed = files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_TESTED_ENTRIES)
+            assert isinstance(listed, pa.Table)
+            return [_bytes(part) for part in _parts(listed, "manifest_length")] or [_bytes(listed)]
+        sources: dict[str, Callable[[], pa.Table]] = {
+            "files": lambda: state.manifests,
+            "entries": lambda: state.manifests,
+            "data_files": lambda: state.data_manifests,
+            "delete_files": lambda: state.delete_manifests,
+            "position_deletes": lambda: state.delete_manifests,
+        }
+        return _ids(sources[self.name]()) if self.name in sources else [WHOLE]
+
+    def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:
+        state = self.opened.state()
+        arguments: dict[str, Any] = {}
+        if self._decodes:
+            arguments["columns"] = self.columns or [*columns] or [self.row_type.names[0]]
+        if isinstance(share, bytes):
+            given = (arguments["columns"], MOST_TESTED_ENTRIES, _table(share))
+            of_entries = self.name == "all_entries"
+            read = files.all_entries(state, *given) if of_entries else files.all_files(state, None, *given)
+            yield read.table()
+            return
+        if share != WHOLE:
+            state = state.with_manifests(share)
+        yield getattr(InspectArrow(state, self.opened.location), self.name)(**arguments)
+
+
+def _row_type(name: str, state: TableState, table: Table, columns: list[str] | None) -> StructType:
+    """Return the row type of a metadata table, without reading its rows where these are many."""
+    if name in _FILES:
+        return files.files_selection(state, columns).files_type()
+    if name in _ENTRIES:
+        return files.entries_selection(state, columns).entries_type()
+    types: dict[str, Callable[[TableState], StructType]] = {
+        "manifests": lambda state: manifests(state).row_type,
+        "partitions": files.partitions_type,
+        "position_deletes": position_deletes_type,
+        "partition_statistics": statistics_type,
+        "all_manifests": lambda _: spark_schema(ALL_MANIFESTS),
+    }
+    if name in types:
+        return types[name](state)
+    return spark_schema(history.table_of(name, state, table.metadata_location).schema)
+
+
+# -- Plans ------------------------------------------------------------------------------------------------------------
+
+
+class PlanRead(Read):
+    """A read of the rows of `Scan.plan_files`. A task plans the files of some data manifests."""
+
+    def __init__(self, options: ReadOptions, table: Table) -> None:
+        scan = options.scan(table)
+        state = table.state.at(scan.snapshot())
+        self.opened = Opened.of(table, state)
+        self.options = replace(options, snapshot_id=None, ref=None, branch=None, tag=None, as_of=None)
+        self.planning = scan
+        self.follows_table = scan.schema() == table.schema()
+        self.row_type = _selected_type(plan_schema(state), options.column_names)
+
+    def shares(self) -> list[Any]:
+        return _ids(prune_manifests(self.planning.plan_filter).data)
+
+    def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
+        scan = self.options.scan(self.opened.open())
+        if self.opened.snapshot_id is not None:
+            scan = replace(scan, snapshot_id=self.opened.snapshot_id).with_table_schema(self.follows_table)
+        pruned = prune_manifests(scan.plan_filter)
+        yield plan_files_arrow(choose(part_of(pruned, share)))
+
+
+# -- Rows -------------------------------------------------------------------------------------------------------------
+
+
+class RowsRead(Read):
+    """A read of the live rows of a table. The planning process plans the files, and tasks read them."""
+
+    def __init__(self, options: ReadOptions, table: Table) -> None:
+        self.planning = options.scan(table)
+        if options.column_names is not None:
+            self.select(options.column_names)
+        scan = self.planning
+        self.row_type = row_type(scan.state.at(scan.snapshot()), scan.projection(), scan.metadata_columns)
+
+    def select(self, columns: Sequence[str]) -> None:
+        """Read only these columns."""
+        self.planning = self.planning.select(*columns)
+
+    def shares(self) -> list[Any]:
+        scan = self.planning
+        planned = scan.plan_files_arrow()
+        row_scan = scan.row_scan
+        reader = MatchingRows.of(row_scan.filter, row_scan.projection, row_scan.metadata_columns)
+        parts, sizes = parts_table(planned)
+        sizes = sizes + _OPEN_FILE
+        return [(reader, _bytes(parts.slice(start, stop - start))) for start, stop in _cuts(sizes, PART_BYTES)]
+
+    def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
+        reader, parts = share
+        for batch in reader.read(_table(parts).to_batches()):
+            yield pa.Table.from_batches([batch])
+
+
+# -- Shares -----------------------------------------------------------------------------------------------------------
+
+
+def _selected_type(row_type: StructType, columns: list[str] | None) -> StructType:
+    """Return the type of some columns, by their names. Raises InvalidArgumentError for an unknown one."""
+    return row_type if columns is None else StructType([field_of(row_type, name) for name in columns])
+
+
+def field_of(row_type: StructType, name: str) -> Any:
+    """Return a field of a row type. Raises InvalidArgumentError if there is none."""
+    if name not in row_type.names:
+        raise InvalidArgumentError(f"{name!r} is not a column; the columns are {', '.join(row_type.names)}")
+    return row_type[name]
+
+
+def _ids(listed: pa.Table) -> list[tuple[int, ...]]:
+    """Return the small ids of manifests in shares; a share without manifests if there are none."""
+    parts = _parts(listed, "file_size_in_bytes") or [listed]
+    return [tuple(part.column(MANIFEST).to_pylist()) for part in parts]
+
+
+def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
+    """Cut manifests into shares of few entries. A manifest without counts has an entry for each 200 bytes."""
+    sized = pc.divide(listed.column(size), 200)
+    entries = pc.fill_null(pc.coalesce(sums(listed, FILE_COUNTS), sized), 0)
+    return [listed.slice(start, stop - start) for start, stop in _cuts(np.asarray(entries), SHARE_ENTRIES)]
+
+
+def _cuts(sizes: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
+    """Return the ranges of neighbours whose sizes add up to no more than a sum, with at least one in each."""
+    cuts, start, total = [], 0, 0
+    for place, size in enumerate(sizes.tolist()):
+        if place > start and total + size > most:
+            cuts.append((start, place))
+            start, total = place, 0
+        total += size
+    return [*cuts, (start, len(sizes))] if len(sizes) else []
+
+
+def _bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _table(content: bytes) -> pa.Table:
+    return pa.ipc.open_stream(content).read_all()
