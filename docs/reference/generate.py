@@ -19,7 +19,7 @@ import pyiceberg.exceptions
 from sparkmeta import errors
 from sparkmeta.checks import about_option, option_fields, rule_of, rule_of_option, usual_value
 from sparkmeta.cli import main
-from sparkmeta.inspect.inspect_table import InspectTable
+from sparkmeta.inspect.inspect_table import MetadataTables
 from sparkmeta.maintain.maintenance import Maintenance
 from sparkmeta.service.app import ENDPOINTS
 from sparkmeta.settings import PREFIX, Settings
@@ -79,7 +79,7 @@ def settings() -> Iterator[str]:
 
 
 def metadata_tables() -> Iterator[str]:
-    for name, method in vars(InspectTable).items():
+    for name, method in vars(MetadataTables).items():
         if name.startswith("_"):
             continue
         text, parts = sections(method.__doc__)
@@ -194,7 +194,7 @@ def write_pages() -> None:
         "Other variables of this prefix are ignored.",
         settings(),
     )
-    page("metadata-tables", "Metadata tables", sections(InspectTable.__doc__)[0], metadata_tables())
+    page("metadata-tables", "Metadata tables", sections(MetadataTables.__doc__)[0], metadata_tables())
     page(
         "api/maintenance",
         "Maintenance",
