@@ -220,7 +220,8 @@ def test_a_location_that_spark_can_not_open(spark: SparkSession, s3: S3Server, t
     """One line says so, and what to do."""
     location = sql_catalog(s3, tmp_path, warehouse, "pyarrow").load_table(IDENTIFIER, spark).metadata_location
     with (
-        configured(spark, {"fs.s3a.impl": "no.such.FileSystem"}),
+        # Without the cache, which may have the bucket's file system of an earlier test.
+        configured(spark, {"fs.s3a.impl": "no.such.FileSystem", "fs.s3a.impl.disable.cache": "true"}),
         pytest.raises(
             sm.UnsupportedError, match=f"^{location}: Spark has no file system.*open the table through a cat"
         ) as caught,
