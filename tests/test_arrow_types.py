@@ -101,3 +101,26 @@ def test_types_without_a_counterpart() -> None:
         spark_type_of(pa.time64("us"))
     with pytest.raises(TypeError, match=r"^interval has no Arrow type$"):
         arrow_type_of(StructType([StructField("x", LongType()), StructField("y", CalendarIntervalType())]))
+
+
+def test_required_fields_of_null_structs(spark: SparkSession) -> None:
+    """Arrow has nulls there, which Spark's DataFrames can't have."""
+    inner = pa.struct(
+        [
+            pa.field("list", pa.list_(pa.int32()), nullable=False),
+            pa.field("map", pa.map_(pa.string(), pa.int32()), nullable=False),
+        ]
+    )
+    kind = pa.struct(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("at", pa.timestamp("us", "UTC")),
+            pa.field("inner", inner, nullable=False),
+        ]
+    )
+    row = {"id": 1, "text": "a", "at": None, "inner": {"list": [1, 2], "map": [("k", 1)]}}
+    values = pa.chunked_array([pa.array([None, row, None, row], kind).slice(1, 2), pa.nulls(2, kind)])
+    frame = local_frame(spark, pa.table([values], pa.schema([pa.field("row", kind)])))
+    shown = [None if each is None else each.asDict(recursive=True) for (each,) in frame.collect()]
+    assert shown == [row | {"inner": {"list": [1, 2], "map": {"k": 1}}}, None, None, None]
