@@ -101,3 +101,64 @@ def _spark_field(field: pa.Field) -> spark.StructField:
 
 def _arrow_field(field: spark.StructField) -> pa.Field:
     return pa.field(field.name, arrow_type_of(field.dataType), field.nullable)
+
+
+def with_required_fields(rows: pa.Table) -> pa.Table:
+    """Give required fields any value where the struct that has them is null.
+
+    Arrow allows a null there. PySpark refuses to make a DataFrame of it.
+    """
+    for place, kind in enumerate(rows.schema.types):
+        if _has_required(kind):
+            chunks = map(_with_required, rows.column(place).chunks)
+            rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(chunks, kind))
+    return rows
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Return whether a struct in a type has a field that is not nullable."""
+    if pa.types.is_map(kind):
+        return _has_required(kind.item_type)
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    is_struct = pa.types.is_struct(kind)
+    return any((is_struct and not field.nullable) or _has_required(field.type) for field in fields)
+
+
+def _with_required(values: pa.Array) -> pa.Array:
+    kind = values.type
+    if not _has_required(kind):
+        return values
+    if pa.types.is_struct(kind):
+        children = [_with_required(values.field(place)) for place in range(kind.num_fields)]
+        present = [
+            child if field.nullable or not child.null_count else _without_nulls(child)
+            for field, child in zip(kind, children, strict=True)
+        ]
+        mask = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays(present, fields=list(kind), mask=mask)
+    elements = _elements(values)
+    if pa.types.is_map(kind):
+        items = [elements.field(0), _with_required(elements.field(1))]
+        elements = pa.StructArray.from_arrays(items, fields=list(elements.type))
+    else:
+        elements = _with_required(elements)
+    return pa.Array.from_buffers(kind, len(values), values.buffers()[:2], offset=values.offset, children=[elements])
+
+
+def _without_nulls(values: pa.Array) -> pa.Array:
+    """Return values without nulls: a null becomes the value that its buffers hold."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        children = [values.field(place) for place in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind))
+    below = [_elements(values)] if pa.types.is_nested(kind) else None
+    buffers = [None, *values.buffers()[1 : kind.num_buffers]]
+    return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=below)
+
+
+def _elements(lists: pa.Array) -> pa.Array:
+    """Return the elements of all lists; of maps, structs of a key and an item."""
+    if not pa.types.is_map(lists.type):
+        return lists.values
+    fields = [lists.type.key_field, lists.type.item_field]
+    return pa.StructArray.from_arrays([lists.keys, lists.items], fields=fields)

@@ -479,8 +479,9 @@ class Scan:
         return None if counts.null_count else pc.sum(counts).as_py() or 0
 
     def report(self) -> ScanReport:
-        """Report which files this scan reads and skips, and why. Plans the scan, without Spark if it opens few
-        manifests.
+        """Report which files this scan reads and skips, and why.
+
+        It plans the scan, without Spark if the scan opens few manifests.
         """
         return scan_report(self._choice, as_text(self.row_filter))
 

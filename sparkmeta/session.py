@@ -389,45 +389,10 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
     Spark reads few rows without a job. The chunks are combined because Spark stops reading at an empty one.
     """
-    from sparkmeta.arrow_types import spark_schema
+    from sparkmeta.arrow_types import spark_schema, with_required_fields
 
     rows = table.combine_chunks() if len(table) else table.schema.empty_table()
-    arrays = [_with_required(chunk) for column in rows.columns for chunk in column.chunks[:1]]
-    if len(arrays) == rows.num_columns:
-        rows = rows.from_arrays(arrays, schema=rows.schema)
-    return spark.createDataFrame(rows, spark_schema(table.schema))
-
-
-def _with_required(array: pa.Array) -> pa.Array:
-    """Replace nulls of required fields by any values in structs that are null, since PySpark refuses these nulls."""
-    import pyarrow as pa
-
-    if not pa.types.is_struct(array.type) or not array.null_count:
-        return array
-    fields = list(array.type)
-    children = [_with_required(array.field(place)) for place in range(len(fields))]
-    for place, required in enumerate(not each.nullable for each in fields):
-        if required and children[place].null_count:
-            children[place] = _without_nulls(children[place])
-    return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
-
-
-def _without_nulls(array: pa.Array) -> pa.Array:
-    """Return an array whose nulls are any values instead."""
-    import pyarrow as pa
-
-    if pa.types.is_struct(array.type):
-        children = [array.field(place) for place in range(array.type.num_fields)]
-        children = [
-            _without_nulls(child) if child.null_count and not each.nullable else child
-            for child, each in zip(children, array.type, strict=True)
-        ]
-        return pa.StructArray.from_arrays(children, fields=list(array.type))
-    if isinstance(array, pa.MapArray):
-        return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=array.type)
-    if isinstance(array, pa.ListArray):
-        return pa.ListArray.from_arrays(array.offsets, array.values, type=array.type)
-    return pa.Array.from_buffers(array.type, len(array), [None, *array.buffers()[1:]], offset=array.offset)
+    return spark.createDataFrame(with_required_fields(rows), spark_schema(table.schema))
 
 
 def selectable_frame(spark: SparkSession, table: pa.Table) -> DataFrame:

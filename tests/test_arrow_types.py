@@ -104,23 +104,35 @@ def test_types_without_a_counterpart() -> None:
 
 
 def test_required_fields_of_null_structs(spark: SparkSession) -> None:
-    """Arrow has nulls there, which Spark's DataFrames can't have."""
-    inner = pa.struct(
-        [
-            pa.field("list", pa.list_(pa.int32()), nullable=False),
-            pa.field("map", pa.map_(pa.string(), pa.int32()), nullable=False),
-        ]
-    )
+    """Arrow has nulls there, at any depth, which Spark's DataFrames can't have."""
+    inner = pa.struct([pa.field("x", pa.int64(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"))])
     kind = pa.struct(
         [
             pa.field("id", pa.int64(), nullable=False),
             pa.field("text", pa.string(), nullable=False),
-            pa.field("at", pa.timestamp("us", "UTC")),
-            pa.field("inner", inner, nullable=False),
+            pa.field("flag", pa.bool_(), nullable=False),
+            pa.field("optional", inner),
+            pa.field("required", inner, nullable=False),
+            pa.field("list", pa.list_(inner), nullable=False),
+            pa.field("map", pa.map_(pa.string(), inner), nullable=False),
         ]
     )
-    row = {"id": 1, "text": "a", "at": None, "inner": {"list": [1, 2], "map": [("k", 1)]}}
-    values = pa.chunked_array([pa.array([None, row, None, row], kind).slice(1, 2), pa.nulls(2, kind)])
-    frame = local_frame(spark, pa.table([values], pa.schema([pa.field("row", kind)])))
-    shown = [None if each is None else each.asDict(recursive=True) for (each,) in frame.collect()]
-    assert shown == [row | {"inner": {"list": [1, 2], "map": {"k": 1}}}, None, None, None]
+    some = {"x": 3, "at": None}
+    row = {"id": 1, "text": "a", "flag": True, "optional": None, "required": some, "list": [None, some]}
+    value = row | {"map": [("k", None), ("l", some)]}
+    values = pa.chunked_array([pa.array([None, value, None, value], kind).slice(1, 2), pa.nulls(2, kind)])
+    rows = pa.table([values], pa.schema([pa.field("row", kind)]))
+    shown = [None if each is None else each.asDict(recursive=True) for (each,) in local_frame(spark, rows).collect()]
+    assert shown == [row | {"map": {"k": None, "l": some}}, None, None, None]
+
+
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_required_fields_of_elements(spark: SparkSession, kind: str) -> None:
+    struct = pa.struct([pa.field("x", pa.int64(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"))])
+    some = {"x": 3, "at": None}
+    values, shown = [None, [], [None, some]], [None, [], [None, some]]
+    if kind == "map":
+        values, shown = [None, [], [("a", None), ("b", some)]], [None, {}, {"a": None, "b": some}]
+    column = pa.array(values, pa.list_(struct) if kind == "list" else pa.map_(pa.string(), struct))
+    frame = local_frame(spark, pa.table({"value": column}))
+    assert [row.asDict(recursive=True)["value"] for row in frame.collect()] == shown

@@ -261,13 +261,13 @@ class RowOptions:
 
         names = [name.replace("`", "") for name in self.columns]
         is_table = isinstance(rows, pa.Table)
-        found = [_path(name, rows.schema if is_table else arrow_schema(rows.schema)) for name in names]
-        if is_table and any(path is None for path in found):
+        fields = [_path(name, rows.schema if is_table else arrow_schema(rows.schema)) for name in names]
+        if is_table and any(field is None for field in fields):
             from sparkmeta.cli.row_filter import refuse_unknown
 
             refuse_unknown(names, columns_of(rows))
             rows = frame_of(rows, source)
-        return [TextColumn(name, path or name) for name, path in zip(self.columns, found, strict=True)], rows
+        return [TextColumn(name, field or name) for name, field in zip(self.columns, fields, strict=True)], rows
 
 
 def print_json_rows(rows: Relation, limit: int | None) -> None:

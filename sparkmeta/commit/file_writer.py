@@ -256,7 +256,7 @@ def _cluster_columns(state: TableState) -> list[str]:
 
 
 def _named_manifests(files: pa.Table) -> frozenset[str]:
-    """Return the manifests that files name as those of their data files."""
+    """Return the manifests of data files, as the `manifest_path` of files names them."""
     named = _MANIFEST_PATH in files.column_names
     return frozenset(files.column(_MANIFEST_PATH).drop_null().to_pylist() if named else ())
 

@@ -40,7 +40,7 @@ def _option(name: str, doc: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read. Names are those of Iceberg's Spark source where it has them; case does not matter."""
+    """The options of a read, with the names that Iceberg's Spark source uses. The case of names does not matter."""
 
     path: str = _option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")
     table: str = _option("table", "What to read: rows, plan, or a metadata table such as files.", ROWS)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from sparkmeta.arrow_types import spark_schema
+from sparkmeta.commit.sorted_manifests import packed
 from sparkmeta.data_source.options import ROWS
 from sparkmeta.entries.arrays import FILE_COUNTS, sums
 from sparkmeta.entries.projection import MANIFEST
@@ -304,14 +305,8 @@ def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
 
 
 def _cuts(sizes: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
-    """Return the ranges of neighbours whose sizes add up to no more than a sum, with at least one in each."""
-    cuts, start, total = [], 0, 0
-    for place, size in enumerate(sizes.tolist()):
-        if place > start and total + size > most:
-            cuts.append((start, place))
-            start, total = place, 0
-        total += size
-    return [*cuts, (start, len(sizes))] if len(sizes) else []
+    """Return the ranges of neighbours that `packed` puts together."""
+    return [(places[0], places[-1] + 1) for places in packed(range(len(sizes)), most, sizes.tolist().__getitem__)]
 
 
 def _bytes(table: pa.Table) -> bytes:

@@ -444,7 +444,7 @@ def _number_of_key(rows: _Rows, maps: Sql, key: str) -> Values:
     return pa.array(map(long_of, texts.to_pylist()), pa.int64())
 
 
-# -- Aggregates of values that are ordered by group; the offsets are those of the groups ------------------------------
+# -- Aggregates of values in the order of their groups, given the offsets of the groups -------------------------------
 
 
 def _sum(values: pa.Array, offsets: pa.Array) -> pa.Array:
@@ -583,10 +583,11 @@ def _map_part(rows: _Rows, values: Sql, keys: Sequence[int]) -> Values:
     maps = rows.array(values)
     parents, entries = _elements(maps)
     wanted = pc.is_in(entries.field("key"), value_set=pa.array(keys, entries.type.field("key").type))
-    places, found = parents.filter(wanted), entries.filter(wanted)
-    items = _hex(found.field("value")) if pa.types.is_binary(found.type.field("value").type) else found.field("value")
+    places, chosen = parents.filter(wanted), entries.filter(wanted)
+    items = chosen.field("value")
+    items = _hex(items) if pa.types.is_binary(items.type) else items
     lengths = np.bincount(places.to_numpy(), minlength=len(maps))
-    lists = [_lists(lengths, each, pa.repeat(pa.scalar(False), len(maps))) for each in (found.field("key"), items)]
+    lists = [_lists(lengths, each, pa.repeat(pa.scalar(False), len(maps))) for each in (chosen.field("key"), items)]
     return pa.StructArray.from_arrays(lists, ["keys", "values"], mask=pa.array(lengths == 0))
 
 

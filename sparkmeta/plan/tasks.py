@@ -126,7 +126,7 @@ def _delete_file(delete: Sql) -> Sql:
 def _place() -> Sql:
     """Return the first members of a content file: the spec and partition.
 
-    Deletes are written with those of the data file that they apply to, since a task has only one spec.
+    A delete gets the spec and partition of the data file that it applies to, since a task has only one spec.
     """
     return sql.concat('{"spec-id":', sql.col("spec_id").cast("string"), ',"partition":', sql.col(PARTITION_JSON))
 

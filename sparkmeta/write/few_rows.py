@@ -44,7 +44,7 @@ _BATCH_ROWS: Final = 1 << 16
 
 
 def write_rows(state: TableState, rows: Relation, *, lineage: bool = False) -> Relation:
-    """Write rows to data files: those of a table on the driver, those of a DataFrame by jobs; see `write_files`.
+    """Write the rows of a table to data files on the driver, or the rows of a DataFrame by jobs; see `write_files`.
 
     Args:
         state: the table.
@@ -201,7 +201,7 @@ def _by_value(transform: Transform[Any, Any], source: PrimitiveType, values: pa.
 
 
 def _numbers(values: pa.Array) -> pa.Array:
-    """Return dates and timestamps as integers, and other values as they are."""
+    """Return dates and timestamps as integers, and other values unchanged."""
     if not pa.types.is_temporal(values.type):
         return values
     return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())

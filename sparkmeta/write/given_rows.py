@@ -121,8 +121,8 @@ def _typed(kind: pa.DataType, wanted: IcebergType | None, as_numbers: bool) -> p
         kind: the type.
         wanted: the type of the table's column; None if it has none.
         as_numbers: whether times become microseconds since midnight, and timestamps of a column of nanoseconds become
-            nanoseconds since 1970, since Spark lacks these types. Arrow casts values of other units as they are, so
-            they get the right unit before.
+            nanoseconds since 1970, since Spark lacks these types. A cast to integers keeps the unit, so
+            values of other units are converted to the right unit before.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _typed(kind.storage_type, wanted, as_numbers)

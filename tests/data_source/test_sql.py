@@ -152,13 +152,13 @@ def read(**options: Any) -> tuple[list[dict[str, Any]], int]:
     return [row for share in shares for batch in reader.read(share) for row in batch.to_pylist()], len(shares)
 
 
-def test_a_view_is_of_the_version_that_it_was_made_of(registered: SparkSession, folder: Path) -> None:
-    made = "CREATE OR REPLACE TEMPORARY VIEW {} USING sparkmeta OPTIONS (path '{}')"
+def test_a_view_keeps_its_version_of_the_table(registered: SparkSession, folder: Path) -> None:
+    statement = "CREATE OR REPLACE TEMPORARY VIEW {} USING sparkmeta OPTIONS (path '{}')"
     catalog = write_small_table(folder / "versions").catalog
     properties = ", ".join(f"`property.{key}` '{catalog.properties[key]}'" for key in ("uri", "warehouse"))
-    registered.sql(made.format("before", f"shop.orders', catalog 'shop', {properties}, `property.type` 'sql"))
+    registered.sql(statement.format("before", f"shop.orders', catalog 'shop', {properties}, `property.type` 'sql"))
     catalog.load_table("shop.orders").append(orders_of(7))
-    registered.sql(made.format("after", f"shop.orders', catalog 'shop', {properties}, `property.type` 'sql"))
+    registered.sql(statement.format("after", f"shop.orders', catalog 'shop', {properties}, `property.type` 'sql"))
     assert (registered.table("before").count(), registered.table("after").count()) == (30, 40)
 
 

@@ -196,9 +196,9 @@ def test_changes(version: int, mode: str, tmp_path: Path, spark: SparkSession, m
         with monkeypatch.context() as patch:
             patch.setattr(SessionSource, "get", _refuse)
             on_driver = change(on_driver, lambda rows: rows)
-        expected, found = described(by_spark), described(on_driver)
+        expected, actual = described(by_spark), described(on_driver)
         for part, value in expected.items():
-            assert found[part] == value, (name, part)
+            assert actual[part] == value, (name, part)
     assert len(by_spark.snapshots()) == len(CHANGES) - 1
 
 
@@ -324,7 +324,7 @@ TIMES = [YearTransform(), MonthTransform(), DayTransform(), HourTransform()]
 
 
 def test_partition_values(spark: SparkSession) -> None:
-    expected, found = [], []
+    expected, actual = [], []
     for source, given in TYPES.items():
         kind = bound_arrow_type(str(source))
         values = pa.array([*given, None], kind) if not pa.types.is_temporal(kind) else _instants(given, kind)
@@ -337,11 +337,11 @@ def test_partition_values(spark: SparkSession) -> None:
             by_spark = partition_value(transform, source, sql.col("value"))
             if by_spark is None:
                 continue
-            found.append((str(source), str(transform), _bound(result, transform, source).to_pylist()))
+            actual.append((str(source), str(transform), _bound(result, transform, source).to_pylist()))
             rows = local_frame(spark, column).selectExpr(by_spark.alias("value").selected).toArrow().column(0)
             expected.append((str(source), str(transform), _bound(rows, transform, source).to_pylist()))
-    assert found == expected
-    assert len(found) > 40
+    assert actual == expected
+    assert len(actual) > 40
 
 
 def _instants(numbers: list[int], kind: pa.DataType) -> pa.Array:
