@@ -47,7 +47,7 @@ from sparkmeta.commit.new_files import (
     partitions_of,
 )
 from sparkmeta.commit.other_table import refuse_deletes, refuse_other_deletes, table_files
-from sparkmeta.commit.relation import few, head_of, some_columns
+from sparkmeta.commit.relation import few, some_columns
 from sparkmeta.commit.search import new_entries
 from sparkmeta.commit.sorted_manifests import (
     SortedManifests,
@@ -57,6 +57,7 @@ from sparkmeta.commit.sorted_manifests import (
 )
 from sparkmeta.commit.tally import KindCount, Tally, file_kind, sums_by_kind, tally_of
 from sparkmeta.commit.vector_targets import find_targets
+from sparkmeta.entries import relation
 from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
 from sparkmeta.entries.relation import frame_of
 from sparkmeta.errors import ValidationError, translated_errors
@@ -118,7 +119,7 @@ class FileWriter:
         if int(ContentType.DATA) not in allowed and self.state.tree is not None:
             return self._add_deletes(files, room, allowed)
         known = some_columns(files, DESCRIPTION_COLUMNS)
-        head = head_of(known, min(room, _MOST_LIMIT) + 1)
+        head = relation.head(known, min(room, _MOST_LIMIT) + 1)
         if len(head) <= room:
             return self._direct(self._rows.entries(head), allowed)
         if isinstance(known, pa.Table) and (few_files := few(known)) is not None:
@@ -318,7 +319,7 @@ class ListedFileWriter:
         """
         hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
         room = max(0, MOST_ON_DRIVER - on_driver)
-        head = head_of(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
+        head = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
         if len(head) > room:
             with translated_errors():
                 return self.in_manifests(frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state), allowed)

@@ -34,14 +34,9 @@ def is_few(count: int) -> bool:
     return count <= FEW_FILES
 
 
-def head_of(rows: Relation, most: int) -> pa.Table:
-    """Return rows up to a number of them. For a DataFrame, runs a job."""
-    return rows.slice(0, most) if isinstance(rows, pa.Table) else rows.limit(most).toArrow()
-
-
 def few(rows: Relation) -> pa.Table | None:
     """Return rows as a table; None if there are many. For a DataFrame, runs a job."""
-    head = head_of(rows, FEW_FILES + 1)
+    head = relation.head(rows, FEW_FILES + 1)
     return head if is_few(len(head)) else None
 
 
@@ -75,7 +70,7 @@ def is_kind(kind: ContentType) -> Sql:
 def first(rows: Relation, condition: Sql | None = None) -> dict[str, Any] | None:
     """Return a row that satisfies a condition; None if there is none. For many rows, runs a job."""
     matching = rows if condition is None else where(rows, condition)
-    return next(iter(head_of(matching, 1).to_pylist()), None)
+    return next(iter(relation.head(matching, 1).to_pylist()), None)
 
 
 def nothing(rows: Relation) -> Relation:
