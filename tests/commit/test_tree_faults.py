@@ -33,8 +33,8 @@ Run = Callable[[sm.Table, "SparkSession"], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of commit. files: how many data files the table has before it, by so many commits. writes: what Spark
-    tasks have to write. live, leaves: what it makes of the table."""
+    """A kind of commit. files: how many data files the table has before it, by so many commits. writes: the least
+    number of leaves that are written as tasks write them. live, leaves: what it makes of the table."""
 
     properties: Mapping[str, int]
     files: int
@@ -67,9 +67,7 @@ CASES = {
     "small append": Case({}, 2, _append(7, 8), _names(0, 1, 7, 8)),
     "append of leaves": Case({"direct-files": 1}, 1, _append(7, 8), _names(0, 7, 8), leaves=1, writes=1),
     "delete in the root": Case({}, 3, _delete(0, 2), _names(1)),
-    "delete in leaves": Case(
-        {"direct-files": 1, "inline-vector-bytes": 0}, 3, _delete(1), _names(0, 2), leaves=1, writes=1
-    ),
+    "delete in leaves": Case({"direct-files": 1, "inline-vector-bytes": 0}, 3, _delete(1), _names(0, 2), leaves=1),
     "flush": Case({"flush-data-files": 1}, 3, _append(7), _names(0, 1, 2, 7), leaves=1, writes=1),
     "compaction": Case({"direct-files": 1}, 4, _compact, _names(0, 1, 2, 3), leaves=1, writes=1, commits=2),
 }
