@@ -32,7 +32,7 @@ from sparkmeta.entries.arrays import live_counts
 from sparkmeta.entries.projection import FILE_COLUMNS, MANIFEST
 from sparkmeta.errors import UnsupportedError, ValidationError, translated_errors
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.placement import Placement
+from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, Placement
 from sparkmeta.manifests.v4.convert import Adoption, TableMatch
 from sparkmeta.manifests.v4.root import Root, one_of
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT
@@ -532,7 +532,7 @@ class ListedTable:
         """Write the live files of manifests, rows of `source.manifests`, and return rows of `WRITTEN_SCHEMA`."""
         reader, projection = self.source.reader, self.source.projection(_COLUMNS)
         match = table_match(self.source, self.target, self._spec_ids(manifests))
-        on_driver = reader.fits_driver(manifests, projection)
+        on_driver = reader.fits_driver(manifests, MOST_WIDE_ENTRIES)
         decoder = reader.decoder(Placement.DRIVER) if on_driver else self._task_decoder()
         specs = self._specs(match, content)
         tasks = TableTasks(decoder, projection, match, specs, self.names.snapshot_id, dangling)

@@ -28,7 +28,7 @@ from sparkmeta.inspect.manifest_rows import ALL_MANIFESTS
 from sparkmeta.inspect.manifests import manifests
 from sparkmeta.inspect.partition_statistics import statistics_type
 from sparkmeta.inspect.position_deletes import position_deletes_type
-from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES
+from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
@@ -172,7 +172,7 @@ class MetadataRead(Read):
     def shares(self) -> list[Any]:
         _, state = self.planning
         if self.name in _ALL_CONTENTS:
-            listed = files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_TESTED_ENTRIES)
+            listed = files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_ENTRIES)
             assert isinstance(listed, pa.Table)
             return [_bytes(part) for part in _parts(listed, "manifest_length")] or [_bytes(listed)]
         sources: dict[str, Callable[[], pa.Table]] = {
@@ -190,7 +190,7 @@ class MetadataRead(Read):
         if self._decodes:
             arguments["columns"] = self.columns or [*columns] or [self.row_type.names[0]]
         if isinstance(share, bytes):
-            given = (arguments["columns"], MOST_TESTED_ENTRIES, _table(share))
+            given = (arguments["columns"], MOST_ENTRIES, _table(share))
             of_entries = self.name == "all_entries"
             read = files.all_entries(state, *given) if of_entries else files.all_files(state, None, *given)
             yield read.table()

@@ -142,7 +142,12 @@ class _Rows:
 def _array(values: Values, length: int) -> pa.Array:
     if isinstance(values, pa.Array):
         return values
-    return pa.repeat(values, length) if length else pa.array([], values.type)
+    if not length:
+        return pa.array([], values.type)
+    if values.is_valid and pa.types.is_list(values.type):
+        # Arrow repeats a list forty times more slowly than it takes one from an array.
+        return pa.repeat(values, 1).take(pa.array(np.zeros(length, np.int64)))
+    return pa.repeat(values, length)
 
 
 # -- Comparisons and logic, which are null for nulls ------------------------------------------------------------------

@@ -41,12 +41,10 @@ class EntryFilter:
     Attributes:
         stats: tests of stats.
         partitions: tests of partition tuples by spec id; tuples of other specs pass.
-        selective: whether the tested stats are of columns that partitions don't determine.
     """
 
     stats: AllOf
     partitions: tuple[tuple[int, AllOf], ...]
-    selective: bool = False
 
 
 @dataclass(frozen=True)

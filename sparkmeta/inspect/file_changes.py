@@ -26,7 +26,7 @@ from sparkmeta.entries.records import ManifestContext, ManifestPart, stats_for_m
 from sparkmeta.errors import CommitConflictError, CorruptFileError, NoSuchSnapshotError, ValidationError
 from sparkmeta.inspect.files import files_selection
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, arrow_udf, dv_row, mask_flags, masked_ordinals
-from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES
+from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.manifests.v4.decode import entries_of_rows
 from sparkmeta.manifests.v4.root import FILES, LEAVES, MANIFEST_DVS, Root, one_of, version
 from sparkmeta.manifests.v4.spark import narrowed_rows, read_rows
@@ -609,13 +609,13 @@ class EntryChanges:
         """Whether the driver reads all changes, so that `few_added` and `few_removed` can be used."""
         if self.state.access.driver is None:
             return False
-        listed, most = self._listed_manifests(MANIFESTS), MOST_TESTED_ENTRIES
+        listed, most = self._listed_manifests(MANIFESTS), MOST_ENTRIES
         if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self._read, most):
             return False
         if self._newest is None or not self._leaves_to_open:
             return True
         leaves = self._leaf_manifests(sorted(self._leaves_to_open))
-        return self._newest.reader.fits_driver(leaves, self._read, most)
+        return self._newest.reader.fits_driver(leaves, most)
 
     def few_added(self, content: ContentType) -> pa.Table:
         """Return what `added` does as a table."""

@@ -39,7 +39,7 @@ from sparkmeta.inspect.manifest_rows import REACHABLE, reachable_rows
 from sparkmeta.inspect.manifests import listed_manifests, spec_transforms
 from sparkmeta.inspect.metadata_rows import MetadataRows, read_entries
 from sparkmeta.manifests.decoder import EntryDecoder
-from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, ManifestLoad
+from sparkmeta.manifests.placement import MOST_ENTRIES, ManifestLoad
 from sparkmeta.plan.filter import partition_value, public_partition, public_partition_type
 from sparkmeta.plan.prune import live_manifests
 from sparkmeta.session import map_arrow, map_on_driver, read_tasks
@@ -456,7 +456,7 @@ def partitions(state: TableState) -> MetadataRows:
     refuse_unknown_transforms(state)
     manifests = live_manifests(state.manifests)
     # Even as a DataFrame, the result has far fewer rows than there are entries.
-    read = read_entries(state, manifests, state.projection(_COLUMNS), MOST_TESTED_ENTRIES)
+    read = read_entries(state, manifests, state.projection(_COLUMNS), MOST_ENTRIES)
     snapshot_id = sql.col("version_info.snapshot_id").alias(_ADDED_BY)
     live = with_columns(where(read, is_live_entry()), snapshot_id)
     snapshots: Relation = _snapshots(state)

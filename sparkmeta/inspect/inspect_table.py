@@ -14,7 +14,7 @@ from sparkmeta.checks import TEXT
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.inspect import files, history, manifests, partition_statistics, position_deletes
 from sparkmeta.inspect.metadata_rows import MetadataRows
-from sparkmeta.manifests.placement import MOST_ENTRIES, MOST_TESTED_ENTRIES
+from sparkmeta.manifests.placement import MOST_ENTRIES, MOST_WIDE_ENTRIES
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import MAIN, snapshot_of
 
@@ -247,7 +247,7 @@ class MetadataTables(ABC, Generic[T]):
 class InspectRows(MetadataTables[MetadataRows]):
     """The metadata tables of a table, as Arrow tables if the driver reads them, otherwise as DataFrames."""
 
-    _most_entries = MOST_TESTED_ENTRIES
+    _most_entries = MOST_ENTRIES
 
     def _shown(self, rows: MetadataRows) -> MetadataRows:
         return rows
@@ -261,7 +261,7 @@ class InspectArrow(MetadataTables[pa.Table]):
     makes them, which starts a local session if none was given and none runs.
     """
 
-    _most_entries = MOST_TESTED_ENTRIES
+    _most_entries = MOST_ENTRIES
 
     def _shown(self, rows: MetadataRows) -> pa.Table:
         return rows.table()
@@ -273,7 +273,7 @@ class InspectTable(MetadataTables[DataFrame]):
     They are lazy, unless the driver reads the manifests: up to 10,000 entries, as for `arrow`.
     """
 
-    _most_entries = MOST_ENTRIES
+    _most_entries = MOST_WIDE_ENTRIES
 
     @property
     def arrow(self) -> InspectArrow:

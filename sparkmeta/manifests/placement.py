@@ -17,13 +17,12 @@ from sparkmeta.entries.arrays import entry_count
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkmeta.entries.projection import EntryProjection
 
-MOST_ENTRIES = 10_000
-"""Maximum entries that the driver decodes for a plan."""
+MOST_ENTRIES = 150_000
+"""Maximum entries that the driver decodes."""
 
-MOST_TESTED_ENTRIES = 150_000
-"""Maximum entries that the driver decodes if filters on statistics drop most of them, or if they stay on the driver."""
+MOST_WIDE_ENTRIES = 10_000
+"""Maximum entries that the driver decodes if Spark gets all of their columns, of which a query may need few."""
 
 MOST_REQUESTS = 64
 """Maximum small reads of files or ranges by the driver: leaves to search, bitmaps."""
@@ -57,18 +56,14 @@ class ManifestLoad:
     most_entries: int
 
     @staticmethod
-    def of(manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> ManifestLoad:
+    def of(manifests: pa.Table, most_entries: int | None = None) -> ManifestLoad:
         """Return the load of manifests, rows of `TableState.manifests`.
 
         Args:
             manifests: the manifests.
-            projection: the columns to read.
-            most_entries: the maximum entries that the driver may decode. By default `MOST_ENTRIES`, or
-                `MOST_TESTED_ENTRIES` for a selective filter.
+            most_entries: the maximum entries that the driver may decode; by default `MOST_ENTRIES`.
         """
-        if most_entries is None:
-            selective = projection.entry_filter is not None and projection.entry_filter.selective
-            most_entries = MOST_TESTED_ENTRIES if selective else MOST_ENTRIES
+        most_entries = MOST_ENTRIES if most_entries is None else most_entries
         size = pc.sum(manifests.column("file_size_in_bytes")).as_py() or 0
         return ManifestLoad(size, entry_count(manifests), most_entries)
 

@@ -21,7 +21,7 @@ from sparkmeta.entries.records import (
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
-from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, ManifestLoad, Placement
+from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver, selectable_frame
@@ -132,43 +132,45 @@ class ManifestReader:
 
     # -- where ------------------------------------------------------------------------------------------------------
 
-    def placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
+    def placement(self, manifests: pa.Table) -> Placement | None:
         """Return where `entries` reads manifests by default: few manifests of a manifest list on the driver.
 
         None means that each manifest is read lazily by its format: Parquet by Spark if it can open the files, other
         formats by tasks.
         """
         is_list = self.tree is None and self.manifest_cache is None
-        if is_list and self.fits_driver(manifests, projection):
+        if is_list and self.fits_driver(manifests, MOST_WIDE_ENTRIES):
             return Placement.DRIVER
         if self.access.tasks is None:
             return Placement.SPARK
         is_avro = manifests.column("file_format").unique().to_pylist() == ["AVRO"]
         return Placement.TASKS if is_avro and self.tree is None else None
 
-    def table_placement(self, manifests: pa.Table, projection: EntryProjection) -> Placement | None:
+    def table_placement(
+        self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None
+    ) -> Placement | None:
         """Return where `relation` reads manifests by default: few of them on the driver, whatever their format."""
-        if self.driver_reads(manifests, projection):
+        if self.driver_reads(manifests, projection, most_entries):
             return Placement.DRIVER
-        return self.placement(manifests, projection)
+        return self.placement(manifests)
 
     def driver_reads(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
         """Return whether the driver reads manifests into a table: they fit, have few masks, and none must be cached."""
-        if not self.fits_driver(manifests, projection, most_entries):
+        if not self.fits_driver(manifests, most_entries):
             return False
         if self.tree is not None and not few_masks(self._dvs_of(manifests), self.access):
             return False
         may_lack_leaves = self.tree is None and self.manifest_cache is not None
         return not may_lack_leaves or self.driver_parts(manifests, projection) is not None
 
-    def fits_driver(self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None) -> bool:
+    def fits_driver(self, manifests: pa.Table, most_entries: int | None = None) -> bool:
         """Return whether the driver reads manifests faster than Python tasks would; see `ManifestLoad`.
 
         False if it can't decode them (`driver_decodes`).
         """
         if not self.driver_decodes(manifests):
             return False
-        load = ManifestLoad.of(manifests, projection, most_entries)
+        load = ManifestLoad.of(manifests, most_entries)
         return self.access.alone or load.fits_driver(self.settings.driver_manifest_bytes)
 
     def driver_decodes(self, manifests: pa.Table) -> bool:
@@ -213,7 +215,7 @@ class ManifestReader:
             projection: the columns to read.
             placement: where to read; see `placement` for the default.
         """
-        placement = placement or self.placement(manifests, projection)
+        placement = placement or self.placement(manifests)
         if self.tree is not None and has_metrics_maps(projection):
             stats = stats_for_maps(projection, self.types.column_types)
             fill = partial(with_metrics_maps, projection, frozenset(self.types.column_types))
@@ -232,10 +234,10 @@ class ManifestReader:
         return self._table(manifests, parts, projection)
 
     def driver_table(
-        self, manifests: pa.Table, projection: EntryProjection, most_entries: int = MOST_TESTED_ENTRIES
+        self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None
     ) -> pa.Table | None:
         """Return what `table` does, or None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
-        if not self.fits_driver(manifests, projection, most_entries):
+        if not self.fits_driver(manifests, most_entries):
             return None
         parts = self.driver_parts(manifests, projection)
         return None if parts is None else self._table(manifests, parts, projection)

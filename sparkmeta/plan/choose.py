@@ -15,7 +15,7 @@ from sparkmeta.entries.arrays import is_live, is_live_entry, live_count
 from sparkmeta.entries.evaluate import where
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import ValidationError
-from sparkmeta.manifests.placement import ManifestLoad, Placement
+from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV, entry_view
 from sparkmeta.plan.filter import ScanFilter, data_projection, entry_filter
@@ -275,7 +275,7 @@ def choose(pruned: PrunedManifests) -> Choice:
         figures=figures,
         verdict=verdict,
         data=data,
-        data_reading=_reading(pruned, data, data_projection(pruned.filter)),
+        data_reading=_data_reading(pruned, data, count),
         deletes=deletes,
         delete_reading=replace(delete_reading, placement=Placement.DRIVER) if driver_groups else delete_reading,
         driver_groups=driver_groups,
@@ -340,10 +340,22 @@ def _by_partition(figures: Figures) -> Verdict | None:
 # -- Where manifests are read -----------------------------------------------------------------------------------------
 
 
-def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection) -> Reading:
+def _reading(
+    pruned: PrunedManifests, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None
+) -> Reading:
     """Return where manifests are read on their own."""
-    placement = pruned.filter.state.reader.table_placement(manifests, projection)
-    return Reading(placement, ManifestLoad.of(manifests, projection))
+    placement = pruned.filter.state.reader.table_placement(manifests, projection, most_entries)
+    return Reading(placement, ManifestLoad.of(manifests, most_entries))
+
+
+def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None) -> Reading:
+    """Return where data manifests are read on their own, whose files are joined with a number of deletes."""
+    projection, most_entries = data_projection(pruned.filter), None
+    drops_most = projection.entry_filter is not None and projection.entry_filter.stats.tests
+    if not drops_most and (live_count(data) or 0) * (deletes or 0) > costs.COSTS.driver_pairs:
+        # Spark joins that many pairs. A join is slower if the driver passes the data files to it.
+        most_entries = MOST_WIDE_ENTRIES
+    return _reading(pruned, data, projection, most_entries)
 
 
 def is_read_by_driver(pruned: PrunedManifests) -> bool:
@@ -354,9 +366,9 @@ def is_read_by_driver(pruned: PrunedManifests) -> bool:
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
     """Return where co-planned manifests are read. `driver` tells whether the driver has read the deletes."""
-    state, projection, both = pruned.filter.state, data_projection(pruned.filter), pa.concat_tables([data, deletes])
-    on_driver = driver or (state.tree is not None and state.reader.fits_driver(both, projection))
-    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, ManifestLoad.of(both, projection))
+    state, both = pruned.filter.state, pa.concat_tables([data, deletes])
+    on_driver = driver or (state.tree is not None and state.reader.fits_driver(both))
+    return Reading(Placement.DRIVER if on_driver else Placement.TASKS, ManifestLoad.of(both))
 
 
 def _driver_groups(pruned: PrunedManifests, deletes: pa.Table) -> bool:
@@ -392,15 +404,13 @@ def _with_kinds(figures: Figures, pruned: PrunedManifests) -> tuple[Figures, pa.
 
 
 def _read_by_driver(pruned: PrunedManifests) -> pa.Table | None:
-    state = pruned.filter.state
-    of_data = data_projection(pruned.filter)
-    if state.metadata.format_version < 3 or not state.reader.fits_driver(
-        pa.concat_tables([pruned.data, pruned.deletes]), of_data
-    ):
+    reader, projection = pruned.filter.state.reader, data_projection(pruned.filter)
+    both = pa.concat_tables([pruned.data, pruned.deletes])
+    if pruned.filter.state.metadata.format_version < 3 or not reader.fits_driver(both):
         return None
-    if state.reader.manifest_cache is not None and state.reader.driver_parts(pruned.data, of_data) is None:
+    if reader.manifest_cache is not None and reader.driver_parts(pruned.data, projection) is None:
         return None
-    return state.reader.driver_table(pruned.deletes, dv_projection(pruned.filter))
+    return reader.driver_table(pruned.deletes, dv_projection(pruned.filter))
 
 
 def _pairs(pruned: PrunedManifests) -> Pairs:

@@ -28,7 +28,7 @@ class Costs:
 
     broadcast_deletes: int = 100_000
     driver_deletes: int = MOST_ENTRIES
-    driver_pairs: int = 10_000
+    driver_pairs: int = MOST_ENTRIES
     few_entries: int = 250_000
     entries_per_dv: int = 10
     held_dvs: int = 250_000

@@ -394,8 +394,7 @@ def entry_filter(scan_filter: ScanFilter, *, by_stats: bool = True) -> EntryFilt
     tuples = tuple((spec_id, partition_tests(kind)) for spec_id, kind in scan_filter.partition_filters.items())
     if not by_stats:
         return EntryFilter(AllOf(), tuples)
-    tests = stats_tests(scan_filter.undecided)
-    return EntryFilter(tests, tuples, selective=bool(tests.tests))
+    return EntryFilter(stats_tests(scan_filter.undecided), tuples)
 
 
 def residual_json(scan_filter: ScanFilter, literal: Callable[[str], Sql] = sql.lit) -> Sql:

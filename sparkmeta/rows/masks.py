@@ -24,7 +24,6 @@ from pyspark.sql import functions as F
 from sparkmeta.entries.arrays import whole
 from sparkmeta.errors import CorruptFileError, translated_errors
 from sparkmeta.inspect.tasks import deleted_positions
-from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.rows.planned import NUMBER, POSITION, Flags, Indices, PlannedFiles
 from sparkmeta.session import local_frame, map_arrow
 from sparkmeta.spec.entry import ContentType
@@ -281,9 +280,13 @@ def _decoded(state: TableState, units: pa.Table, files: PlannedFiles) -> pa.Tabl
         return decoded.toArrow()
 
 
+# The most units that the driver decodes: more are decoded faster by a job.
+_MOST_UNITS = 10_000
+
+
 def _are_few(units: pa.Table, limits: Settings) -> bool:
     """Return whether the driver can decode units faster than a job."""
-    if len(units) > MOST_ENTRIES or pc.sum(units.column("size_in_bytes")).as_py() > limits.driver_manifest_bytes:
+    if len(units) > _MOST_UNITS or pc.sum(units.column("size_in_bytes")).as_py() > limits.driver_manifest_bytes:
         return False
     return request_count([*_by_range(units.to_pylist())]) <= DRIVER_REQUESTS
 

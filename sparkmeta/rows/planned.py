@@ -26,10 +26,9 @@ from sparkmeta.entries.arrays import compact_lists, whole, with_plain_types
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import SettingError, SparkmetaError, translated_errors
 from sparkmeta.inspect.file_changes import at_most_one
-from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, Placement
 from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
-from sparkmeta.plan.filter import DELETES, data_projection, public_delete
+from sparkmeta.plan.filter import DELETES, public_delete
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
 from sparkmeta.session import is_connect, local_frame
@@ -400,31 +399,19 @@ class RowPlan:
         ]
 
 
-def plan_rows(choice: Choice, *others: Aliased, stays: bool = False) -> RowPlan:
+def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
     """Plan a scan for a row reader.
 
     Args:
         choice: how the scan is planned.
         others: further columns of the data entry.
-        stays: whether the plan stays on the driver, which therefore reads more manifests itself.
     """
-    entries = read_entries(_on_driver(choice) if stays else choice)
+    entries = read_entries(choice)
     rows = planned_rows(match_deletes(entries), _partition_column(choice.pruned.filter.state), *others)
     if isinstance(rows, pa.Table):
         types = {field.name: field for field in arrow_schema(plan_schema(choice.pruned.filter.state))}
         rows = rows.cast(pa.schema([types.get(field.name, field) for field in rows.schema]))
     return RowPlan(rows, (entries.deletes,))
-
-
-def _on_driver(choice: Choice) -> Choice:
-    """Return a choice by which the driver reads the data manifests, if it can do so fast and there are no deletes."""
-    reading, scan_filter = choice.data_reading, choice.pruned.filter
-    if reading.placement is Placement.DRIVER or choice.coplanned is not None or len(choice.deletes):
-        return choice
-    reader = scan_filter.state.reader
-    if not reader.driver_reads(choice.data, data_projection(scan_filter), MOST_TESTED_ENTRIES):
-        return choice
-    return replace(choice, data_reading=replace(reading, placement=Placement.DRIVER))
 
 
 def plan_of_entries(

@@ -128,7 +128,7 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
         CorruptFileError: a file is damaged.
         NotFoundError: a manifest or delete file is missing.
     """
-    return rows_of(scan, PlannedFiles.of([plan_rows(choice, stays=True)], scan.state))
+    return rows_of(scan, PlannedFiles.of([plan_rows(choice)], scan.state))
 
 
 def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.Table:
@@ -142,7 +142,7 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     Raises:
         ValidationError: as `read_rows`.
     """
-    plan = plan_rows(choice, stays=True)
+    plan = plan_rows(choice)
     has_large_types = (setting(scan.state.sessions.running(), _LARGE_TYPES) or "").lower() == "true"
     if isinstance(plan.rows, pa.Table) and not has_large_types and driver_reads(scan.state, plan.rows):
         return read_on_driver(scan.filter, plan.rows, scan.projection, scan.metadata_columns, row_limit)
@@ -424,7 +424,7 @@ def count_rows(choice: Choice) -> int:
     """
     if (rows := _count_on_driver(choice)) is not None:
         return rows
-    plan, state = plan_rows(choice, stays=True), choice.pruned.filter.state
+    plan, state = plan_rows(choice), choice.pruned.filter.state
     table = plan.rows if isinstance(plan.rows, pa.Table) else None
     if table is None and _vectors_may_be_all(choice):
         rows = _count_by_job(frame_of(plan.rows, state))

@@ -141,7 +141,7 @@ class Matching:
     @cached_property
     def partial_plan(self) -> RowPlan:
         """The plan of the partly matching files."""
-        plan = plan_rows(choose(prune_manifests(replace(self.scan, reads_all_rows=True))), stays=True)
+        plan = plan_rows(choose(prune_manifests(replace(self.scan, reads_all_rows=True))))
         if not self.has_whole_files:
             return plan
         return replace(plan, rows=matching(plan.rows, self._partial, _SAME_PATH))

@@ -127,6 +127,7 @@ def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
     contenders = [java, planners.IcebergJavaDistributed(spark), ours, tree, cached]
     if run.keepers:
         contenders += [planners.IcebergJavaCached(spark), planners.SparkmetaOpen(spark)]
+        contenders += [planners.SparkmetaArrow(spark), planners.SparkmetaTreeArrow(spark, trees)]
     timer = Timer(spark, run.warmups, run.repeats)
     if "plan" in run.parts:
         for version, deletes in WORKLOADS:

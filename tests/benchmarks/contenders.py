@@ -148,6 +148,17 @@ class Sparkmeta(Contender):
         return sm.load_table(location, spark=self.spark)
 
 
+class SparkmetaArrow(Sparkmeta):
+    """`plan_files_arrow()`. Measured where plans are short, since it holds the whole plan in memory."""
+
+    name = "sparkmeta, Arrow"
+    keeps = True
+    saves_opening = Sparkmeta.name
+
+    def plan(self, location: str, query: Query) -> None:
+        self._table(location).scan(row_filter=query.row_filter).plan_files_arrow()
+
+
 class SparkmetaTree(Sparkmeta):
     """sparkmeta on V4 trees with the same files and deletes.
 
@@ -163,6 +174,13 @@ class SparkmetaTree(Sparkmeta):
 
     def _table(self, location: str) -> Any:
         return super()._table(self.trees[location])
+
+
+class SparkmetaTreeArrow(SparkmetaTree, SparkmetaArrow):
+    """`plan_files_arrow()` on V4 trees."""
+
+    name = "sparkmeta, V4 tree, Arrow"
+    saves_opening = SparkmetaTree.name
 
 
 class SparkmetaOpen(Sparkmeta):

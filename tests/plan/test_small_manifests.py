@@ -9,7 +9,7 @@ import pytest
 
 import sparkmeta as sm
 from sparkmeta import session
-from sparkmeta.manifests import placement
+from sparkmeta.manifests import placement, reader
 from sparkmeta.plan import filter as plan_filter
 from tests.handmade import HandmadeTable, data, deletion_vector, long_bounds
 from tests.plans import optimized_plan
@@ -52,6 +52,11 @@ def scanned(table: HandmadeTable, spark: SparkSession, row_filter: str = "true")
     return decoded(planned), len(planned.collect())
 
 
+def limit_entries(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(placement, "MOST_ENTRIES", most)
+    monkeypatch.setattr(reader, "MOST_WIDE_ENTRIES", most)
+
+
 def test_the_setting_limits_the_bytes_that_the_driver_decodes(table: HandmadeTable, spark: SparkSession) -> None:
     assert scanned(table, spark) == (DRIVER, FILES)
     size = sum(path.stat().st_size for path in (table.folder / "metadata").glob("m*.avro"))
@@ -68,23 +73,20 @@ def test_manifests_that_spark_reads_are_not_decoded_by_the_driver(table: Handmad
         spark.conf.unset("spark.sparkmeta.executor-reads")
 
 
-def test_tasks_decode_many_entries_unless_stats_drop_most(
-    table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES // 2 - 1)
-    monkeypatch.setattr(placement, "MOST_TESTED_ENTRIES", FILES // 2)
+def test_tasks_decode_many_entries(table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_entries(monkeypatch, FILES // 2 - 1)
     assert scanned(table, spark) == (TASKS, FILES)
-    assert scanned(table, spark, "id = 3") == (TASKS, 2)
-    assert scanned(table, spark, "part = 'a'") == (TASKS, FILES // 2)  # partitions decide all of it
+    assert scanned(table, spark, "part = 'a' and id = 3") == (TASKS, 1)
+    limit_entries(monkeypatch, FILES // 2)
+    assert scanned(table, spark) == (TASKS, FILES)
     assert scanned(table, spark, "part = 'a' and id = 3") == (DRIVER, 1)
-    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES // 2)
     assert scanned(table, spark, "part = 'a'") == (DRIVER, FILES // 2)
 
 
 def test_only_bytes_count_where_entries_are_not_counted(
     table: HandmadeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES - 1)
+    limit_entries(monkeypatch, FILES - 1)
     assert scanned(table, spark) == (TASKS, FILES)
     table.summaries = False  # then there are no counts either
     assert scanned(table, spark) == (DRIVER, FILES)
@@ -101,7 +103,7 @@ def test_deletes_and_data_are_counted_together(
     spark.conf.set(PLANNING, "auto")
     table.add(1, 1, deletion_vector("file:///t/a1", partition={"part": "a"}))
     assert scanned(table, spark) == (DRIVER, FILES)
-    monkeypatch.setattr(placement, "MOST_ENTRIES", FILES)
+    limit_entries(monkeypatch, FILES)
     assert scanned(table, spark) == (TASKS, FILES)
 
 
