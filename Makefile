@@ -107,22 +107,26 @@ oldest: oldest-env ## Run the tests that need no Iceberg runtime with PySpark 4.
 
 slices: oldest-slice newest-slice ## Run the lives of some tables with the oldest and the newest PySpark
 
+# The environments have the wheel, not this folder.
 oldest-slice: oldest-env
+	cd / && '$(CURDIR)/$(OLDEST)/bin/sparkmeta' doctor
+	cd / && '$(CURDIR)/$(OLDEST)/bin/python' -m sparkmeta.jobs.maintain --help
 	SPARKMETA_JARS=none $(OLDEST)/bin/python -m pytest $(SLICE)
 
 newest-slice: newest-env
+	cd / && '$(CURDIR)/$(NEWEST)/bin/sparkmeta' doctor
+	cd / && '$(CURDIR)/$(NEWEST)/bin/python' -m sparkmeta.jobs.maintain --help
 	SPARKMETA_JARS=none $(NEWEST)/bin/python -m pytest $(SLICE)
 
 # Dependencies are those that pip chooses at the time.
 newest-env: ## Create the environment of the newest PySpark and Python
 	@test -x $(NEWEST)/bin/python || $$(sh tests/newest_python.sh || echo $(PYTHON)) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
-		--editable '.[test]'
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager '.[test]'
 
 oldest-env: ## Create the environment of PySpark 4.0
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
-		--editable '.[test]' 'pyspark==4.0.*'
+		'.[test]' 'pyspark==4.0.*'
 
 check: setup ## Run ruff and mypy
 	$(PY) -m ruff check

@@ -494,7 +494,8 @@ class Scan:
         return SplitPlanning(**chosen)
 
     def __repr__(self) -> str:
-        shown = {"row_filter": self.row_filter, "snapshot_id": self.snapshot_id, "ref": self.ref or self.session_branch}
+        ref = self.ref or self.session_branch
+        shown = {"row_filter": as_text(self.row_filter), "snapshot_id": self.snapshot_id, "ref": ref}
         text = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
         return f"Scan({self.state.metadata.location}, {text})"
 

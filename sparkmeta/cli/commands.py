@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkmeta.cli.doctor import doctor
 from sparkmeta.cli.maintain import COMMANDS, cache, health, maintain, upgrade
 from sparkmeta.cli.output import (
     TextColumn,
@@ -536,7 +537,7 @@ _PLAN_VIEWS = {
 # The options for rows of views that do not take all such options.
 _ROW_OPTIONS = {"task_json": ["--limit"], "report": [], "count": []}
 
-for _command in (cache, namespaces, tables, health, maintain, *COMMANDS, upgrade, serve, view, views):
+for _command in (cache, doctor, namespaces, tables, health, maintain, *COMMANDS, upgrade, serve, view, views):
     main.add_command(_command)
 for _name, _metadata_table in METADATA_TABLES.items():
     main.add_command(metadata_command(_name, _metadata_table))

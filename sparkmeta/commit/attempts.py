@@ -6,8 +6,9 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sparkmeta.checks import NAME, Options, option
@@ -225,6 +226,9 @@ class PlanSummary:
         """Return the numbers by name, in JSON-compatible types."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
 
 @dataclass(frozen=True)
 class Plan(ABC, Generic[TableT, DoneT]):
@@ -262,6 +266,14 @@ class Plan(ABC, Generic[TableT, DoneT]):
     def is_partly_committed(self) -> bool:
         """Whether `commit` raised an error after it had committed part of the plan."""
         return False
+
+    def _repr_html_(self) -> str:
+        """Describe the plan in a notebook by its options. Runs no job, as `summary` may."""
+        names = [each.name for each in fields(self) if each.name != "table" and not each.name.startswith("_")]
+        options = {name: getattr(self, name) for name in names}
+        facts = {"table": self.table.full_name, **options, "committed": "yes" if self._committed else "no"}
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
     def result(self) -> dict[str, Any]:
         """Return the summary and the committed changes (null before the commit), in JSON-compatible types."""

@@ -62,7 +62,7 @@ class _MetadataStep:
         return update_table_metadata(metadata, updates)
 
 
-@dataclass
+@dataclass(repr=False)
 class Transaction(Generic[TableT]):
     """Changes of a table in one commit, made by `commit` or the end of a `with table.transaction() as tx:` block.
 
@@ -82,6 +82,11 @@ class Transaction(Generic[TableT]):
     _steps: list[Step] = field(default_factory=list)
     _metadata: TableMetadata | None = None
     _done: TableT | None = None
+
+    def __repr__(self) -> str:
+        steps = ", ".join(type(step).__name__.strip("_") for step in self._steps) or "no steps"
+        done = "" if self._done is None else ", committed"
+        return f"{type(self).__name__}({self.table.full_name}: {steps}{done})"
 
     # -- Changes ------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class MetadataTables(ABC, Generic[T]):
     def __init__(self, state: TableState, metadata_location: str) -> None:
         self._state, self._metadata_location = state, metadata_location
 
+    def __repr__(self) -> str:
+        tables = [name for name in dir(MetadataTables) if not name.startswith("_")]
+        return f"{type(self).__name__}({self._state.metadata.location}: {', '.join(tables)})"
+
     @abstractmethod
     def _shown(self, rows: MetadataRows) -> T:
         """Return the rows of a metadata table."""

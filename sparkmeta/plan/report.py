@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ class EntryCounts:
     planned: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScanReport:
     """The report on a scan's plan. Sizes are bytes, timings seconds.
 
@@ -78,8 +79,42 @@ class ScanReport:
         """Return the report as a JSON object."""
         return json.dumps(self.to_dict())
 
+    def __repr__(self) -> str:
+        entries = self.data_entries
+        counts = f"{entries.planned:,} of {entries.scanned:,} files in {self.data_manifests.scanned:,} manifests"
+        return f"ScanReport({self.table}, {self.row_filter}: {counts})"
+
+    def _repr_html_(self) -> str:
+        """Show which rule skipped how many manifests and files, as bars."""
+        manifests, deletes, entries = self.data_manifests, self.delete_manifests, self.data_entries
+        title = escape(f"{self.table}: {self.row_filter}"[:500])
+        steps = [
+            ("data manifests", manifests.total, manifests.total),
+            ("without live files", -manifests.skipped_no_live_files, manifests.total),
+            ("skipped by partition", -manifests.skipped_by_partition, manifests.total),
+            ("opened", manifests.scanned, manifests.total),
+            ("files in them", entries.scanned, entries.scanned),
+            ("deleted", -entries.skipped_deleted, entries.scanned),
+            ("skipped by partition", -entries.skipped_by_partition, entries.scanned),
+            ("skipped by statistics", -entries.skipped_by_stats, entries.scanned),
+            ("planned", entries.planned, entries.scanned),
+            ("with deletes", self.files_with_deletes, entries.scanned),
+            ("delete manifests", deletes.total, deletes.total),
+            ("opened", deletes.scanned, deletes.total),
+        ]
+        rows = "".join(_bar(*step) for step in steps if step[1] or step[0] in ("opened", "planned"))
+        return f"<table><caption>{title}</caption>{rows}</table>"
+
     def __str__(self) -> str:
         return "\n".join([f"scan of {self.table}, snapshot {self.snapshot_id}", *_lines(self.to_dict(), "  ")[3:]])
+
+
+def _bar(label: str, count: int, all_of_kind: int) -> str:
+    """Return a row with a number as a bar. Negative numbers are shown as skipped, from the right end."""
+    share = 100 * abs(count) / all_of_kind if all_of_kind else 0
+    side = "margin-left:auto;opacity:.35" if count < 0 else "opacity:.8"
+    bar = f'<div style="width:{share:.1f}%;height:10px;background:currentColor;{side}"></div>'
+    return f'<tr><th>{label}</th><td>{abs(count):,}</td><td style="width:240px">{bar}</td></tr>'
 
 
 def _lines(values: dict[str, Any], indent: str) -> list[str]:

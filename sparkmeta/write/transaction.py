@@ -281,7 +281,7 @@ class RowChange:
         return choice_property(self._metadata.properties, name, allowed, location=self.transaction.table.full_name)
 
 
-@dataclass
+@dataclass(repr=False)
 class RowTransaction(Transaction[TableT], RowChanges):
     """A transaction with methods that change rows.
 
