@@ -27,7 +27,7 @@ OTHERS := -m 'not java and not benchmark'
 SLICE := tests/test_arrow_types.py tests/test_table_life.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check docs docs-env bench bench-billion soak clean
+.PHONY: help setup jars rest s3a protocol demo test test-all connect connect-all newest oldest slices oldest-slice newest-slice newest-env oldest-env check notebooks docs docs-env bench bench-billion soak clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ check: setup ## Run ruff and mypy
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+
+notebooks: setup ## Run the notebooks, and store their outputs in them
+	$(PY) -m tests.store_outputs
 
 docs: docs-env ## Build the documentation site into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/python -m mkdocs build --strict

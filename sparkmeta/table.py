@@ -393,6 +393,11 @@ class Table(BaseTable, RowChanges):
     def __repr__(self) -> str:
         return f"Table({self.full_name}, v{self.format_version}, {self.metadata_location})"
 
+    def _partition_texts(self) -> list[str]:
+        schema = self.schema()
+        sources = [schema.find_column_name(field.source_id) or field.source_id for field in self.spec().fields]
+        return [f"{field.transform}({source})" for field, source in zip(self.spec().fields, sources, strict=True)]
+
     def _repr_html_(self) -> str:
         """Describe the table in a notebook by its metadata file, without a job."""
         snapshot = self.current_snapshot()
@@ -404,7 +409,7 @@ class Table(BaseTable, RowChanges):
             "snapshots": len(self.snapshots()),
             "refs": ", ".join(list(self.refs())[:10]),
             "columns": len(self.schema().fields),
-            "partitioned by": ", ".join(str(field) for field in self.spec().fields[:10]) or "nothing",
+            "partitioned by": ", ".join(self._partition_texts()[:10]) or "nothing",
             "data files": summary.get("total-data-files", "unknown"),
             "delete files": summary.get("total-delete-files", "unknown"),
             "records": summary.get("total-records", "unknown"),

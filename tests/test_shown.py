@@ -12,7 +12,6 @@ from pyiceberg.types import LongType, NestedField, StringType
 import sparkmeta as sm
 
 if TYPE_CHECKING:
-
     from sparkmeta import Table
 
 SCRIPT = "<script>alert(1)</script>"
