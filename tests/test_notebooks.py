@@ -117,12 +117,12 @@ def outputs(notebook: Any, source: str) -> str:
 
 
 def shown(notebook: Any) -> list[list[str]]:
-    """The texts that cells show, without numbers, which differ between runs."""
+    """The words that cells show. Those with numbers, ids and times differ between runs."""
     texts = [[text_of(output) for output in cell.outputs] for cell in code_cells(stored(notebook))]
     return [[_VARIES.sub("#", " ".join(text.split())) for text in of_cell if text] for of_cell in texts]
 
 
-_VARIES = re.compile(r"[\d.,]*\d(?: ?[KMG]iB| B)?|-{2,}|/tmp/\S+")
+_VARIES = re.compile(r"\S*(?:\d|/tmp|…|--)\S*(?: [KMG]iB| B)?")
 
 
 def text_of(output: Any) -> str:
