@@ -19,7 +19,14 @@ from pyspark.sql.datasource import WriterCommitMessage
 from sparkmeta.checks import one_of
 from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
 from sparkmeta.data_source.options import PROPERTY, ReadOptions
-from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, ValidationError, shown
+from sparkmeta.errors import (
+    CommitConflictError,
+    InvalidArgumentError,
+    SparkmetaError,
+    UnsupportedError,
+    ValidationError,
+    shown,
+)
 from sparkmeta.session import NoSession, TaskFunction
 from sparkmeta.spec.summary import EPOCH, STREAM, summary_properties
 from sparkmeta.state import TableState
@@ -52,6 +59,8 @@ _OF_SPARK: Final = ("checkpointlocation", "queryname")
 # The query of a task, as Spark names it in the task's context.
 _QUERY: Final = "sql.streaming.queryId"
 UPSERT: Final = "upsert"
+# How often an upsert is tried if other commits change the rows that it was compared with.
+_UPSERTS: Final = 4
 DYNAMIC: Final = "dynamic"
 # Arrow bytes of the rows of an upsert, which the driver holds.
 MOST_UPSERTED: Final = 256 << 20
@@ -304,14 +313,27 @@ class Sink:
             SparkmetaError: see `Table.append` and `Table.upsert`. Data files are deleted, unless they may be committed.
         """
         known = [report for report in reports if report is not None]
+        for left in reversed(range(_UPSERTS if self.options.mode == UPSERT else 1)):
+            try:
+                self._commit(known, epoch)
+            except CommitConflictError:
+                if not left:
+                    raise
+                _log.info(
+                    "%s: other commits have changed what was compared: the upsert is made again", self.options.path
+                )
+            else:
+                return
+
+    def _commit(self, reports: Sequence[Report], epoch: int | None) -> None:
         try:
-            transaction = self._changed(known, epoch)
+            transaction = self._changed(reports, epoch)
         except BaseException:
-            _discard(known)
+            _discard(reports)
             raise
         if transaction is not None:
             if transaction.repetition_of is not None:
-                _discard(known)
+                _discard(reports)
             transaction.commit()
 
     def abort(self, reports: Sequence[Report | None]) -> None:

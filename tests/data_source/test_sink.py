@@ -350,6 +350,23 @@ def run(write: Write, *tables: pa.Table) -> None:
     write.commit(write.tasks(*tables))
 
 
+def test_an_upsert_is_made_again_after_a_conflict(catalog: sm.Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(catalog).append(arrow(row(1, "a")))
+    others, commit = [row(2, "other"), row(3, "other")], FileSystemOperations.commit
+
+    def beaten(self: FileSystemOperations, *versions: Any) -> Any:
+        if others:
+            new = others.pop()
+            with monkeypatch.context() as patch:
+                patch.setattr(FileSystemOperations, "commit", commit)
+                sm.load_table(table.location()).append(arrow(new))
+        return commit(self, *versions)
+
+    monkeypatch.setattr(FileSystemOperations, "commit", beaten)
+    run(Write(table, mode="upsert", keys="id"), arrow(row(1, "b"), row(2, "b"), row(3, "b")))
+    assert rows_of(table) == [row(1, "b"), row(2, "b"), row(3, "b")]
+
+
 def test_a_job_that_is_repeated(catalog: sm.Catalog) -> None:
     """Properties that are a key make it write once."""
     table = new_table(catalog)
