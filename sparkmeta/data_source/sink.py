@@ -71,7 +71,7 @@ def _option(name: str, default: Any = None, *allowed: str) -> Any:
 
 
 @dataclass(frozen=True)
-class WriteOptions:
+class SinkOptions:
     """The options of a write; see docs/sql.md."""
 
     path: str = _option("path", "")
@@ -84,14 +84,14 @@ class WriteOptions:
     snapshot_properties: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(options: Mapping[str, str]) -> WriteOptions:
+    def of(options: Mapping[str, str]) -> SinkOptions:
         """Return the options for texts by their names.
 
         Raises:
             InvalidArgumentError: an option is unknown, or has an unknown value.
             ValidationError: a snapshot property is computed.
         """
-        known = {each.metadata["name"]: each for each in fields(WriteOptions) if each.metadata}
+        known = {each.metadata["name"]: each for each in fields(SinkOptions) if each.metadata}
         values: dict[str, Any] = {}
         prefixed: dict[str, dict[str, str]] = {PROPERTY: {}, _SNAPSHOT_PROPERTY: {}}
         for key, text in options.items():
@@ -104,7 +104,7 @@ class WriteOptions:
                 taken = ", ".join([*known, f"{PROPERTY}*", f"{_SNAPSHOT_PROPERTY}*"])
                 raise InvalidArgumentError(f"{shown(key)} is not an option of writes; options are {taken}")
         properties, of_snapshot = prefixed[PROPERTY], summary_properties(prefixed[_SNAPSHOT_PROPERTY])
-        write = WriteOptions(**values, properties=properties, snapshot_properties=of_snapshot)
+        write = SinkOptions(**values, properties=properties, snapshot_properties=of_snapshot)
         if not write.path:
             raise InvalidArgumentError("path is missing: it names the table, as in save('prod.db.events')")
         if write.keys is not None and write.mode != UPSERT:
@@ -174,7 +174,7 @@ class SinkTasks:
     files: DataFileTasks | None
 
     @staticmethod
-    def of(options: WriteOptions, table: Table, schema: StructType, *, overwrites: bool) -> SinkTasks:
+    def of(options: SinkOptions, table: Table, schema: StructType, *, overwrites: bool) -> SinkTasks:
         """Check a write before anything is written.
 
         Raises:
@@ -292,7 +292,7 @@ class Sink:
         overwrites: whether the rows replace others.
     """
 
-    options: WriteOptions
+    options: SinkOptions
     catalogs: Catalogs = field(repr=False)
     schema: StructType
     overwrites: bool

@@ -15,7 +15,7 @@ from pyspark.sql import datasource
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.data_source.options import ReadOptions, short_errors
-from sparkmeta.data_source.sink import Sink, WriteOptions
+from sparkmeta.data_source.sink import Sink, SinkOptions
 from sparkmeta.data_source.tables import Opened, RowsRead, field_of, read_of
 from sparkmeta.data_source.writers import BatchWriter, StreamWriter
 from sparkmeta.entries.evaluate import typed
@@ -66,7 +66,7 @@ class DataSource(datasource.DataSource):
             return StreamWriter(self._sink(schema, overwrite))
 
     def _sink(self, schema: StructType, overwrite: bool) -> Sink:
-        sink = Sink(WriteOptions.of(self.options), self.catalogs, schema, overwrite)
+        sink = Sink(SinkOptions.of(self.options), self.catalogs, schema, overwrite)
         if not self._is_copy:
             sink.tasks  # noqa: B018  it refuses what can't be written
         return sink
