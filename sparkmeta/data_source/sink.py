@@ -210,8 +210,8 @@ class SinkTasks:
             return Report(table, conf, pa.Table.from_batches(rows) if rows else None)
         files = pa.Table.from_batches(given(batches), self.files.result_schema)
         problems = [ValidationError(text) for text in files.column(PROBLEM).drop_null().to_pylist()]
-        problem = problems[0] if problems else None
-        return Report(table, conf, files.drop_columns([PROBLEM]), self.files.writer, self.files.name, problem)
+        written = files.filter(files.column(PROBLEM).is_null()).drop_columns([PROBLEM])
+        return Report(table, conf, written, self.files.writer, self.files.name, next(iter(problems), None))
 
     @property
     def _table(self) -> str:

@@ -109,7 +109,7 @@ def workers(root: int) -> list[int]:
 
 
 @pytest.mark.classic
-@pytest.mark.parametrize(("version", "mode"), [(4, "append"), (4, "upsert"), (2, "append")])
+@pytest.mark.parametrize(("version", "mode"), [(4, "append"), (3, "upsert")])
 def test_workers_are_killed(spark: SparkSession, tmp_path: Path, version: int, mode: str, soak: bool) -> None:
     count, rows, most = LONG if soak else SLICE
     sm.register(spark)

@@ -90,15 +90,15 @@ def test_write(registered: SparkSession, catalog: sm.Catalog, version: int) -> N
     frame(registered, *first).write.format("sparkmeta").options(**options).mode("append").save(table.location())
     assert rows_of(table) == first
     head = table.refresh().current_snapshot()
-    assert {"operation": "append", "loaded-by": "job", "added-records": "4"}.items() <= dict(head.summary).items()
+    assert {"loaded-by": "job", "added-records": "4"}.items() <= summary_of(head).items()
     parts = table.refresh().inspect.arrow.files().column("partition").to_pylist()
     assert {part["part"] for part in parts} == {"a", "b", None}
-    new = [row(5, "b"), row(9, None)]
+    new = [row(number, "b") for number in range(5, 13)]
     by_method = (
         catalog.create_table("db.like", SCHEMA, SPEC).append(arrow(*first)).dynamic_partition_overwrite(arrow(*new))
     )
     write(frame(registered, *new), table, "overwrite", overwrite_mode="dynamic")
-    assert rows_of(table) == rows_of(by_method) != sorted([*first, *new], key=lambda each: each["id"])
+    assert rows_of(table) == rows_of(by_method) == [*first[:3], *new]
     write(frame(registered, *first), table, "overwrite")
     assert rows_of(table) == first
     changes = frame(registered, row(2, "c", "new"), row(7, "a")).repartition(3).write.format("sparkmeta")
@@ -119,7 +119,7 @@ def batches(registered: SparkSession, catalog: sm.Catalog, tmp_path: Path, reque
 
 
 @pytest.mark.connect
-@pytest.mark.parametrize("batches", VERSIONS, indirect=True)
+@pytest.mark.parametrize("batches", [1, 4], indirect=True)
 def test_a_batch_is_appended_once(batches: Batches) -> None:
     """Also if it is repeated: at once, after other commits, and after its snapshot has expired."""
     expected = [row(number, "ab"[number % 2], str(number)) for number in range(6)]
@@ -149,7 +149,7 @@ def test_a_batch_is_appended_once(batches: Batches) -> None:
 
 
 @pytest.mark.connect
-@pytest.mark.parametrize("batches", VERSIONS, indirect=True)
+@pytest.mark.parametrize("batches", [2, 3, 4], indirect=True)
 def test_a_batch_is_upserted_once(batches: Batches) -> None:
     batches.add(row(1, "a"), row(2, "a", "old"), row(3, None))
     batches.add(row(2, "b", "new"), row(4, "a"))
@@ -160,9 +160,8 @@ def test_a_batch_is_upserted_once(batches: Batches) -> None:
     batches.forget()
     batches.run(**UPSERT)
     assert rows_of(batches.table) == [*expected[:3], row(4, "later")]
-    version = batches.table.format_version
-    deletes = batches.table.inspect.arrow.delete_files()
-    assert bool(len(deletes)) == (version > 1)
+    deletes = batches.table.inspect.arrow.delete_files().column("file_format").to_pylist()
+    assert set(deletes) == {"PARQUET" if batches.table.format_version == 2 else "PUFFIN"}
 
 
 @pytest.mark.connect
