@@ -435,11 +435,11 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
         # PySpark looks up the columns by their names as if these were expressions, whose case may not matter.
         names = columns
         frame = frame.toDF(*map(str, range(len(names))))
-    return frame.mapInArrow(_Task(function, names), row_type)
+    return frame.mapInArrow(TaskFunction(function, names), row_type)
 
 
 @dataclass(frozen=True)
-class _Task:
+class TaskFunction:
     """A function that makes its Python worker skip work that PySpark does between tasks.
 
     Attributes:

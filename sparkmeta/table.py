@@ -22,6 +22,7 @@ from sparkmeta.operations.table_operations import OPENED_BY_PATH, BaseTable, Sta
 from sparkmeta.session import SessionSource
 from sparkmeta.settings import iceberg_catalogs
 from sparkmeta.spec.metadata import snapshot_of
+from sparkmeta.spec.stream_epochs import expired_epoch
 from sparkmeta.spec.summary import last_version, summary_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
@@ -288,12 +289,17 @@ class Table(BaseTable, RowChanges):
     def committed_version(self, application: str, *, branch: str | None = None) -> int | None:
         """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
 
-        The result is None if there is none. Expired snapshots don't count.
+        The result is None if there is none. Expired snapshots count only for streams, by their query id.
         """
         from sparkmeta.commit.write_target import write_target
 
         NAME.check("application", application)
-        return last_version(write_target(self.state, branch).history(self.metadata), application)
+        target = write_target(self.state, branch)
+        versions = (
+            last_version(target.history(self.metadata), application),
+            expired_epoch(self.metadata, target.branch, application),
+        )
+        return max((version for version in versions if version is not None), default=None)
 
     def _change_rows(self, change: RequestedChange) -> Self:
         return self.transaction()._change_rows(change).commit()

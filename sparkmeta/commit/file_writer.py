@@ -122,7 +122,7 @@ class FileWriter:
         head = relation.head(known, min(room, _MOST_LIMIT) + 1)
         if len(head) <= room:
             return self._direct(self._rows.entries(head), allowed)
-        if isinstance(known, pa.Table) and (few_files := few(known)) is not None:
+        if isinstance(known, pa.Table) and (few_files := few(known, self.state)) is not None:
             return self._few_in_leaves(self._rows.entries(few_files), allowed)
         return self._in_leaves(self._written(self._entries(frame_of(known, self.state))), allowed)
 
@@ -198,14 +198,14 @@ class FileWriter:
 
     def _add_deletes(self, files: Relation, room: int, allowed: Collection[int]) -> NewFiles:
         """Add deletes grouped by the data leaf of their data file. Equality deletes are treated like data files."""
-        head = few(some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH)))
+        head = few(some_columns(files, (*DESCRIPTION_COLUMNS, _MANIFEST_PATH)), self.state)
         if head is None:
             known = frame_of(some_columns(files, DESCRIPTION_COLUMNS), self.state)
             leaves = self.state.data_manifests
             owners = live_owners(self.state, leaves.filter(self._may_own(leaves)))
             return self._add_placed(with_owners(self._entries(known), owners), room, allowed)
         entries, named = self._rows.entries(head), _named_manifests(head)
-        if len(entries) < self.options.affiliated_deletes:
+        if len(entries) < self.options.affiliated_deletes or self.state.access.alone:
             added = self._few_deletes(entries, room, allowed)
         else:
             owned = entries.append_column(OWNER, self._owners(entries, named))
@@ -318,7 +318,7 @@ class ListedFileWriter:
             on_driver: the number of files that the commit has as rows so far.
         """
         hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
-        room = max(0, MOST_ON_DRIVER - on_driver)
+        room = len(files) if self.state.access.alone else max(0, MOST_ON_DRIVER - on_driver)
         head = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
         if len(head) > room:
             with translated_errors():

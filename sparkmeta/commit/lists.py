@@ -201,7 +201,8 @@ class ManifestRewriter:
         tasks = RewriteTasks(task_reader(state), forms, self.names.snapshot_id)
         size = sum(pc.sum(group.column("manifest_length")).as_py() for group in groups)
         with translated_errors():
-            if len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes:
+            few = len(groups) <= MOST_REQUESTS and size <= state.settings.driver_manifest_bytes
+            if few or state.access.alone:
                 written = map_on_driver(units, tasks.rewrite, GROUP_MANIFEST_SCHEMA)
             else:
                 written = map_arrow(spread(state.spark, units), tasks.rewrite, GROUP_MANIFEST_SCHEMA).toArrow()

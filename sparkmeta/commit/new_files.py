@@ -230,7 +230,7 @@ class NewFiles:
 
     def relation(self, state: TableState) -> Relation:
         """Return the files as entries of `SEARCH_COLUMNS`, without a manifest."""
-        if not is_few(self.count):
+        if not (state.access.alone or is_few(self.count)):
             return self.frame(state)
         projection = state.projection(SEARCH_COLUMNS)
         tables = [projection.schema.empty_table()]

@@ -34,15 +34,17 @@ def is_few(count: int) -> bool:
     return count <= FEW_FILES
 
 
-def few(rows: Relation) -> pa.Table | None:
-    """Return rows as a table; None if there are many. For a DataFrame, runs a job."""
+def few(rows: Relation, state: TableState) -> pa.Table | None:
+    """Return rows as a table; None if there are many, unless there is no Spark. For a DataFrame, runs a job."""
+    if isinstance(rows, pa.Table) and state.access.alone:
+        return rows
     head = relation.head(rows, FEW_FILES + 1)
     return head if is_few(len(head)) else None
 
 
 def few_or_many(rows: Relation, state: TableState) -> Relation:
     """Return rows as a table if there are few; otherwise compute them once. For a DataFrame, runs jobs."""
-    head = few(rows)
+    head = few(rows, state)
     return materialize(frame_of(rows, state)) if head is None else head
 
 

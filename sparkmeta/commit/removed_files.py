@@ -537,7 +537,7 @@ class _Matching:
         if not len(fresh):
             return known
         entries = computed(some_columns(matching(fresh), self.schema.names))
-        head = few(entries)
+        head = few(entries, self.state)
         if head is None:
             return frame_of(entries, self.state).unionByName(local_frame(self.state.spark, known))
         head = head.cast(self.schema)

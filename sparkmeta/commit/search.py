@@ -377,7 +377,7 @@ def _search_leaves(
         return projection.schema.empty_table()
     assert state.tree is not None
     assert state.access.tasks is not None
-    on_driver = state.access.driver is not None and len(leaves) <= MOST_REQUESTS
+    on_driver = state.access.driver_opens(len(leaves), MOST_REQUESTS)
     files = state.files if on_driver else state.access.tasks
     ids = set(leaves.column(MANIFEST).to_pylist())
     masks = {row[MANIFEST]: row for row in state.tree.manifest_dvs.to_pylist() if row[MANIFEST] in ids}

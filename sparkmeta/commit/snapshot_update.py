@@ -52,6 +52,8 @@ from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, lacks_definitions, refuse_encrypted
+from sparkmeta.spec.stream_epochs import expired_repetition, with_epoch
+from sparkmeta.spec.summary import STREAM
 from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
@@ -407,6 +409,8 @@ class SnapshotUpdate:
         if target.wap_id is not None:
             properties[WAP_ID] = target.wap_id
         self.target, self.key = target, key
+        is_stream = key is not None and properties.get(STREAM) == key.application and target.wap_id is None
+        self._stream = key if is_stream else None
         self.repetition_of: Snapshot | None = None
         self._changes = ChangeSet(started, target, properties)
         self._progress = Progress()
@@ -683,11 +687,14 @@ class SnapshotUpdate:
         refuse_lists_of_version_4(state.metadata, state.metadata.location)
         refuse_encrypted(state.metadata, "and can't be committed to")
         self.target.refuse_used_id(state.metadata)
-        return Attempt(self._changes, self._progress, self.target.head(state)).apply()
+        metadata = Attempt(self._changes, self._progress, self.target.head(state)).apply()
+        return metadata if self._stream is None else with_epoch(metadata, self.target.branch, self._stream)
 
     def repeats(self, metadata: TableMetadata) -> bool:
         """Return whether a snapshot has recorded the idempotency key: `repetition_of`. For `Transaction`."""
-        self.repetition_of = None if self.key is None else self.key.recorded_by(self.target.history(metadata))
+        if self.key is not None:
+            recorded = self.key.recorded_by(self.target.history(metadata))
+            self.repetition_of = recorded or expired_repetition(metadata, self.target.branch, self.key)
         return self.repetition_of is not None
 
     @property

@@ -105,7 +105,7 @@ def refuse_lost_positions(state: TableState, dvs: Relation, data: Relation, mani
     positional = where(live_relation(state, manifests, projection), is_kind(ContentType.POSITION_DELETES))
     attached = attach_deletes(data, DeleteEntries(positional, manifests, frozenset()), state)
     units = _few_units(attached, dvs) if isinstance(attached, pa.Table) and isinstance(dvs, pa.Table) else None
-    if units is not None and state.access.driver is not None and len(units) <= MOST_REQUESTS:
+    if units is not None and state.access.driver_opens(len(units), MOST_REQUESTS):
         lost = map_on_driver(units, partial(_lost_positions, state.files, state.types.locations), _LOST_SCHEMA)
     else:
         lost = _lost_by_tasks(state, frame_of(attached, state), frame_of(dvs, state)).limit(1).toArrow()
@@ -334,7 +334,7 @@ def _check_replaced(state: TableState, placed: Relation, old: Relation) -> None:
         )
     if state.access.tasks is None or (isinstance(pairs, pa.Table) and not len(pairs)):
         return
-    if isinstance(pairs, pa.Table) and state.access.driver is not None and len(pairs) <= MOST_REQUESTS:
+    if isinstance(pairs, pa.Table) and state.access.driver_opens(len(pairs), MOST_REQUESTS):
         lost = map_on_driver(pairs, partial(_lost_vector_positions, state.files), _LOST_VECTOR_SCHEMA)
     else:
         find = partial(_lost_vector_positions, state.access.tasks)

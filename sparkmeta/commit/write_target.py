@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from sparkmeta.checks import NAME
-from sparkmeta.errors import ValidationError, shown
+from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.settings import setting
 from sparkmeta.spec.metadata import ancestors_of
 from sparkmeta.spec.summary import summary_of
 from sparkmeta.spec.table_properties import flag_property
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sparkmeta.spec.metadata import Snapshot, TableMetadata
     from sparkmeta.state import TableState
 
 WAP_ID, PUBLISHED_WAP_ID = "wap.id", "published-wap-id"
 _ENABLED = "write.wap.enabled"
-_SESSION_ID, _SESSION_BRANCH = "spark.wap.id", "spark.wap.branch"
+_SESSION_ID, _SESSION_BRANCH = SESSION_WAP = ("spark.wap.id", "spark.wap.branch")
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,24 @@ def _session_wap(state: TableState) -> tuple[str | None, str | None]:
         if value is not None:
             NAME.check(f"{location}: {name}", value)
     return wap_id, branch
+
+
+def refuse_session_wap(metadata: TableMetadata, conf: Mapping[str, str], branch: str | None) -> None:
+    """Raise UnsupportedError if a session would write elsewhere than a process that does not have it.
+
+    Args:
+        metadata: the table.
+        conf: the session's configuration.
+        branch: the branch that the caller names.
+    """
+    if not flag_property(metadata.properties, _ENABLED, default=False, location=metadata.location):
+        return
+    if _SESSION_ID in conf or (_SESSION_BRANCH in conf and branch is None):
+        name = _SESSION_ID if _SESSION_ID in conf else _SESSION_BRANCH
+        instead = "append in Python" if name == _SESSION_ID else "name the branch by the option branch"
+        raise UnsupportedError(
+            f"{metadata.location}: {name} is {shown(conf[name])}, which this write can't see: {instead}"
+        )
 
 
 def _refuse_both(state: TableState, wap_id: str | None, branch: str | None) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROWS: Final = "rows"
 
-_PROPERTY: Final = "property."
+PROPERTY: Final = "property."
 # A name that begins with a catalog: catalog.namespace.table.
 _NAME: Final = re.compile(r"\w[\w-]*(?:\.\w[\w-]*){2,}")
 
@@ -68,8 +68,8 @@ class ReadOptions:
         properties = {}
         for key, text in options.items():
             name = key.lower()
-            if name.startswith(_PROPERTY):
-                properties[name.removeprefix(_PROPERTY)] = text
+            if name.startswith(PROPERTY):
+                properties[name.removeprefix(PROPERTY)] = text
             elif name in known:
                 values[known[name]] = text
             else:

@@ -9,13 +9,15 @@ the one with the filters that were pushed last, so that another use could get th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.sql import datasource
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.data_source.options import ReadOptions, short_errors
+from sparkmeta.data_source.sink import Sink, SinkOptions
 from sparkmeta.data_source.tables import Opened, RowsRead, field_of, read_of
+from sparkmeta.data_source.writers import BatchWriter, StreamWriter
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import InvalidArgumentError
 
@@ -36,6 +38,7 @@ class DataSource(datasource.DataSource):
 
     catalogs: ClassVar[Catalogs] = {}
     _opened: Opened | None = None
+    _is_copy = False
 
     @classmethod
     def name(cls) -> str:
@@ -51,6 +54,26 @@ class DataSource(datasource.DataSource):
         """Return a reader."""
         with short_errors():
             return _Reader(self._read(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
+        """Return the writer of `df.write`."""
+        with short_errors():
+            return BatchWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:  # noqa: N802
+        """Return the writer of a batch of `df.writeStream`, which Spark makes twice: to plan it, and to commit it."""
+        with short_errors():
+            return StreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> Sink:
+        sink = Sink(SinkOptions.of(self.options), self.catalogs, schema, overwrite)
+        if not self._is_copy:
+            sink.tasks  # noqa: B018  it refuses what can't be written
+        return sink
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark plans with a new object, and commits with a copy.
+        return vars(self) | {"_is_copy": True}
 
     def _read(self) -> Read:
         options = ReadOptions.of(self.options)

@@ -607,8 +607,8 @@ class EntryChanges:
     @cached_property
     def is_few(self) -> bool:
         """Whether the driver reads all changes, so that `few_added` and `few_removed` can be used."""
-        if self.state.access.driver is None:
-            return False
+        if self.state.access.driver is None or self.state.access.alone:
+            return self.state.access.alone
         listed, most = self._listed_manifests(MANIFESTS), MOST_ENTRIES
         if listed is not None and not self.state.reader.without_tree().driver_reads(listed, self._read, most):
             return False

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 
 PART_BYTES = 128 << 20
+# Bytes of files that a process without Spark reads for a change of rows.
+ALONE_BYTES = 512 << 20
 
 _METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
 
@@ -91,6 +93,8 @@ def driver_reads(state: TableState, planned: pa.Table) -> bool:
     )
     sizes = pc.coalesce(deletes.column("content_size_in_bytes_max"), deletes.column("file_size_in_bytes_max"))
     size = sum(pc.sum(each, min_count=0).as_py() for each in (planned.column("file_size_in_bytes"), sizes))
+    if state.access.alone:
+        return bool(size <= ALONE_BYTES)
     return size <= PART_BYTES and len(planned) + len(deletes) <= DRIVER_REQUESTS
 
 
@@ -102,6 +106,7 @@ def read_on_driver(
     row_limit: int | None = None,
     *,
     matches: bool = True,
+    keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
 ) -> pa.Table:
     """Return the rows of `read_by_tasks` in memory, read by threads of the driver.
 
@@ -112,6 +117,7 @@ def read_on_driver(
         metadata_columns: Names of metadata columns, which follow the table's columns.
         row_limit: How many rows to return at most. Files are then read one after another until there are enough.
         matches: Whether to return the rows that match the filter, or those that don't.
+        keep: Returns the rows of a batch to return; None for all.
 
     Raises:
         CorruptFileError: A data file or delete file is damaged.
@@ -123,7 +129,8 @@ def read_on_driver(
     units = units.append_column(STOP, pa.nulls(len(units), pa.int64()))
 
     if row_limit is None:
-        return map_on_driver(units, rows.read, rows.schema, runs=True)
+        read = rows.read if keep is None else lambda parts: map(keep, rows.read(parts))
+        return map_on_driver(units, read, rows.schema, runs=True)
     taken, left = [], row_limit
     for batch in rows.read(units.to_batches()) if left else ():
         taken.append(batch.slice(0, left))

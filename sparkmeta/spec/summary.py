@@ -216,7 +216,8 @@ def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str
 
 _APPLICATION, _VERSION = "idempotency.application", "idempotency.version"
 # Properties of the summary that record a key: the caller's own, or the ones of Iceberg's streaming writer.
-_NAMES = ((_APPLICATION, _VERSION), ("spark.sql.streaming.queryId", "spark.sql.streaming.epochId"))
+STREAM, EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
+_NAMES = ((_APPLICATION, _VERSION), (STREAM, EPOCH))
 
 
 def _is_pair(value: Any) -> bool:

@@ -491,6 +491,10 @@ class FileAccess:
         is_direct = reads == "direct" and isinstance(files, IOFiles)
         return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions, sessions.alone)
 
+    def driver_opens(self, files: int, most: int) -> bool:
+        """Return whether the driver opens this number of files without a job, of which it opens `most` beside Spark."""
+        return self.driver is not None and (self.alone or files <= most)
+
     @property
     def tasks(self) -> ExecutorReader | None:
         """The opener of files in Spark tasks, with current credentials; None if only Spark's own sources may read."""

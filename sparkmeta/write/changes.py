@@ -11,6 +11,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from sparkmeta.commit.conflicts import Isolation
@@ -23,8 +24,19 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
-Rows: TypeAlias = "DataFrame | ArrowStream"
-"""Rows to write: a Spark DataFrame, or rows in memory."""
+@dataclass(frozen=True)
+class WrittenRows:
+    """Rows that tasks have written to data files of the table.
+
+    Attributes:
+        files: the files, as `write_rows` returns them.
+    """
+
+    files: pa.Table
+
+
+Rows: TypeAlias = "DataFrame | ArrowStream | WrittenRows"
+"""Rows to write: a Spark DataFrame, or rows in memory; or rows that are written already."""
 
 
 @dataclass(frozen=True)

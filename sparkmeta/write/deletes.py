@@ -206,9 +206,10 @@ class _Writer:
             older: older deletes to include in the new ones: `data_path` and `delete`.
         """
         by_tasks = self.tasks(executor_writer(self.state.files))
-        few = len(older) <= MOST_REQUESTS and self._size <= _DRIVER_BYTES
-        if few and self.state.access.driver is not None:
-            return self._written_by_driver(older, self.state.access.driver).drop_columns(list(_NOT_SHOWN))
+        access = self.state.access
+        is_small = access.alone or self._size <= _DRIVER_BYTES
+        if access.driver is not None and access.driver_opens(len(older), MOST_REQUESTS) and is_small:
+            return self._written_by_driver(older, access.driver).drop_columns(list(_NOT_SHOWN))
         with named_on_failure(self.state.metadata.location, f"{by_tasks.name}-*-deletes.*"):
             written = checkpointed(map_arrow(self._arranged(older), by_tasks.write, WRITTEN_SCHEMA))
         kind = F.lit(int(ContentType.POSITION_DELETES)).alias("content")

@@ -43,6 +43,7 @@ def few_upsert(
     *,
     updates: bool,
     inserts: bool,
+    rewrites: bool,
 ) -> FewUpsert:
     """Check rows and return their upsert.
 
@@ -53,6 +54,7 @@ def few_upsert(
         lineage: the metadata columns that rows keep.
         updates: whether to update existing rows.
         inserts: whether to insert new rows.
+        rewrites: whether files of updated rows are rewritten.
 
     Raises:
         ValidationError: a column does not fit, or there is no key.
@@ -65,7 +67,7 @@ def few_upsert(
     source = _as_in_table(rows, schema, metadata.location)
     matching = Matching(state, range_of_rows(source, schema, names), by_rows=True)
     others = tuple(name for name in rows.column_names if name not in names)
-    return FewUpsert(matching, source, names, others, lineage, updates and bool(others), inserts)
+    return FewUpsert(matching, source, names, others, lineage, updates and bool(others), inserts, rewrites)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class FewUpsert:
         lineage: the metadata columns that rows keep.
         updates: whether existing rows are updated.
         inserts: whether new rows are inserted.
+        rewrites: whether files of updated rows are rewritten, so that all of their rows are needed.
     """
 
     matching: Matching
@@ -89,6 +92,7 @@ class FewUpsert:
     lineage: tuple[str, ...]
     updates: bool
     inserts: bool
+    rewrites: bool
 
     @cached_property
     def duplicate(self) -> dict[str, Any] | None:
@@ -143,7 +147,20 @@ class FewUpsert:
     @cached_property
     def _rows(self) -> pa.Table:
         """The rows of the table that may have the keys, with `lineage`, `FILE` and `POSITION`."""
-        return self.matching.every_row((*self.lineage, FILE, POSITION))
+        keep = None if self.rewrites else self._with_given_values
+        return self.matching.every_row((*self.lineage, FILE, POSITION), keep)
+
+    def _with_given_values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows whose key columns have values of the source: the other rows of a file take memory."""
+        for name, values in self._given_values.items():
+            rows = rows.filter(pc.is_in(rows.column(name), values))
+        return rows
+
+    @cached_property
+    def _given_values(self) -> dict[str, pa.Array]:
+        """The values of key columns. Floats are left out, since -0.0 equals 0.0."""
+        values = {name: whole(self.source.column(name)) for name in self.keys}
+        return {name: array.unique() for name, array in values.items() if not pa.types.is_floating(array.type)}
 
     @cached_property
     def _codes(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -36,9 +36,13 @@ from sparkmeta.write.delete_tasks import MASK_SCHEMA, PositionTasks, position_ma
 from sparkmeta.write.input import field_value, place_names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparkmeta.columns.sql import Sql
     from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
+
+    Keep = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 FILE, POSITION = "_file", "_pos"
 _ALL_MATCH: Final = "all_match"
@@ -157,12 +161,13 @@ class Matching:
         rows = self.partial_plan.rows
         return isinstance(rows, pa.Table) and driver_reads(self.state, rows)
 
-    def _read(self, files: PlannedFiles, scan: RowScan, *, matches: bool = True) -> pa.Table:
+    def _read(self, files: PlannedFiles, scan: RowScan, *, matches: bool = True, keep: Keep | None = None) -> pa.Table:
         """Read rows of files on the driver, those that match the filter of a scan or those that don't."""
         planned = self.partial_plan.rows
         assert isinstance(planned, pa.Table)
         chosen = matching(planned, files.table, _SAME_PATH)
-        return read_on_driver(scan.filter, chosen, scan.projection, scan.metadata_columns, matches=matches)
+        columns = scan.projection, scan.metadata_columns
+        return read_on_driver(scan.filter, chosen, *columns, matches=matches, keep=keep)
 
     @property
     def positions(self) -> DataFrame:
@@ -219,10 +224,15 @@ class Matching:
             return self.frame(files, lineage, matches=matches)
         return self._read(files, RowScan(self.scan, self.scan.schema, lineage), matches=matches)
 
-    def every_row(self, metadata: tuple[str, ...]) -> pa.Table:
-        """Return the live rows of all partly matching files, which the driver reads, with some metadata columns."""
+    def every_row(self, metadata: tuple[str, ...], keep: Keep | None = None) -> pa.Table:
+        """Return the live rows of all partly matching files, which the driver reads, with some metadata columns.
+
+        Args:
+            metadata: the metadata columns.
+            keep: returns the rows of a batch to return; None for all.
+        """
         everything = ScanFilter.of(self.state, AlwaysTrue())
-        return self._read(self.partial_files, RowScan(everything, self.scan.schema, metadata))
+        return self._read(self.partial_files, RowScan(everything, self.scan.schema, metadata), keep=keep)
 
     def frame(self, files: PlannedFiles, lineage: tuple[str, ...], *, matches: bool | None = None) -> DataFrame:
         """Return live rows of some of the partly matching files.

@@ -15,9 +15,10 @@ from sparkmeta.commit.options import check_snapshot_options
 from sparkmeta.commit.transaction import Transaction
 from sparkmeta.errors import UnsupportedError, ValidationError, shown, translated_errors
 from sparkmeta.operations.table_operations import TableT
+from sparkmeta.rows.arrow_reader import ALONE_BYTES
 from sparkmeta.spec.table_properties import choice_property
 from sparkmeta.write.add_files import AddNameMapping, describe_files
-from sparkmeta.write.changes import RequestedChange, RowChanges
+from sparkmeta.write.changes import RequestedChange, RowChanges, WrittenRows
 from sparkmeta.write.deletes import KeyDeletes, write_deletes
 from sparkmeta.write.few_rows import write_rows
 from sparkmeta.write.few_upserts import few_upsert
@@ -132,25 +133,33 @@ class RowChange:
         level, masks = self._isolation("update"), self._merges_on_read("update")
         self.dropped = not self._replace(matching, level, assigned, masks=masks)
 
-    def upsert(self, given: Rows, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool) -> None:
+    def upsert(
+        self, given: Rows, join_cols: Sequence[str] | None, *, updates: bool, inserts: bool, masks: bool = False
+    ) -> None:
         rows = self._given(given)
         if isinstance(rows, pa.Table):
-            few = few_upsert(self.head, rows, join_cols, self._lineage, updates=updates, inserts=inserts)
+            rewrites = not self._merges_on_read("merge", masks=masks)
+            what = {"updates": updates, "inserts": inserts, "rewrites": rewrites}
+            few = few_upsert(self.head, rows, join_cols, self._lineage, **what)
             if few.matching.reads_on_driver:
-                self._upsert(few, few.duplicate)
+                self._upsert(few, few.duplicate, masks=masks)
                 return
+            if self.head.access.alone:
+                problem = f"the keys may be in files of more than {ALONE_BYTES >> 20} MiB, which take jobs of Spark"
+                instead = "use table.upsert(df, ...), in foreachBatch for a stream"
+                raise UnsupportedError(f"{self._metadata.location}: {problem}: {instead}")
         frame, schema = given_frame(given, self._state), self._metadata.schema()
         merge = upsert_of(frame, join_cols, schema, self._metadata.location, updates=updates, inserts=inserts)
         if not merge.clauses:
             self.dropped = True
             return
         merged = merged_rows(self.head, merge, self._lineage)
-        self._upsert(merged, merged.source.duplicate)
+        self._upsert(merged, merged.source.duplicate, masks=masks)
 
-    def _upsert(self, rows: FewUpsert | MergedRows, duplicate: dict[str, object] | None) -> None:
+    def _upsert(self, rows: FewUpsert | MergedRows, duplicate: dict[str, object] | None, *, masks: bool) -> None:
         if duplicate is not None:
             raise ValidationError(f"{self._metadata.location}: two of the rows have the key {shown(duplicate)}")
-        self._merge(rows)
+        self._merge(rows, masks=masks)
 
     def merge(self, merge: Merge[Any]) -> None:
         source = given_frame(merge.source, self._state)
@@ -158,8 +167,13 @@ class RowChange:
 
     # -- Replacement of rows ------------------------------------------------------------------------------------------
 
-    def _merge(self, rows: FewUpsert | MergedRows) -> None:
-        """Write new versions of rows and let the commit replace or delete the old ones."""
+    def _merge(self, rows: FewUpsert | MergedRows, *, masks: bool = False) -> None:
+        """Write new versions of rows and let the commit replace or delete the old ones.
+
+        Args:
+            rows: the rows.
+            masks: whether delete files delete the old ones, unless the table has the property `write.merge.mode`.
+        """
         level, lineage = self._isolation("merge"), bool(self._lineage)
         paths = rows.changed_files
         if not len(paths) and not rows.has_new_rows:
@@ -169,7 +183,7 @@ class RowChange:
             self.update.append(self._write(rows.new_rows, lineage=lineage))
         else:
             files = rows.matching.planned(paths)
-            if self._merges_on_read("merge"):
+            if self._merges_on_read("merge", masks=masks):
                 added = self._write(rows.new_rows, lineage=lineage) if rows.has_new_rows else None
                 self._delete_rows(rows.masks(files), files, added, with_deletes=True)
             else:
@@ -242,10 +256,10 @@ class RowChange:
             self.update.validate_data_files_exist(deletes.data_files, with_deletes=with_deletes)
 
     def _given(self, rows: Rows) -> Relation:
-        return given_rows(rows, self._state)
+        return rows if isinstance(rows, WrittenRows) else given_rows(rows, self._state)
 
     def _write(self, rows: Relation, *, lineage: bool = False) -> Relation:
-        files = write_rows(self._state, rows, lineage=lineage)
+        files = rows.files if isinstance(rows, WrittenRows) else write_rows(self._state, rows, lineage=lineage)
         self.transaction._written.append(files)
         return files
 
@@ -266,9 +280,15 @@ class RowChange:
         """The metadata columns that rows keep when they move to another file."""
         return lineage_columns(self._metadata)
 
-    def _merges_on_read(self, command: str) -> bool:
-        """Return whether a command deletes rows by delete files. Version 1 does not support these."""
-        return self._property(f"write.{command}.mode", _MODES) == _MODES[1] and self._metadata.format_version > 1
+    def _merges_on_read(self, command: str, *, masks: bool = False) -> bool:
+        """Return whether a command deletes rows by delete files. Version 1 does not support these.
+
+        Args:
+            command: the command.
+            masks: whether it does so by default.
+        """
+        mode = self._property(f"write.{command}.mode", _MODES[::-1] if masks else _MODES)
+        return mode == _MODES[1] and self._metadata.format_version > 1
 
     def _isolation(self, command: str) -> Isolation:
         if self.isolation is not None:
@@ -318,6 +338,16 @@ class RowTransaction(Transaction[TableT], RowChanges):
             _log.info("%s: no row matches, so there is nothing to change", self.table.full_name)
             self._forget(update, before)
         return self
+
+    def upsert_few(
+        self, rows: pa.Table, join_cols: Sequence[str] | None, branch: str | None, properties: Mapping[str, str]
+    ) -> Self:
+        """Upsert rows as `upsert` does, by delete files unless the property `write.merge.mode` says otherwise."""
+
+        def change(change: RowChange) -> None:
+            change.upsert(rows, join_cols, updates=True, inserts=True, masks=True)
+
+        return self._change_rows(RequestedChange(change, branch, properties, None, reads=True))
 
     def _repeats(self, branch: str | None, properties: Mapping[str, str] | None, key: tuple[str, int] | None) -> bool:
         """Return whether the transaction commits nothing, since the branch has recorded its idempotency key."""

@@ -114,6 +114,30 @@ def test_a_query_and_its_epoch_are_a_key(table: sm.Table) -> None:
     assert table.committed_version("q") == 5
 
 
+def test_an_epoch_outlives_its_snapshot(table: sm.Table) -> None:
+    """As long as the snapshot has not expired, the history decides, so that a rollback undoes the epoch."""
+
+    def repeats(table: sm.Table, epoch: int, branch: str = "main") -> int | None:
+        tx = table.transaction()
+        tx.update_snapshot(branch, {QUERY: "q", EPOCH: str(epoch)})
+        return None if (repetition := tx.commit() and tx.repetition_of) is None else repetition.snapshot_id
+
+    table = add(table, 1, properties={QUERY: "q", EPOCH: "3"}).commit()
+    first = head(table)
+    table = add(table, 2).commit().maintenance.expire_snapshots(older_than=soon()).commit()
+    assert [snapshot.snapshot_id for snapshot in table.snapshots()] == [head(table)] != [first]
+    assert [repeats(table, epoch) for epoch in (2, 3)] == [first, first]
+    assert add(table, 3, ("q", 3)).commit() is table
+    assert [table.committed_version(name) for name in ("q", "other")] == [3, None]
+    table.manage_snapshots().create_branch(head(table), "other").commit()
+    assert repeats(table.refresh(), 3, "other") is None
+    second = head(table)
+    table = add(table.refresh(), 3, properties={QUERY: "q", EPOCH: "4"}).commit()
+    table.manage_snapshots().rollback_to_snapshot(second).commit()
+    table = add(table.refresh(), 4, properties={QUERY: "q", EPOCH: "4"}).commit()
+    assert numbers(table) == [1, 2, 4]
+
+
 @pytest.mark.parametrize(
     ("key", "properties", "problem"),
     [

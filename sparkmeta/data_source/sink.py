@@ -1,0 +1,382 @@
+"""What `df.write` and `df.writeStream` of the data source do, in processes without a session.
+
+One process on the driver plans: it opens the table and checks the schema of the rows. Tasks write data files, by the
+functions of `Table.append`, or send the rows of an upsert. Another process on the driver opens the newest version of
+the table and commits what tasks report.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from sparkmeta.checks import one_of
+from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
+from sparkmeta.data_source.options import PROPERTY, ReadOptions
+from sparkmeta.errors import (
+    CommitConflictError,
+    InvalidArgumentError,
+    SparkmetaError,
+    UnsupportedError,
+    ValidationError,
+    shown,
+)
+from sparkmeta.session import NoSession, TaskFunction
+from sparkmeta.spec.summary import EPOCH, STREAM, summary_properties
+from sparkmeta.state import TableState
+from sparkmeta.storage.files import LocalFiles
+from sparkmeta.storage.writing import discard
+from sparkmeta.write.changes import WrittenRows
+from sparkmeta.write.few_rows import arranged
+from sparkmeta.write.files import data_file_tasks, refuse_transforms
+from sparkmeta.write.input import check_schema
+from sparkmeta.write.merge import key_names, upsert_keys
+from sparkmeta.write.tasks import PROBLEM, named_on_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from pyspark.sql.types import StructType
+
+    from sparkmeta.data_source.options import Catalogs
+    from sparkmeta.storage.executors import ExecutorWriter
+    from sparkmeta.table import Table
+    from sparkmeta.write.tasks import DataFileTasks
+    from sparkmeta.write.transaction import RowTransaction
+
+_log = logging.getLogger(__name__)
+
+_SNAPSHOT_PROPERTY: Final = "snapshot-property."
+# Options that Spark passes on.
+_OF_SPARK: Final = ("checkpointlocation", "queryname")
+# The query of a task, as Spark names it in the task's context.
+_QUERY: Final = "sql.streaming.queryId"
+UPSERT: Final = "upsert"
+# How often an upsert is tried if other commits change the rows that it was compared with.
+_UPSERTS: Final = 4
+DYNAMIC: Final = "dynamic"
+# Arrow bytes of the rows of an upsert, which the driver holds.
+MOST_UPSERTED: Final = 256 << 20
+
+
+def _option(name: str, default: Any = None, *allowed: str) -> Any:
+    return field(default=default, metadata={"name": name, "allowed": allowed})
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The options of a write; see docs/sql.md."""
+
+    path: str = _option("path", "")
+    catalog: str | None = _option("catalog")
+    branch: str | None = _option("branch")
+    mode: str = _option("mode", "append", "append", UPSERT)
+    keys: str | None = _option("keys")
+    overwrite_mode: str = _option("overwrite-mode", "static", "static", DYNAMIC)
+    properties: dict[str, str] = field(default_factory=dict, repr=False)
+    snapshot_properties: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(options: Mapping[str, str]) -> SinkOptions:
+        """Return the options for texts by their names.
+
+        Raises:
+            InvalidArgumentError: an option is unknown, or has an unknown value.
+            ValidationError: a snapshot property is computed.
+        """
+        known = {each.metadata["name"]: each for each in fields(SinkOptions) if each.metadata}
+        values: dict[str, Any] = {}
+        prefixed: dict[str, dict[str, str]] = {PROPERTY: {}, _SNAPSHOT_PROPERTY: {}}
+        for key, text in options.items():
+            name = key.lower()
+            if (prefix := next((each for each in prefixed if name.startswith(each)), None)) is not None:
+                prefixed[prefix][key[len(prefix) :]] = text
+            elif name in known:
+                values[known[name].name] = _allowed(name, text, known[name].metadata["allowed"])
+            elif name not in _OF_SPARK:
+                taken = ", ".join([*known, f"{PROPERTY}*", f"{_SNAPSHOT_PROPERTY}*"])
+                raise InvalidArgumentError(f"{shown(key)} is not an option of writes; options are {taken}")
+        properties, of_snapshot = prefixed[PROPERTY], summary_properties(prefixed[_SNAPSHOT_PROPERTY])
+        write = SinkOptions(**values, properties=properties, snapshot_properties=of_snapshot)
+        if not write.path:
+            raise InvalidArgumentError("path is missing: it names the table, as in save('prod.db.events')")
+        if write.keys is not None and write.mode != UPSERT:
+            raise InvalidArgumentError(f"keys is {shown(write.keys)}, which is for the mode {UPSERT}")
+        return write
+
+    def open(self, catalogs: Catalogs) -> Table:
+        """Open the newest version of the table without a session; see `ReadOptions.open`."""
+        return ReadOptions(path=self.path, catalog=self.catalog, properties=self.properties).open(catalogs)
+
+    @property
+    def key_columns(self) -> list[str] | None:
+        """The key columns of an upsert; None for the schema's identifier fields."""
+        return None if self.keys is None else [name.strip() for name in self.keys.split(",")]
+
+
+def _allowed(name: str, text: str, allowed: tuple[str, ...]) -> str:
+    if not allowed:
+        return text
+    rule = one_of(*allowed)
+    if not rule.fits(text.lower()):
+        raise InvalidArgumentError(f"{name} is {shown(text)}: expected {rule.expected}")
+    return text.lower()
+
+
+# -- What tasks do ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report(WriterCommitMessage):
+    """What a task reports.
+
+    Attributes:
+        table: the id of the table.
+        conf: what it knows of the configuration of its session, and the query.
+        rows: descriptions of its data files; or the rows of an upsert, None if there are none.
+        writer: the writer of its data files, whose names have `name` in them; None for an upsert.
+        name: the common part of the names of all data files of the write.
+        problem: why its rows can't be written; it has deleted its files then.
+    """
+
+    table: UUID | None
+    conf: dict[str, str]
+    rows: pa.Table | None
+    writer: ExecutorWriter | None = None
+    name: str = ""
+    problem: SparkmetaError | None = None
+
+    def discard(self) -> None:
+        """Delete the data files."""
+        if self.writer is not None and self.rows is not None:
+            discard(self.writer, self.rows.column("file_path").to_pylist())
+
+
+@dataclass(frozen=True)
+class SinkTasks:
+    """Writes the rows of a task. Picklable.
+
+    Attributes:
+        state: the table, without its snapshots.
+        names: the columns of the rows.
+        files: writes the data files; None if the rows are sent to the driver.
+    """
+
+    state: TableState
+    names: tuple[str, ...]
+    files: DataFileTasks | None
+
+    @staticmethod
+    def of(options: SinkOptions, table: Table, schema: StructType, *, overwrites: bool) -> SinkTasks:
+        """Check a write before anything is written.
+
+        Raises:
+            ValidationError: the rows don't fit the table, or an option does not.
+            UnsupportedError: the table can't be committed to, or has a type, transform or format that can't be written.
+        """
+        metadata, location = table.metadata, table.location()
+        table.refuse_read_only()
+        _ = table.transaction().update_snapshot(options.branch, options.snapshot_properties).head
+        check_schema(schema, metadata.schema(), location)
+        if options.mode == UPSERT and overwrites:
+            raise ValidationError(f"{location}: mode is {UPSERT}, which replaces rows by keys: expected append")
+        if options.mode == UPSERT:
+            if options.keys is None and not metadata.schema().identifier_field_ids:
+                raise ValidationError(f"{location}: keys is missing, and the schema names no identifier fields")
+            keys = upsert_keys(options.key_columns, metadata.schema(), location)
+            key_names(keys, schema.names, metadata.schema(), location)
+        elif overwrites and options.overwrite_mode == DYNAMIC and metadata.spec().is_unpartitioned():
+            raise ValidationError(f"{location}: overwrite-mode is {DYNAMIC}, and the table has no partitions")
+        refuse_transforms(table.state, metadata.sort_order())
+        files = None if options.mode == UPSERT else data_file_tasks(table.state, metadata.schema())
+        return SinkTasks(_without_history(table), tuple(schema.names), files)
+
+    def report(self, batches: Iterable[pa.RecordBatch]) -> Report:
+        """Write the rows of a task, or take them for an upsert."""
+        given = TaskFunction(self._limited if self.files is None else self._written, [*self.names])
+        table, conf = self.state.metadata.table_uuid, _conf()
+        if self.files is None:
+            try:
+                rows = [*given(batches)]
+            except UnsupportedError as error:  # raised by the driver, since Spark repeats tasks that raise errors
+                return Report(table, conf, None, problem=error)
+            return Report(table, conf, pa.Table.from_batches(rows) if rows else None)
+        files = pa.Table.from_batches(given(batches), self.files.result_schema)
+        problems = [ValidationError(text) for text in files.column(PROBLEM).drop_null().to_pylist()]
+        written = files.filter(files.column(PROBLEM).is_null()).drop_columns([PROBLEM])
+        return Report(table, conf, written, self.files.writer, self.files.name, next(iter(problems), None))
+
+    @property
+    def _table(self) -> str:
+        return self.state.metadata.location
+
+    def _written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert self.files is not None
+        with named_on_failure(self._table, f"*-{self.files.name}-*"):
+            yield from self.files.write_apart(map(self._arranged, self._groups(batches)))
+
+    def _groups(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """Yield groups of rows that go to separate files: all rows, or as many as are sorted in memory."""
+        assert self.files is not None
+        if not self.state.metadata.sort_order().fields:
+            yield batches
+            return
+        group, size = [], 0
+        for batch in batches:
+            group.append(batch)
+            size += batch.nbytes
+            if size >= self.files.options.shuffled_bytes:
+                yield pa.Table.from_batches(group).combine_chunks().to_batches()
+                group, size = [], 0
+        if group:
+            yield pa.Table.from_batches(group).combine_chunks().to_batches()
+
+    def _arranged(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows with their partition values, each batch in the sort order."""
+        assert self.files is not None
+        metadata = self.state.metadata
+        schema, order = metadata.schema(), metadata.sort_order().fields
+        for batch in batches:
+            rows = arranged(pa.Table.from_batches([batch]), self.state, self.files.columns, schema, order)
+            yield from rows.to_batches()
+
+    def _limited(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        size = 0
+        for batch in batches:
+            size += batch.nbytes
+            refuse_many(size, self._table)
+            yield batch
+
+
+def refuse_many(size: int, table: str) -> None:
+    """Raise UnsupportedError for rows of an upsert that are too large for the driver."""
+    if size > MOST_UPSERTED:
+        problem = (
+            f"the rows of an upsert have more than {MOST_UPSERTED >> 20} MiB in Arrow, the most that a write takes"
+        )
+        raise UnsupportedError(f"{table}: {problem}: use table.upsert(df, ...), in foreachBatch for a stream")
+
+
+def _conf() -> dict[str, str]:
+    """Return what the task's context has of the query and the session."""
+    context = TaskContext.get()
+    values = {name: context and context.getLocalProperty(name) for name in (_QUERY, *SESSION_WAP)}
+    return {name: value for name, value in values.items() if value}
+
+
+def _without_history(table: Table) -> TableState:
+    """Return the table without what grows with its commits. No files are opened through it."""
+    history = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
+    without: dict[str, Any] = {"refs": {}, "current_snapshot_id": None} | {name: [] for name in history}
+    return TableState(NoSession(), LocalFiles(), table.metadata.model_copy(update=without), None)
+
+
+# -- What the driver commits ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sink:
+    """A write: `tasks` when it is planned, and `commit` or `abort` at its end.
+
+    Attributes:
+        options: its options.
+        catalogs: the catalogs of Spark's configuration.
+        schema: the type of the rows.
+        overwrites: whether the rows replace others.
+    """
+
+    options: SinkOptions
+    catalogs: Catalogs = field(repr=False)
+    schema: StructType
+    overwrites: bool
+
+    @cached_property
+    def tasks(self) -> SinkTasks:
+        """What tasks do, for the newest version of the table; see `SinkTasks.of`."""
+        return SinkTasks.of(self.options, self.options.open(self.catalogs), self.schema, overwrites=self.overwrites)
+
+    def commit(self, reports: Sequence[Report | None], epoch: int | None = None) -> None:
+        """Commit what tasks report.
+
+        Args:
+            reports: the reports of all tasks.
+            epoch: the batch of a stream, which is committed once.
+
+        Raises:
+            SparkmetaError: see `Table.append` and `Table.upsert`. Data files are deleted, unless they may be committed.
+        """
+        known = [report for report in reports if report is not None]
+        for left in reversed(range(_UPSERTS if self.options.mode == UPSERT else 1)):
+            try:
+                self._commit(known, epoch)
+            except CommitConflictError:
+                if not left:
+                    raise
+                _log.info(
+                    "%s: other commits have changed what was compared: the upsert is made again", self.options.path
+                )
+            else:
+                return
+
+    def _commit(self, reports: Sequence[Report], epoch: int | None) -> None:
+        try:
+            transaction = self._changed(reports, epoch)
+        except BaseException:
+            _discard(reports)
+            raise
+        if transaction is not None:
+            if transaction.repetition_of is not None:
+                _discard(reports)
+            transaction.commit()
+
+    def abort(self, reports: Sequence[Report | None]) -> None:
+        """Delete the data files of tasks, unless all have ended: a commit has begun then, and deletes what it can."""
+        if None in reports:
+            known = [report for report in reports if report is not None]
+            _discard(known)
+            names = ", ".join({f"*-{report.name}-*" for report in known}) or "like those of the table"
+            _log.warning("%s: files named %s may be left of tasks that did not end", self.options.path, names)
+
+    def _changed(self, reports: Sequence[Report], epoch: int | None) -> RowTransaction[Table] | None:
+        """Return the transaction with the change; None if there is nothing to change."""
+        for problem in (report.problem for report in reports if report.problem is not None):
+            raise problem
+        given = [report.rows for report in reports if report.rows is not None]
+        rows = pa.concat_tables(given) if given else None
+        # An empty batch stays empty when it is repeated.
+        if rows is None or (epoch is not None and not len(rows) and not self.overwrites):
+            return None
+        table, conf = self.options.open(self.catalogs), reports[0].conf
+        if table.metadata.table_uuid != reports[0].table:
+            raise ValidationError(f"{table.location()}: another table has replaced it since the write began")
+        refuse_session_wap(table.metadata, conf, self.options.branch)
+        properties = self.options.snapshot_properties | ({} if epoch is None else _epoch(conf, epoch))
+        transaction, branch = table.transaction(), self.options.branch
+        if self.options.mode == UPSERT:
+            refuse_many(rows.nbytes, table.location())
+            return transaction.upsert_few(rows, self.options.key_columns, branch, properties)
+        written = WrittenRows(rows)
+        if not self.overwrites:
+            return transaction.append(written, branch=branch, snapshot_properties=properties)
+        if self.options.overwrite_mode == DYNAMIC:
+            return transaction.dynamic_partition_overwrite(written, branch=branch, snapshot_properties=properties)
+        return transaction.overwrite(written, branch=branch, snapshot_properties=properties)
+
+
+def _discard(reports: Iterable[Report]) -> None:
+    for report in reports:
+        report.discard()
+
+
+def _epoch(conf: Mapping[str, str], epoch: int) -> dict[str, str]:
+    """Return the properties that make the snapshot of a batch the only one of its epoch."""
+    if _QUERY not in conf:
+        raise UnsupportedError("this Spark does not tell tasks which query they belong to: write by foreachBatch")
+    return {STREAM: conf[_QUERY], EPOCH: str(epoch)}
