@@ -57,6 +57,11 @@ def arrow_schema(row_type: spark.StructType) -> pa.Schema:
     return pa.schema([_arrow_field(field) for field in row_type.fields])
 
 
+def is_variant(kind: pa.DataType) -> bool:
+    """Return whether Spark reads values of an Arrow type as variants."""
+    return bool(kind.equals(_VARIANT, check_metadata=True))
+
+
 def spark_type_of(kind: pa.DataType) -> spark.DataType:
     """Return the Spark type of an Arrow type; see `spark_schema`."""
     if pa.types.is_decimal128(kind):
@@ -65,7 +70,7 @@ def spark_type_of(kind: pa.DataType) -> spark.DataType:
         return spark.ArrayType(spark_type_of(kind.value_type), kind.value_field.nullable)
     if pa.types.is_map(kind):
         return spark.MapType(spark_type_of(kind.key_type), spark_type_of(kind.item_type), kind.item_field.nullable)
-    if kind.equals(_VARIANT, check_metadata=True):
+    if is_variant(kind):
         return spark.VariantType()
     if pa.types.is_struct(kind):
         return spark.StructType([_spark_field(field) for field in kind])

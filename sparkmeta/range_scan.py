@@ -108,11 +108,8 @@ class ChangelogScan(_RangeScan):
             ValidationError: the first is not an ancestor of the second, or the history between them has expired. If the
                 DataFrame raises it when it runs, several changes of a snapshot have the same identifier.
         """
-        scan = self.scan
-        if scan.metadata_columns:
-            raise ValidationError(f"a changelog has no column {scan.metadata_columns[0]}")
-        ids = tuple(self._field_id(name) for name in self.identifier_columns)
-        return read_changelog(Changelog(scan.row_scan, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
+        scan, ids = self.scan.row_scan, tuple(self._field_id(name) for name in self.identifier_columns)
+        return read_changelog(Changelog(scan, self.from_exclusive, self.to_inclusive, self.net_changes, ids))
 
     def _field_id(self, name: str) -> int:
         schema = self.scan.schema()

@@ -16,8 +16,9 @@ from pyspark.sql.types import BooleanType, MapType, StringType, StructType
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import FLAG
-from sparkmeta.data_source.options import ReadOptions, short_errors
-from sparkmeta.data_source.tables import OF_HISTORY, OF_SNAPSHOT, PLAN, read_of
+from sparkmeta.data_source.changes import read_of
+from sparkmeta.data_source.options import CHANGELOG, ReadOptions, short_errors
+from sparkmeta.data_source.tables import OF_HISTORY, OF_SNAPSHOT, PLAN
 from sparkmeta.entries.evaluate import typed
 from sparkmeta.errors import InvalidArgumentError, SparkmetaError, UnsupportedError, first_line, shown
 from sparkmeta.maintain.maintenance import Maintenance
@@ -36,7 +37,6 @@ PREFIX: Final = "sparkmeta_"
 _OPTIONS: Final = {"table": "path", "name": "table"}
 # What a table function can't do, and the call that does it.
 _NEED_JOBS: Final = {
-    "changelog": "table.changelog(...).create_temp_view(name)",
     "health": "print(table.maintenance.health())",
 }
 
@@ -90,7 +90,7 @@ def table_functions(catalogs: Catalogs) -> dict[str, type]:
         TableFunction(f"{PREFIX}table", ("table", "name"), (), catalogs),
         *(
             TableFunction(f"{PREFIX}{name}", ("table",), (("table", name),), catalogs)
-            for name in (*OF_SNAPSHOT, *OF_HISTORY)
+            for name in (*OF_SNAPSHOT, *OF_HISTORY, CHANGELOG)
         ),
     ]
     classes = {function.name: _class_of(function) for function in functions}

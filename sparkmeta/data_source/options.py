@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SparkmetaError, shown
 from sparkmeta.operations.metadata_files import is_metadata_file
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparkmeta.table import Table
 
 ROWS: Final = "rows"
+CHANGELOG: Final = "changelog"
 
 PROPERTY: Final = "property."
 # A name that begins with a catalog: catalog.namespace.table.
@@ -34,7 +35,14 @@ Catalogs = dict[str, dict[str, str] | str]
 """Catalogs of Spark's configuration by name: their properties for pyiceberg, or why they have none."""
 
 
-def _option(name: str, doc: str, default: Any = None) -> Any:
+def option(name: str, doc: str, default: Any = None) -> Any:
+    """Return a field of a class of options.
+
+    Args:
+        name: the name that users give.
+        doc: what the option means.
+        default: the value if they don't.
+    """
     return field(default=default, metadata={"name": name, "doc": doc})
 
 
@@ -42,28 +50,32 @@ def _option(name: str, doc: str, default: Any = None) -> Any:
 class ReadOptions:
     """The options of a read, with the names that Iceberg's Spark source uses. The case of names does not matter."""
 
-    path: str = _option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")
-    table: str = _option("table", "What to read: rows, plan, or a metadata table such as files.", ROWS)
-    catalog: str | None = _option("catalog", "A catalog of pyiceberg's configuration; path is an identifier in it.")
-    snapshot_id: str | None = _option("snapshot-id", "The snapshot to read.")
-    ref: str | None = _option("ref", "The branch or tag to read.")
-    branch: str | None = _option("branch", "The branch to read.")
-    tag: str | None = _option("tag", "The tag to read.")
-    as_of: str | None = _option(
+    path: str = option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")
+    table: str = option("table", "What to read: rows, plan, or a metadata table such as files.", ROWS)
+    catalog: str | None = option("catalog", "A catalog of pyiceberg's configuration; path is an identifier in it.")
+    snapshot_id: str | None = option("snapshot-id", "The snapshot to read.")
+    ref: str | None = option("ref", "The branch or tag to read.")
+    branch: str | None = option("branch", "The branch to read.")
+    tag: str | None = option("tag", "The tag to read.")
+    as_of: str | None = option(
         "as-of-timestamp", "Read the snapshot that was current then: milliseconds since 1970, or a time in ISO 8601."
     )
-    filter: str | None = _option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
-    columns: str | None = _option("columns", "The columns to read, with commas between them.")
+    filter: str | None = option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
+    columns: str | None = option("columns", "The columns to read, with commas between them.")
+    start_snapshot_id: str | None = option(
+        "start-snapshot-id", "The snapshot after which a changelog or a stream begins; by default with the first one."
+    )
+    end_snapshot_id: str | None = option("end-snapshot-id", "The last snapshot of a changelog.")
     properties: dict[str, str] = field(default_factory=dict, repr=False)
 
-    @staticmethod
-    def of(options: Mapping[str, str]) -> ReadOptions:
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
         """Return the options for texts by their names.
 
         Raises:
             InvalidArgumentError: an option is unknown, or contradicts another one.
         """
-        known = {each.metadata["name"]: each.name for each in fields(ReadOptions) if each.metadata}
+        known = {each.metadata["name"]: each.name for each in fields(cls) if each.metadata}
         values: dict[str, Any] = {}
         properties = {}
         for key, text in options.items():
@@ -74,7 +86,7 @@ class ReadOptions:
                 values[known[name]] = text
             else:
                 raise InvalidArgumentError(f"{shown(key)} is not an option; options are {', '.join(known)}, property.*")
-        read = ReadOptions(**values, properties=properties)
+        read = cls(**values, properties=properties)
         if not read.path:
             raise InvalidArgumentError("path is missing: it names the table, as in load('prod.db.events')")
         snapshot = ("snapshot_id", "ref", "branch", "tag", "as_of")
@@ -141,11 +153,11 @@ class ReadOptions:
             InvalidArgumentError: an id or time is not one, or a column is unknown.
             InvalidFilterError: the filter is invalid.
         """
-        scan = table.scan(snapshot_id=None if self.snapshot_id is None else _whole("snapshot-id", self.snapshot_id))
+        scan = table.scan(snapshot_id=None if self.snapshot_id is None else whole("snapshot-id", self.snapshot_id))
         if (ref := self._ref(table)) is not None:
             scan = scan.use_ref(ref)
         if self.as_of is not None:
-            scan = scan.as_of(_moment(self.as_of))
+            scan = scan.as_of(moment("as-of-timestamp", self.as_of))
         if self.filter is not None:
             scan = scan.filter(self.filter)
         return scan
@@ -178,18 +190,20 @@ def _is_catalog(name: str, catalogs: Catalogs) -> bool:
     return name in catalogs or Config().get_catalog_config(name) is not None
 
 
-def _whole(name: str, text: str) -> int:
+def whole(name: str, text: str) -> int:
+    """Return the whole number that a text of an option has. Raises InvalidArgumentError if it has none."""
     try:
         return int(text)
     except ValueError:
         raise InvalidArgumentError(f"{name} is {shown(text)}: expected a whole number") from None
 
 
-def _moment(text: str) -> datetime | int:
+def moment(name: str, text: str) -> datetime | int:
+    """Return the time that a text of an option has. Raises InvalidArgumentError if it has none."""
     if text.strip().lstrip("-").isdecimal():
         return int(text)
     try:
         return moment_of(text)
     except ValueError:
         expected = "milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z"
-        raise InvalidArgumentError(f"as-of-timestamp is {shown(text)}: expected {expected}") from None
+        raise InvalidArgumentError(f"{name} is {shown(text)}: expected {expected}") from None

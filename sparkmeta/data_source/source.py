@@ -9,17 +9,17 @@ the one with the filters that were pushed last, so that another use could get th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql import datasource
 
-from sparkmeta.arrow_types import arrow_schema
+from sparkmeta.data_source.changes import ChangelogRead, read_of
 from sparkmeta.data_source.options import ReadOptions, short_errors
 from sparkmeta.data_source.sink import Sink, SinkOptions
-from sparkmeta.data_source.tables import Opened, RowsRead, field_of, read_of
+from sparkmeta.data_source.stream import StreamOptions, StreamReader
+from sparkmeta.data_source.tables import Opened, RowsRead, refuse_misfits, spark_batches
 from sparkmeta.data_source.writers import BatchWriter, StreamWriter
-from sparkmeta.entries.evaluate import typed
-from sparkmeta.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.data_source.options import Catalogs
     from sparkmeta.data_source.tables import Read
-
-BATCH_ROWS: Final = 10_000
 
 
 class DataSource(datasource.DataSource):
@@ -48,12 +46,14 @@ class DataSource(datasource.DataSource):
     def schema(self) -> StructType:
         """Return the type of the rows. Readers then read this version of the table."""
         with short_errors():
-            return self._read().row_type
+            # Spark does not tell whether this is for a batch or a stream. The type depends on no range of snapshots.
+            options = replace(StreamOptions.of(self.options), start_snapshot_id=None, end_snapshot_id=None)
+            return self._read(options).row_type
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return a reader."""
         with short_errors():
-            return _Reader(self._read(), schema)
+            return _Reader(self._read(ReadOptions.of(self.options)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Return the writer of `df.write`."""
@@ -75,8 +75,12 @@ class DataSource(datasource.DataSource):
         # Spark plans with a new object, and commits with a copy.
         return vars(self) | {"_is_copy": True}
 
-    def _read(self) -> Read:
-        options = ReadOptions.of(self.options)
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        """Return a reader of a stream."""
+        with short_errors():
+            return StreamReader(StreamOptions.of(self.options), self.catalogs, schema)
+
+    def _read(self, options: ReadOptions) -> Read:
         table = options.open(self.catalogs) if self._opened is None else self._opened.open()
         self._opened = self._opened or Opened.of(table, table.state)
         return read_of(options, table)
@@ -84,12 +88,8 @@ class DataSource(datasource.DataSource):
 
 class _Reader(datasource.DataSourceReader):
     def __init__(self, read: Read, schema: StructType) -> None:
-        for field in schema.fields:
-            known = field_of(read.row_type, field.name)
-            if known.dataType.simpleString() != field.dataType.simpleString():
-                types = f"{field.dataType.simpleString()} in the schema: expected {known.dataType.simpleString()}"
-                raise InvalidArgumentError(f"column {field.name} is {types}")
-        if isinstance(read, RowsRead):
+        refuse_misfits(read.row_type, schema)
+        if isinstance(read, RowsRead | ChangelogRead):
             read.select(schema.names)
         self._row_read, self._schema = read, schema
 
@@ -101,7 +101,5 @@ class _Reader(datasource.DataSourceReader):
         # Spark makes a partition of nothing for a read without shares.
         if partition is None or partition.value is None:
             return
-        schema = arrow_schema(self._schema)
         with short_errors():
-            for rows in self._row_read.rows(partition.value, self._schema.names):
-                yield from typed(rows.select(schema.names), schema).to_batches(max_chunksize=BATCH_ROWS)
+            yield from spark_batches(self._row_read.rows(partition.value, self._schema.names), self._schema)

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from sparkmeta.arrow_types import spark_schema
+from sparkmeta.arrow_types import arrow_schema, spark_schema
 from sparkmeta.commit.sorted_manifests import packed
-from sparkmeta.data_source.options import ROWS
+from sparkmeta.data_source.options import CHANGELOG, ROWS
 from sparkmeta.entries.arrays import FILE_COUNTS, sums
+from sparkmeta.entries.evaluate import typed
 from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.errors import InvalidArgumentError, shown
 from sparkmeta.inspect import files, history
@@ -40,7 +41,7 @@ from sparkmeta.storage.location import is_local
 from sparkmeta.table import open_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkmeta.data_source.options import ReadOptions
     from sparkmeta.state import TableState
@@ -67,6 +68,8 @@ _ALL_CONTENTS: Final = {
 }
 # The most entries of a share; a share has at least one manifest.
 SHARE_ENTRIES: Final = 50_000
+BATCH_ROWS: Final = 10_000
+"""The most rows of a batch that Spark gets."""
 WHOLE: Final = "whole"
 """The share of a read that is not dealt."""
 # What opening a file costs, in bytes of it (Iceberg's default of read.split.open-file-cost).
@@ -139,7 +142,9 @@ def read_of(options: ReadOptions, table: Table) -> Read:
     """
     name = options.table.lower()
     if name not in TABLES:
-        raise InvalidArgumentError(f"table is {shown(options.table)}: expected {', '.join(TABLES)}")
+        raise InvalidArgumentError(f"table is {shown(options.table)}: expected {', '.join((*TABLES, CHANGELOG))}")
+    if options.start_snapshot_id is not None or options.end_snapshot_id is not None:
+        raise InvalidArgumentError(f"start-snapshot-id and end-snapshot-id are for {CHANGELOG}: table is {name}")
     if name == ROWS:
         return RowsRead(options, table)
     if name == PLAN:
@@ -174,7 +179,7 @@ class MetadataRead(Read):
         if self.name in _ALL_CONTENTS:
             listed = files.reachable_manifests(state, _ALL_CONTENTS[self.name], MOST_ENTRIES)
             assert isinstance(listed, pa.Table)
-            return [_bytes(part) for part in _parts(listed, "manifest_length")] or [_bytes(listed)]
+            return [bytes_of(part) for part in _parts(listed, "manifest_length")] or [bytes_of(listed)]
         sources: dict[str, Callable[[], pa.Table]] = {
             "files": lambda: state.manifests,
             "entries": lambda: state.manifests,
@@ -190,7 +195,7 @@ class MetadataRead(Read):
         if self._decodes:
             arguments["columns"] = self.columns or [*columns] or [self.row_type.names[0]]
         if isinstance(share, bytes):
-            given = (arguments["columns"], MOST_ENTRIES, _table(share))
+            given = (arguments["columns"], MOST_ENTRIES, table_of_bytes(share))
             of_entries = self.name == "all_entries"
             read = files.all_entries(state, *given) if of_entries else files.all_files(state, None, *given)
             yield read.table()
@@ -266,13 +271,11 @@ class RowsRead(Read):
         planned = scan.plan_files_arrow()
         row_scan = scan.row_scan
         reader = MatchingRows.of(row_scan.filter, row_scan.projection, row_scan.metadata_columns)
-        parts, sizes = parts_table(planned)
-        sizes = sizes + _OPEN_FILE
-        return [(reader, _bytes(parts.slice(start, stop - start))) for start, stop in _cuts(sizes, PART_BYTES)]
+        return [(reader, share) for share in part_shares(*parts_table(planned))]
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         reader, parts = share
-        for batch in reader.read(_table(parts).to_batches()):
+        for batch in reader.read(table_of_bytes(parts).to_batches()):
             yield pa.Table.from_batches([batch])
 
 
@@ -289,6 +292,27 @@ def field_of(row_type: StructType, name: str) -> Any:
     if name not in row_type.names:
         raise InvalidArgumentError(f"{name!r} is not a column; the columns are {', '.join(row_type.names)}")
     return row_type[name]
+
+
+def refuse_misfits(row_type: StructType, schema: StructType) -> None:
+    """Raise InvalidArgumentError if a schema has a column that the rows lack, or have with another type."""
+    for field in schema.fields:
+        known = field_of(row_type, field.name)
+        if known.dataType.simpleString() != field.dataType.simpleString():
+            types = f"{field.dataType.simpleString()} in the schema: expected {known.dataType.simpleString()}"
+            raise InvalidArgumentError(f"column {field.name} is {types}")
+
+
+def spark_batches(tables: Iterable[pa.Table], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Spark takes them from a data source.
+
+    Args:
+        tables: rows with the columns of the schema and possibly others.
+        schema: the schema that Spark expects.
+    """
+    kinds = arrow_schema(schema)
+    for rows in tables:
+        yield from typed(rows.select(kinds.names), kinds).to_batches(max_chunksize=BATCH_ROWS)
 
 
 def _ids(listed: pa.Table) -> list[tuple[int, ...]]:
@@ -309,12 +333,19 @@ def _cuts(sizes: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
     return [(places[0], places[-1] + 1) for places in packed(range(len(sizes)), most, sizes.tolist().__getitem__)]
 
 
-def _bytes(table: pa.Table) -> bytes:
+def part_shares(parts: pa.Table, sizes: np.ndarray[Any, Any]) -> list[bytes]:
+    """Divide parts of files into shares for tasks; see `parts_table`."""
+    return [bytes_of(parts.slice(start, stop - start)) for start, stop in _cuts(sizes + _OPEN_FILE, PART_BYTES)]
+
+
+def bytes_of(table: pa.Table) -> bytes:
+    """Return a table as bytes for another process."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
         stream.write_table(table)
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _table(content: bytes) -> pa.Table:
+def table_of_bytes(content: bytes) -> pa.Table:
+    """Return the table of `bytes_of`."""
     return pa.ipc.open_stream(content).read_all()

@@ -196,7 +196,7 @@ def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[n
     part = np.arange(len(files)) - np.repeat(np.cumsum(last + 1) - last - 1, last + 1)
     is_last = part == last[files]
     sizes = np.where(is_last, length[files] - part * PART_BYTES, PART_BYTES)
-    names = [*PLANNED, *(name for name in (PARTITION,) if name in planned.column_names)]
+    names = [*PLANNED, *(name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names)]
     stop = pc.if_else(pa.array(is_last), pa.scalar(None, pa.int64()), pa.array((part + 1) * PART_BYTES))
     rows = planned.select(names).take(pa.array(files)).append_column(START, pa.array(part * PART_BYTES))
     return rows.append_column(STOP, stop), sizes

@@ -14,16 +14,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from sparkmeta.columns import sql
+from sparkmeta.commit.search import PathSearch, leaves_of_partitions
 from sparkmeta.entries.arrays import whole
-from sparkmeta.entries.projection import EntryProjection
-from sparkmeta.entries.relation import frame_of, where, with_columns
+from sparkmeta.entries.projection import MANIFEST, PARTITION, EntryProjection
+from sparkmeta.entries.relation import frame_of, names, select, where, with_columns
 from sparkmeta.errors import translated_errors
-from sparkmeta.inspect.file_changes import ADDED, CHANGE, SNAPSHOT, EntryChanges, at_most_one, snapshots_between
+from sparkmeta.inspect.file_changes import (
+    ADDED,
+    CHANGE,
+    REMOVED,
+    SNAPSHOT,
+    EntryChanges,
+    at_most_one,
+    snapshots_between,
+)
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.deletes.attach import attach_deletes
 from sparkmeta.plan.filter import DELETES, NO_DELETES, data_projection, may_match, shown_deletes
 from sparkmeta.plan.match import match_deletes, read_entries
-from sparkmeta.plan.prune import matching_manifests, prune_manifests
+from sparkmeta.plan.prune import matching_manifests, part_of, prune_manifests
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.planned import (
     DELETE_SET,
@@ -34,6 +43,7 @@ from sparkmeta.rows.planned import (
     PlannedFiles,
     RowPlan,
     plan_of_entries,
+    plan_rows,
 )
 from sparkmeta.rows.read import RowScan, empty_rows, rows_of
 from sparkmeta.session import local_frame
@@ -41,6 +51,8 @@ from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
+    from sparkmeta.columns.sql import Aliased
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.filter import ScanFilter
     from sparkmeta.plan.match import ScanEntries
     from sparkmeta.plan.prune import PrunedManifests
@@ -87,7 +99,17 @@ def appended_entries(
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
     appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]
     changes = entry_changes(scan_filter, appends, columns)
-    return matching_without_deletes(changes.added(ContentType.DATA_MANIFEST), scan_filter)
+    matching = _matching_without_deletes(_added(changes), scan_filter)
+    return None if matching is None else frame_of(matching, scan_filter.state)
+
+
+def appended_files(scan_filter: ScanFilter, snapshot: Snapshot) -> PlannedFiles | None:
+    """Plan the data files that a snapshot added and that may match a filter, without deletes; None if there are none.
+
+    The files have `_commit_snapshot_id`.
+    """
+    plan = _without_deletes(_added(entry_changes(scan_filter, [snapshot])), scan_filter)
+    return None if plan is None else _placed(PlannedFiles.of([plan], scan_filter.state, SNAPSHOT), [snapshot])
 
 
 def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], columns: Iterable[str] = ()) -> EntryChanges:
@@ -99,7 +121,27 @@ def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], column
     return changes
 
 
-def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> RowPlan | None:
+def _added(changes: EntryChanges) -> list[Relation]:
+    """Return the data files that snapshots added; see `EntryChanges.added`. Without Spark, this is one table."""
+    content = ContentType.DATA_MANIFEST
+    return [changes.few_added(content)] if changes.state.access.alone else [*changes.added(content)]
+
+
+def _removed(changes: EntryChanges) -> list[Relation]:
+    """Return the data files that snapshots removed, as `_added` does."""
+    content = ContentType.DATA_MANIFEST
+    return [changes.few_removed(content)] if changes.state.access.alone else [*changes.removed(content)]
+
+
+def _united(relations: Sequence[Relation]) -> list[Relation]:
+    """Return the union of relations of one kind as a list; empty for no relations."""
+    tables = [rows for rows in relations if isinstance(rows, pa.Table)]
+    if tables:
+        return [pa.concat_tables(tables, promote_options="permissive")]
+    return [*at_most_one([rows for rows in relations if not isinstance(rows, pa.Table)])]
+
+
+def _without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> RowPlan | None:
     """Return a plan of the entries of `EntryChanges` that may match a filter, without deletes.
 
     Args:
@@ -109,14 +151,14 @@ def without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> Ro
     Returns:
         None for no entries.
     """
-    matching = matching_without_deletes(entries, scan_filter)
+    matching = _matching_without_deletes(entries, scan_filter)
     return None if matching is None else plan_of_entries(matching, scan_filter.state, SNAPSHOT)
 
 
-def matching_without_deletes(entries: Sequence[DataFrame], scan_filter: ScanFilter) -> DataFrame | None:
+def _matching_without_deletes(entries: Sequence[Relation], scan_filter: ScanFilter) -> Relation | None:
     """Return the entries that may match a filter, with an empty array of deletes; None for no entries."""
-    for frame in at_most_one(entries):
-        return with_columns(where(frame, may_match(scan_filter)), shown_deletes(NO_DELETES))
+    for rows in _united(entries):
+        return with_columns(where(rows, may_match(scan_filter)), shown_deletes(NO_DELETES))
     return None
 
 
@@ -201,10 +243,32 @@ def changed_files(scan_filter: ScanFilter, snapshots: Sequence[Snapshot]) -> Cha
     files = PlannedFiles.of(
         [RowPlan.union(batch, scan_filter.state) for batch in _batches(plans)], scan_filter.state, SNAPSHOT, _IS_AFTER
     )
+    return _compared(_placed(files, snapshots))
+
+
+def live_files(scan_filter: ScanFilter, snapshot: Snapshot) -> PlannedFiles:
+    """Plan the data files that a snapshot has, with their deletes, and with the columns of changes that insert."""
+    state = scan_filter.state.at(snapshot)
+    plan = plan_rows(choose(prune_manifests(replace(scan_filter, state=state))))
+    marked = with_columns(plan.rows, _snapshot_id(snapshot))
+    return inserted(_placed(PlannedFiles.of([replace(plan, rows=marked)], state, SNAPSHOT), [snapshot]))
+
+
+def _snapshot_id(snapshot: Snapshot) -> Aliased:
+    return sql.lit(snapshot.snapshot_id).cast("bigint").alias(SNAPSHOT)
+
+
+def inserted(files: PlannedFiles) -> PlannedFiles:
+    """Return files whose rows are all inserted."""
+    return replace(files, table=_changes(files, INSERT))
+
+
+def _placed(files: PlannedFiles, snapshots: Sequence[Snapshot]) -> PlannedFiles:
+    """Return files with the places of the snapshots that changed them, given by `SNAPSHOT`."""
     table = files.table.rename_columns({SNAPSHOT: _SNAPSHOT_ID})
     ids = pa.array([snapshot.snapshot_id for snapshot in snapshots], pa.int64())
     ordinals = pc.index_in(table.column(_SNAPSHOT_ID), ids)
-    return _compared(replace(files, table=table.append_column(_ORDINAL, ordinals).combine_chunks()))
+    return replace(files, table=table.append_column(_ORDINAL, ordinals).combine_chunks())
 
 
 def _batches(plans: Sequence[P]) -> Iterator[Sequence[P]]:
@@ -230,6 +294,7 @@ class _Step:
             have its own sequence number.
         targets: the paths of data files whose deletes it changed, except removed files.
         shared_deletes: the locations of added and removed deletes that don't name their data file.
+        partitions: without Spark, the specs and partitions of added and removed deletes; else None.
     """
 
     snapshot: Snapshot
@@ -240,6 +305,7 @@ class _Step:
     adds_deletes: bool
     targets: pa.Array
     shared_deletes: tuple[pa.Array, pa.Array]
+    partitions: pa.Table | None = None
 
     @property
     def before(self) -> PrunedManifests | None:
@@ -268,22 +334,44 @@ class _Step:
         if changed:
             entries = read_entries(choose(replace(pruned, data=pruned.data.slice(0, 0))))
             shown = replace(self.changes, shown=data_projection(pruned.filter, entries.deletes.equality_ids))
-            frames = shown.added(ContentType.DATA_MANIFEST) if is_after else shown.removed(ContentType.DATA_MANIFEST)
-            for data in at_most_one(frames):
+            for data in _united(_added(shown) if is_after else _removed(shown)):
                 # An added file that was already listed may be in `targets`, whose plan has all entries of its paths.
-                others = _with_paths(data.where(may_match(pruned.filter).text), self.targets, how="left_anti")
+                others = _with_paths(where(data, may_match(pruned.filter)), self.targets, how="left_anti")
                 yield self._plan(replace(entries, data=others), is_after=is_after)
         if len(self.targets):
-            entries = read_entries(choose(pruned))
-            data = frame_of(entries.data, pruned.filter.state)
+            entries = read_entries(choose(self._of_deletes(pruned, self.targets)))
+            data = entries.data
+            if not pruned.filter.state.access.alone:
+                data = frame_of(data, pruned.filter.state)
             yield self._plan(replace(entries, data=_with_paths(data, self.targets)), is_after=is_after)
 
     def _plan(self, entries: ScanEntries, *, is_after: bool) -> RowPlan:
-        matched, state = match_deletes(entries).frame, entries.choice.pruned.filter.state
-        marks = {SNAPSHOT: F.lit(self.snapshot.snapshot_id), _IS_AFTER: F.lit(is_after)}
-        return plan_of_entries(matched.withColumns(marks), state, *marks, deletes=entries.deletes)
+        matched, state = match_deletes(entries).rows, entries.choice.pruned.filter.state
+        columns = [sql.col(sql.quoted(name)).alias(name) for name in names(matched) if name != SNAPSHOT]
+        marks = [_snapshot_id(self.snapshot), sql.lit(is_after).alias(_IS_AFTER)]
+        matched = select(matched, [*columns, *marks])
+        return plan_of_entries(matched, state, SNAPSHOT, _IS_AFTER, deletes=entries.deletes)
 
-    def files_of_shared_deletes(self) -> Iterator[DataFrame]:
+    def _of_deletes(self, pruned: PrunedManifests, paths: pa.Array | None = None) -> PrunedManifests:
+        """Return the manifests that may hold the data files of changed deletes, if these were read without Spark.
+
+        Args:
+            pruned: all manifests.
+            paths: the paths of the data files if they are known. Leaves of trees are searched for them.
+        """
+        if self.partitions is None:
+            return pruned
+        state, data = pruned.filter.state, pruned.data
+        partitioned = [spec_id for spec_id, sources in state.types.tuple_sources.items() if sources]
+        specs = whole(self.partitions.column("partition_spec_id"))
+        if pc.all(pc.is_in(specs, pa.array(partitioned, pa.int32())), min_count=0).as_py():
+            data = leaves_of_partitions(state, data, self.partitions)
+        if paths is not None and state.tree is not None:
+            entries = PathSearch("location").search(state, data, paths.to_pylist())
+            data = data.filter(pc.is_in(whole(data.column(MANIFEST)), whole(entries.column(MANIFEST))))
+        return part_of(pruned, data.column(MANIFEST).to_pylist())
+
+    def files_of_shared_deletes(self) -> Iterator[Relation]:
         """Yield the paths of data files that changed deletes apply to, or applied to before they were removed."""
         removed, added = self.shared_deletes
         if len(removed) and (before := self.before) is not None:
@@ -295,20 +383,23 @@ class _Step:
             written = pc.fill_null(pc.equal(writers, self.snapshot.snapshot_id), True)
             yield from self._files_of(replace(pruned, deletes=pruned.deletes.filter(written)), added)
 
-    def _files_of(self, pruned: PrunedManifests, locations: pa.Array) -> Iterator[DataFrame]:
-        entries = read_entries(choose(pruned))
+    def _files_of(self, pruned: PrunedManifests, locations: pa.Array) -> Iterator[Relation]:
+        entries = read_entries(choose(self._of_deletes(pruned)))
         if entries.deletes.entries is None:
             return
-        state = pruned.filter.state
-        deletes = frame_of(entries.deletes.entries, state)
+        state, deletes = pruned.filter.state, entries.deletes.entries
+        if not state.access.alone:
+            deletes = frame_of(deletes, state)
         changed = replace(entries.deletes, entries=_with_paths(deletes, locations))
-        attached = attach_deletes(entries.data, changed, state)
-        matched = frame_of(where(attached, sql.size(sql.col(DELETES)) > 0), state)
-        yield matched.select(F.lit(self.snapshot.snapshot_id).alias(SNAPSHOT), F.col("location").alias(_PATH))
+        matched = where(attach_deletes(entries.data, changed, state), sql.size(sql.col(DELETES)) > 0)
+        yield select(matched, [_snapshot_id(self.snapshot), sql.col("location").alias(_PATH)])
 
 
-def _with_paths(entries: DataFrame, paths: pa.Array, how: Literal["left_semi", "left_anti"] = "left_semi") -> DataFrame:
+def _with_paths(entries: Relation, paths: pa.Array, how: Literal["left_semi", "left_anti"] = "left_semi") -> Relation:
     """Return the entries at the given paths or, with `left_anti`, at all others."""
+    if isinstance(entries, pa.Table):
+        is_chosen = pc.is_in(whole(entries.column("location")), paths)
+        return entries.filter(is_chosen if how == "left_semi" else pc.invert(is_chosen))
     chosen = local_frame(entries.sparkSession, pa.table({_PATH: paths}))
     return entries.join(chosen, F.col("location") == F.col(_PATH), how)
 
@@ -317,7 +408,7 @@ def _added_without_deletes(changes: EntryChanges, steps: Sequence[_Step], scan_f
     """Yield a plan of the files added by snapshots that added no deletes."""
     ids = {step.snapshot.snapshot_id for step in steps if step.added_alone}
     if ids:
-        added = without_deletes(changes.of_snapshots(ids).added(ContentType.DATA_MANIFEST), scan_filter)
+        added = _without_deletes(_added(changes.of_snapshots(ids)), scan_filter)
         if added is not None:
             yield replace(added, rows=with_columns(added.rows, sql.lit(True).alias(_IS_AFTER)))
 
@@ -353,33 +444,50 @@ def _steps(changes: EntryChanges, scan_filter: ScanFilter, snapshots: Sequence[S
             adds_deletes=bool(pc.any(added_deletes, min_count=0).as_py()),
             targets=_without(targets, removed),
             shared_deletes=(removed_shared, added_shared),
+            partitions=deletes if state.access.alone else None,
         )
 
 
 def _changed_entries(changes: EntryChanges) -> pa.Table:
     """Return the data and delete files that snapshots added and removed."""
     narrow = replace(changes, shown=EntryProjection.of(()))
+    names = [SNAPSHOT, CHANGE, "content_type", "location", "referenced_file"]
     contents = (ContentType.DATA_MANIFEST, ContentType.DELETE_MANIFEST)
+    if changes.state.access.alone:
+        narrow = replace(changes, shown=changes.state.projection(["partition_spec_id"]))
+        names += [name for name in ("partition_spec_id", PARTITION) if name in narrow.projection.schema.names]
+        tables = [
+            table.append_column(CHANGE, pa.repeat(kind, len(table))).select(names)
+            for content in contents
+            for kind, table in ((ADDED, narrow.few_added(content)), (REMOVED, narrow.few_removed(content)))
+        ]
+        return pa.concat_tables(tables)
     frames = [frame for content in contents for frame in narrow.of_content(content)]
     empty = changes.state.spark.createDataFrame([], narrow.schema)
     with translated_errors():
         changed = at_most_one(frames) or [empty]
-        return changed[0].select(SNAPSHOT, CHANGE, "content_type", "location", "referenced_file").toArrow()
+        return changed[0].select(*names).toArrow()
 
 
 def _with_files_of_deletes(steps: Sequence[_Step]) -> list[_Step]:
     """Add the files of shared deletes, which don't name their data file, to the targets."""
-    frames = [frame for step in steps for frame in step.files_of_shared_deletes()]
-    if not frames:
+    relations = [rows for step in steps for rows in step.files_of_shared_deletes()]
+    if not relations:
         return [*steps]
     with translated_errors():
-        tables = [union.distinct().toArrow() for batch in _batches(frames) for union in at_most_one(batch)]
+        tables = [_distinct(union) for batch in _batches(relations) for union in _united(batch)]
     matched = pa.concat_tables(tables, promote_options="permissive")
     return [
         replace(step, targets=_without(pc.unique(pa.chunked_array([step.targets, *of_step.chunks])), step.removed))
         for step in steps
         for of_step in [matched.filter(pc.equal(matched.column(SNAPSHOT), step.snapshot.snapshot_id)).column(_PATH)]
     ]
+
+
+def _distinct(rows: Relation) -> pa.Table:
+    if isinstance(rows, pa.Table):
+        return rows.group_by(rows.column_names, use_threads=False).aggregate([])
+    return rows.distinct().toArrow()
 
 
 def _without(paths: pa.Array, others: pa.ChunkedArray) -> pa.Array:

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 UPDATE_BEFORE: Final = "UPDATE_BEFORE"
 UPDATE_AFTER: Final = "UPDATE_AFTER"
 
-_REPLACE: Final = "replace"
+REPLACE: Final = "replace"
+"""The operation of snapshots that change no rows."""
 _TYPE, _ORDINAL, _SNAPSHOT = CHANGE_COLUMNS
 _COUNTS: Final = {DELETE: "deletes", INSERT: "inserts"}
 _COUNT, _STEPS, _NET, _COPY = "change_count", "change_steps", "net_change", "copy"
@@ -72,20 +73,16 @@ def read_changelog(changelog: Changelog) -> DataFrame:
 
     Raises:
         NoSuchSnapshotError: the table does not have one of the snapshots.
-        ValidationError: the first is not an ancestor of the second, or the history between them has expired; a column
-            has the name of one of `CHANGE_COLUMNS`.
+        ValidationError: the first is not an ancestor of the second, or the history between them has expired; see also
+            `refuse_change_columns`.
     """
     scan, schema = changelog.scan, changelog.scan.filter.schema
     state = scan.state
-    for field in schema.fields:
-        if field.name.lower() in CHANGE_COLUMNS:
-            raise ValidationError(
-                f"{state.metadata.location}: column {field.name} has the name of a changelog's column"
-            )
+    refuse_change_columns(scan)
     snapshots = [
         snapshot
         for snapshot in snapshots_between(state.metadata, changelog.from_exclusive, changelog.to_inclusive)
-        if snapshot.operation != _REPLACE
+        if snapshot.operation != REPLACE
     ]
     rows = replace(scan, metadata_columns=tuple(CHANGE_COLUMNS))
     files = changed_files(scan.filter, snapshots)
@@ -100,6 +97,16 @@ def read_changelog(changelog: Changelog) -> DataFrame:
         changed = _ComparedRows(schema, union_of(whole_rows, [rows_of(whole_rows, part) for part in compared]))
         frames.append(changed.changes(changelog).selectExpr(*_projected(scan.projection, schema)))
     return union_of(rows, frames)
+
+
+def refuse_change_columns(scan: RowScan) -> None:
+    """Raise ValidationError if the table has columns that `CHANGE_COLUMNS` hide, or the scan has metadata columns."""
+    if scan.metadata_columns:
+        raise ValidationError(f"a changelog has no column {scan.metadata_columns[0]}")
+    for field in scan.filter.schema.fields:
+        if field.name.lower() in CHANGE_COLUMNS:
+            location = scan.state.metadata.location
+            raise ValidationError(f"{location}: column {field.name} has the name of a changelog's column")
 
 
 def _projected(projection: Schema, schema: Schema) -> list[str]:

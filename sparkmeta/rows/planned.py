@@ -334,6 +334,7 @@ DELETE_SET: Final = "delete_set"
 """The set of other deletes that apply to a data file."""
 SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_set"}
 """The columns of deletes in `SELECTED_BY`."""
+_OF_DELETES: Final = (*SELECTING, *SELECTING.values())
 
 PARTITION_KEY: Final = "partition_key"
 """A column of row plans: the key of a file's partition."""
@@ -374,7 +375,10 @@ class RowPlan:
 
     @staticmethod
     def union(plans: Sequence[RowPlan], state: TableState) -> RowPlan:
-        """Return the union of one or more plans."""
+        """Return the union of one or more plans, all of which are tables or none."""
+        tables = [plan.rows for plan in plans if isinstance(plan.rows, pa.Table)]
+        if tables:
+            return RowPlan(pa.concat_tables(tables))
         (frame,) = at_most_one([frame_of(plan.rows, state) for plan in plans])
         return RowPlan(frame, tuple(deletes for plan in plans for deletes in plan.deletes))
 
@@ -408,14 +412,19 @@ def plan_rows(choice: Choice, *others: Aliased) -> RowPlan:
     """
     entries = read_entries(choice)
     rows = planned_rows(match_deletes(entries), _partition_column(choice.pruned.filter.state), *others)
-    if isinstance(rows, pa.Table):
-        types = {field.name: field for field in arrow_schema(plan_schema(choice.pruned.filter.state))}
-        rows = rows.cast(pa.schema([types.get(field.name, field) for field in rows.schema]))
-    return RowPlan(rows, (entries.deletes,))
+    return RowPlan(_as_planned(rows, choice.pruned.filter.state), (entries.deletes,))
+
+
+def _as_planned(rows: Relation, state: TableState) -> Relation:
+    """Return a table of a plan with the types of `plan_files`."""
+    if not isinstance(rows, pa.Table):
+        return rows
+    types = {field.name: field for field in arrow_schema(plan_schema(state))}
+    return rows.cast(pa.schema([types.get(field.name, field) for field in rows.schema]))
 
 
 def plan_of_entries(
-    matched: DataFrame, state: TableState, *others: str, deletes: DeleteEntries | None = None
+    matched: Relation, state: TableState, *others: str, deletes: DeleteEntries | None = None
 ) -> RowPlan:
     """Return a plan of data entries with `DELETES`.
 
@@ -426,8 +435,8 @@ def plan_of_entries(
         deletes: the delete entries that were matched; None if there are none.
     """
     columns = [value.alias(name) for name, value in file_columns(state).items()]
-    frame = matched.selectExpr(*sql.texts([*columns, _partition_column(state)]), DELETES, *others)
-    return RowPlan(frame, () if deletes is None else (deletes,))
+    columns += [_partition_column(state), *(sql.col(name).alias(name) for name in (DELETES, *others))]
+    return RowPlan(_as_planned(select(matched, columns), state), () if deletes is None else (deletes,))
 
 
 def _partition_column(state: TableState) -> Aliased:
@@ -562,6 +571,20 @@ class PlannedFiles:
     def sides(self) -> list[PlannedFiles]:
         """The files with each of their arrays of deletes."""
         return [self] if self.selecting is None else [self, self.selecting]
+
+    def with_deletes(self) -> pa.Table:
+        """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`, as `frame` does."""
+        table = self.table.drop_columns([name for name in _OF_DELETES if name in self.table.column_names])
+        for name, side in zip((DELETES, SELECTED_BY), self.sides, strict=False):
+            places, members = self.sets.members_of(side.set_codes)
+            of_files = side.file_deletes
+            owners = np.concatenate([of_files.column("owner").to_numpy(), places])
+            order = np.argsort(owners, kind="stable")
+            deletes = pa.concat_tables([of_files.drop_columns(["owner"]), self.sets.deletes.take(pa.array(members))])
+            ends = np.searchsorted(owners[order], np.arange(len(self) + 1))
+            elements = whole(deletes.take(pa.array(order)).to_struct_array())
+            table = table.append_column(name, pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements))
+        return table
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`.

@@ -1,0 +1,229 @@
+"""What the snapshots of a table changed, for reads of changelogs and streams in a process without a session.
+
+The planning process finds the changed files of each snapshot, and divides them among tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from sparkmeta.commit.sorted_manifests import packed
+from sparkmeta.data_source import tables
+from sparkmeta.data_source.options import CHANGELOG, whole
+from sparkmeta.data_source.tables import Read, part_shares
+from sparkmeta.errors import InvalidArgumentError
+from sparkmeta.inspect.file_changes import snapshots_between
+from sparkmeta.rows.arrow_reader import PART_BYTES, row_type
+from sparkmeta.rows.changelog import REPLACE, refuse_change_columns
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from sparkmeta.data_source.options import ReadOptions
+    from sparkmeta.rows.snapshot_changes import Parts, SnapshotChanges
+    from sparkmeta.scan import Scan
+    from sparkmeta.spec.metadata import Snapshot
+    from sparkmeta.table import Table
+
+APPEND: Final = "append"
+
+
+def read_of(options: ReadOptions, table: Table) -> Read:
+    """Return a read of a table or of its changelog; see `tables.read_of`."""
+    return ChangelogRead(options, table) if options.table.lower() == CHANGELOG else tables.read_of(options, table)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A snapshot whose changes are read.
+
+    Attributes:
+        snapshot: the snapshot.
+        is_whole: whether all of its rows are inserted, since the history before it has expired.
+    """
+
+    snapshot: Snapshot
+    is_whole: bool = False
+
+
+@dataclass
+class ChangePlans:
+    """Plans the changes of a table's snapshots.
+
+    Attributes:
+        scan: the columns, the filter and the table.
+        is_changelog: whether to read changelogs. If not, the rows that snapshots of the operation `append` appended.
+    """
+
+    scan: Scan
+    is_changelog: bool
+    _plans: dict[tuple[int, bool], SnapshotChanges | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(options: ReadOptions, table: Table) -> ChangePlans:
+        """Return the plans of a table.
+
+        Raises:
+            InvalidArgumentError: an option is not for changes, or a column is not in the table.
+            ValidationError: a column has the name of one of a changelog.
+        """
+        if options.chooses_snapshot and options.branch is None and options.ref is None:
+            raise InvalidArgumentError("changes are read of a branch: snapshot-id, tag and as-of-timestamp name none")
+        plans = ChangePlans(options.scan(table), options.table.lower() == CHANGELOG)
+        scan = plans.scan
+        if scan.ref is not None and scan.state.metadata_ref(scan.ref).snapshot_ref_type != "branch":
+            raise InvalidArgumentError(f"{table.location()}: changes are read of a branch: {scan.ref} is a tag")
+        plans.select(options.column_names or [field.name for field in scan.schema().fields])
+        return plans
+
+    def select(self, names: Sequence[str]) -> None:
+        """Read only some columns.
+
+        Raises:
+            InvalidArgumentError: the table has no such column, or the name is that of a field of a changelog's column.
+        """
+        if not self.is_changelog:
+            self.scan = self.scan.select(*names)
+            return
+        schema = self.scan.schema()
+        chosen = [name for name in names if name not in CHANGE_COLUMNS] or [schema.fields[0].name]
+        self.scan = self.scan.select(*chosen)
+        refuse_change_columns(self.scan.row_scan)
+        for each in self.scan.projection().fields:
+            if each.field_type != schema.find_field(each.field_id).field_type:
+                raise InvalidArgumentError(f"columns of a changelog are read whole: name {each.name}, not its fields")
+
+    @property
+    def row_type(self) -> StructType:
+        """The type of the rows."""
+        scan = self.scan
+        columns = tuple(CHANGE_COLUMNS) if self.is_changelog else scan.metadata_columns
+        return row_type(scan.state.at(scan.snapshot()), scan.projection(), columns)
+
+    def changes(self, step: Step) -> SnapshotChanges | None:
+        """Return the files in which a snapshot changed rows; None if there are none. Plans are kept.
+
+        Raises:
+            NoSuchSnapshotError: its parent is needed, and has expired.
+            ValidationError: metadata or deletes contradict each other.
+        """
+        key = (step.snapshot.snapshot_id, step.is_whole)
+        if key not in self._plans:
+            self._plans[key] = self._planned(step)
+        return self._plans[key]
+
+    def forget(self) -> None:
+        """Forget the plans that were kept."""
+        self._plans.clear()
+
+    def _planned(self, step: Step) -> SnapshotChanges | None:
+        scan_filter, snapshot = self.scan.row_scan.filter, step.snapshot
+        if step.is_whole:
+            return rows_of_snapshot(scan_filter, snapshot)
+        if self.is_changelog:
+            return None if snapshot.operation == REPLACE else changes_of(scan_filter, snapshot)
+        return appends_of(scan_filter, snapshot) if snapshot.operation == APPEND else None
+
+    def shares(self, ranges: Iterable[tuple[Step, int, int | None]]) -> list[Share]:
+        """Divide changes among tasks.
+
+        Args:
+            ranges: steps, oldest first, each with the first of its units and the first one after the range; None for
+                all others.
+        """
+        plain: list[Parts] = []
+        compared: list[list[Parts]] = []
+        ordinal = 0
+        for step, start, stop in ranges:
+            changes = self.changes(step)
+            if changes is not None:
+                end = len(changes) if stop is None else stop
+                plain += changes.plain(start, end, ordinal)
+                compared += changes.of_compared(start, end, ordinal)
+            ordinal += step.is_whole or step.snapshot.operation != REPLACE
+        readers = ChangeReaders.of(self.scan.row_scan, changes=self.is_changelog)
+        return [*_plain_shares(readers, plain), *_compared_shares(readers, compared)]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The parts of files that a task reads.
+
+    Attributes:
+        readers: read the parts.
+        plain: parts that are not compared.
+        compared: units whose rows are compared.
+        bucket: the task's part of the rows of these units.
+        buckets: the number of these parts.
+    """
+
+    readers: ChangeReaders
+    plain: bytes | None = None
+    compared: tuple[tuple[bytes, ...], ...] = ()
+    bucket: int = 0
+    buckets: int = 1
+
+    def rows(self) -> Iterator[pa.Table]:
+        """Read the rows."""
+        if self.plain is not None:
+            for batch in self.readers.plain.read(tables.table_of_bytes(self.plain).to_batches()):
+                yield pa.Table.from_batches([batch])
+        for unit in self.compared:
+            assert self.readers.compared is not None
+            parts = (batch for part in unit for batch in tables.table_of_bytes(part).to_batches())
+            yield self.readers.compared.read(parts, self.bucket, self.buckets)
+
+
+def _plain_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Share]:
+    # Parts with deletes that select rows have a further column.
+    for width in sorted({table.num_columns for table, _ in parts}):
+        alike = [(table, sizes) for table, sizes in parts if table.num_columns == width]
+        whole_table = pa.concat_tables([table for table, _ in alike], promote_options="permissive")
+        for share in part_shares(whole_table, np.concatenate([sizes for _, sizes in alike])):
+            yield Share(readers, plain=share)
+
+
+def _compared_shares(readers: ChangeReaders, units: Sequence[list[Parts]]) -> Iterator[Share]:
+    sized = [
+        (tuple(tables.bytes_of(table) for table, _ in parts), sum(int(sizes.sum()) for _, sizes in parts))
+        for parts in units
+    ]
+    for together in packed(sized, PART_BYTES, lambda unit: unit[1]):
+        buckets = -(-sum(size for _, size in together) // PART_BYTES) or 1
+        for bucket in range(buckets):
+            yield Share(readers, compared=tuple(unit for unit, _ in together), bucket=bucket, buckets=buckets)
+
+
+class ChangelogRead(Read):
+    """A read of the changelog of a range of snapshots, as by `Table.changelog`."""
+
+    def __init__(self, options: ReadOptions, table: Table) -> None:
+        ids = {"start-snapshot-id": options.start_snapshot_id, "end-snapshot-id": options.end_snapshot_id}
+        start, end = (None if text is None else whole(name, text) for name, text in ids.items())
+        plans = ChangePlans.of(options, table)
+        head = plans.scan.snapshot()
+        if end is None and head is not None:
+            end = head.snapshot_id
+        self.planning = plans, start, end
+        self.row_type = plans.row_type
+
+    def select(self, columns: Sequence[str]) -> None:
+        """Read only these columns."""
+        plans, _, _ = self.planning
+        plans.select(columns)
+
+    def shares(self) -> list[Any]:
+        plans, start, end = self.planning
+        snapshots = snapshots_between(plans.scan.state.metadata, start, end)
+        return plans.shares((Step(snapshot), 0, None) for snapshot in snapshots)
+
+    def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
+        yield from share.rows()

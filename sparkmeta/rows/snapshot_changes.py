@@ -1,0 +1,159 @@
+"""The rows that one snapshot changed, in units for tasks: planned and read without a session.
+
+A unit is a file, or the files of a partition in which the snapshot both inserted and deleted rows: these are compared,
+since a row that it deleted and inserted again is no change. The units of a snapshot have an order that depends on
+nothing but its files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkmeta.entries.arrays import whole
+from sparkmeta.rows.arrow_reader import MatchingRows, parts_table
+from sparkmeta.rows.changed_files import INSERT, ChangedFiles, appended_files, changed_files, inserted, live_files
+from sparkmeta.rows.compared_rows import ComparedRows, row_codes
+from sparkmeta.rows.file_rows import CHANGE_COLUMNS
+from sparkmeta.rows.planned import PARTITION_KEY, Indices
+
+if TYPE_CHECKING:
+    from sparkmeta.plan.filter import ScanFilter
+    from sparkmeta.rows.planned import Flags, PlannedFiles
+    from sparkmeta.rows.read import RowScan
+    from sparkmeta.spec.metadata import Snapshot
+
+_TYPE, _ORDINAL, _ = CHANGE_COLUMNS
+_ORDER: Final = ("file_path", "data_sequence_number", "first_row_id", "record_count")
+
+Parts = tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]
+"""Parts of files, and their sizes; see `parts_table`."""
+
+
+@dataclass(frozen=True)
+class SnapshotChanges:
+    """The files in which a snapshot changed rows.
+
+    Attributes:
+        files: the files.
+        units: the number of each file's unit, of the whole files and then of the others.
+        compared: which units are compared.
+    """
+
+    files: ChangedFiles
+    units: Indices
+    compared: Flags
+
+    @staticmethod
+    def of(files: ChangedFiles) -> SnapshotChanges:
+        """Divide the files of one snapshot into units."""
+        sides = [side.table for side in (files.whole, files.partly)]
+        table = pa.concat_tables([side.select([*_ORDER, "spec_id", PARTITION_KEY, _TYPE]) for side in sides])
+        is_insert, places = np.asarray(pc.equal(table.column(_TYPE), INSERT)), np.arange(len(table))
+        groups = np.zeros(len(table), np.int64)
+        if len(pc.unique(table.column("spec_id"))) == 1:
+            groups = row_codes([whole(table.column(PARTITION_KEY))])
+        sums = np.bincount(groups, is_insert, minlength=1)
+        is_compared = ((sums > 0) & (sums < np.bincount(groups, minlength=1)))[groups]
+        ranks = np.empty(len(table), np.int64)
+        ranks[pc.sort_indices(table, [(name, "ascending") for name in _ORDER]).to_numpy()] = places
+        firsts = np.full(int(groups.max(initial=0)) + 1, len(table))
+        np.minimum.at(firsts, groups, ranks)
+        _, units = np.unique(np.where(is_compared, firsts[groups], ranks), return_inverse=True)
+        compared = np.zeros(int(units.max(initial=-1)) + 1, np.bool_)
+        compared[units] = is_compared
+        return SnapshotChanges(files, units.reshape(-1), compared)
+
+    def __len__(self) -> int:
+        return len(self.compared)
+
+    @cached_property
+    def file_counts(self) -> Indices:
+        """The number of files of each unit."""
+        return np.bincount(self.units, minlength=len(self))
+
+    def totals(self, column: str) -> Indices:
+        """Return the sum of a column of numbers for each unit."""
+        numbers = np.concatenate([side.numbers(column) for side in (self.files.whole, self.files.partly)])
+        return np.bincount(self.units, np.maximum(numbers, 0), minlength=len(self)).astype(np.int64)
+
+    def plain(self, start: int, stop: int, ordinal: int) -> list[Parts]:
+        """Return the parts of files in a range of units that are not compared, which are read in any order."""
+        chosen = (self.units >= start) & (self.units < stop) & ~self.compared[self.units]
+        return self._parts(chosen, ordinal)
+
+    def of_compared(self, start: int, stop: int, ordinal: int) -> list[list[Parts]]:
+        """Return the parts of the files of each compared unit in a range."""
+        units = np.flatnonzero(self.compared[start:stop]) + start
+        return [self._parts(self.units == unit, ordinal) for unit in units.tolist()]
+
+    def _parts(self, chosen: Flags, ordinal: int) -> list[Parts]:
+        sides, ends = (self.files.whole, self.files.partly), [len(self.files.whole)]
+        parts = []
+        for side, flags in zip(sides, np.split(chosen, ends), strict=True):
+            if flags.any():
+                table, sizes = parts_table(side.filter(flags).with_deletes())
+                ordinals = pa.repeat(pa.scalar(ordinal, pa.int32()), len(table))
+                parts.append((table.set_column(table.column_names.index(_ORDINAL), _ORDINAL, ordinals), sizes))
+        return parts
+
+
+def changes_of(scan_filter: ScanFilter, snapshot: Snapshot) -> SnapshotChanges | None:
+    """Return the files in which a snapshot changed rows that may match a filter; None if there are none.
+
+    Raises:
+        NoSuchSnapshotError: the snapshot removed files or changed deletes, and its parent has expired.
+        ValidationError: metadata or deletes contradict each other.
+    """
+    files = changed_files(scan_filter, [snapshot])
+    return None if files is None else SnapshotChanges.of(files)
+
+
+def appends_of(scan_filter: ScanFilter, snapshot: Snapshot) -> SnapshotChanges | None:
+    """Return the files that a snapshot added, without deletes, as changes that insert; None if there are none."""
+    files = appended_files(scan_filter, snapshot)
+    return None if files is None else _insertions(inserted(files))
+
+
+def rows_of_snapshot(scan_filter: ScanFilter, snapshot: Snapshot) -> SnapshotChanges:
+    """Return the files that a snapshot has, with their deletes, as changes that insert all of their live rows."""
+    return _insertions(live_files(scan_filter, snapshot))
+
+
+def _insertions(files: PlannedFiles) -> SnapshotChanges:
+    return SnapshotChanges.of(ChangedFiles(files, replace(files, table=files.table.slice(0, 0))))
+
+
+@dataclass(frozen=True)
+class ChangeReaders:
+    """Readers of the parts of `SnapshotChanges`, for tasks.
+
+    Attributes:
+        plain: reads parts that are not compared.
+        compared: reads the parts of a unit that is compared; None if there is no such unit.
+    """
+
+    plain: MatchingRows
+    compared: ComparedRows | None = None
+
+    @staticmethod
+    def of(scan: RowScan, *, changes: bool) -> ChangeReaders:
+        """Return the readers of a scan.
+
+        Args:
+            scan: the columns and the filter.
+            changes: whether to add `CHANGE_COLUMNS` and to compare rows.
+        """
+        if not changes:
+            return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns))
+        schema, names = scan.filter.schema, tuple(CHANGE_COLUMNS)
+        places = {field.field_id: place for place, field in enumerate(schema.fields)}
+        shown = [places[field.field_id] for field in scan.projection.fields]
+        columns = (*shown, *(len(places) + place for place in range(len(names))))
+        compared = ComparedRows(MatchingRows.of(scan.filter, schema, names), columns)
+        return ChangeReaders(MatchingRows.of(scan.filter, scan.projection, names), compared)
