@@ -38,8 +38,10 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks():
-    names = ["01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb", "04_unity_catalog.ipynb"]
-    assert [path.name for path in NOTEBOOKS] == names
+    assert [path.name for path in NOTEBOOKS] == [
+        "01_look_at_a_table.ipynb", "02_v4_tree.ipynb", "03_compaction.ipynb", "04_unity_catalog.ipynb",
+        "05_sql_and_streams.ipynb",
+    ]  # fmt: skip
 
 
 def test_no_outputs_of_a_workspace_are_stored():
@@ -77,6 +79,12 @@ def tree(kernel: KernelManager) -> Any:
 def compacted(kernel: KernelManager) -> Any:
     """The third notebook, executed."""
     return executed(NOTEBOOKS[2], kernel)
+
+
+@pytest.fixture(scope="module")
+def streamed(kernel: KernelManager) -> Any:
+    """The fifth notebook, executed."""
+    return executed(NOTEBOOKS[4], kernel)
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +138,9 @@ def text_of(output: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", ["looked", "tree", "compacted"])
-def test_stored_outputs_are_those_of_a_run(name: str, request: pytest.FixtureRequest):
-    path = NOTEBOOKS[["looked", "tree", "compacted"].index(name)]
-    run = copy.deepcopy(request.getfixturevalue(name))
+@pytest.mark.parametrize(("number", "name"), [(0, "looked"), (1, "tree"), (2, "compacted"), (4, "streamed")])
+def test_stored_outputs_are_those_of_a_run(number: int, name: str, request: pytest.FixtureRequest):
+    path, run = NOTEBOOKS[number], copy.deepcopy(request.getfixturevalue(name))
     del run.cells[0]
     assert shown(run) == shown(read(path))
 
@@ -209,6 +216,10 @@ def test_a_compaction(compacted: Any):
     assert int(opened[1]) < 8
     assert outputs(compacted, "snapshot.operation").split() == ["replace", "0", "0"]
     assert "need no compaction" in outputs(compacted, "target_leaf_bytes=2 * target).summary())")
+
+
+def test_a_stream_of_changes_makes_a_copy(streamed: Any):
+    assert outputs(streamed, "exceptAll").split() == ["[198,", "198]", "0"]
 
 
 def test_a_table_of_unity_catalog(unity: Any) -> None:

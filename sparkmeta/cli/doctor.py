@@ -20,7 +20,7 @@ from sparkmeta.inspect.text import printable
 from sparkmeta.java import MINIMUM_JAVA, java_home, java_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -223,7 +223,7 @@ def _is_remote(spark: SparkSession) -> bool:
 def _on_executor(spark: SparkSession) -> list[Any]:
     """Return the versions of packages that a Python task sees."""
 
-    def versions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def versions(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         # The function has no name of sparkmeta in it, so that it runs where sparkmeta is not installed.
         from importlib import metadata
 
@@ -231,7 +231,7 @@ def _on_executor(spark: SparkSession) -> list[Any]:
 
         for _ in batches:
             pass
-        rows = []
+        rows: list[dict[str, str | None]] = []
         for name in ("sparkmeta", "pyarrow", "pyiceberg", "fastavro", "pyroaring"):
             try:
                 rows.append({"package": name, "version": metadata.version(name)})
