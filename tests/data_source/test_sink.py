@@ -110,6 +110,18 @@ def test_write(registered: SparkSession, catalog: sm.Catalog, version: int) -> N
     assert data_files(table) >= {path for path in live_files(table) if path.endswith(".parquet")}
 
 
+@pytest.mark.connect
+def test_inserts(registered: SparkSession, catalog: sm.Catalog) -> None:
+    """By SQL only, into a view."""
+    table = new_table(catalog)
+    options = f"OPTIONS (path '{table.location()}')"
+    registered.sql(f"CREATE OR REPLACE TEMPORARY VIEW inserted USING sparkmeta {options}")
+    registered.sql("INSERT INTO inserted VALUES (1, 'a', array('x', NULL)), (2, NULL, NULL)")
+    assert rows_of(table) == [row(1, "a", "x", None), row(2, None)]
+    registered.sql("INSERT OVERWRITE inserted VALUES (3, 'a', NULL)")
+    assert rows_of(table) == [row(3, "a")]
+
+
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
