@@ -2,8 +2,8 @@
 
 Spark makes the reader in a Python process on the driver, which plans batches and lives as long as the query, and in
 tasks. `pyspark.sql.datasource` is the interface. Spark 4.2 and newer tell a source where a batch starts and what
-limits it. Older ones ask for the end of a batch alone: the reader remembers where the last batch ended, which Spark
-tells it when a query starts again.
+limits it. Older ones ask for the end of a batch alone: the reader remembers where the last batch ended, which they tell
+when a query starts again.
 """
 
 from __future__ import annotations
@@ -274,11 +274,11 @@ class _Source:
                 return later
             return [Step(snapshot_of(metadata, start.snapshot_id), start.is_whole), *later]
 
-    def latest(self, start: Offset | None, end_id: int | None, *, limited: bool) -> Offset:
+    def latest(self, start: Offset, end_id: int | None, *, limited: bool) -> Offset:
         """Return the end of the next batch.
 
         Args:
-            start: where the batch starts; None if this is unknown. The batch then has no limits.
+            start: where the batch starts.
             end_id: the last snapshot that the batch may have.
             limited: whether the limits of the options apply.
 
@@ -286,8 +286,6 @@ class _Source:
             ValidationError: the batch would begin with a snapshot that a stream of rows can't read, or the changes
                 since the start are lost.
         """
-        if start is None:
-            return Offset(end_id)
         end, most = start, self._options.most if limited else {}
         budget = _Budget(most)
         for step, first in self._places(start, end_id):
@@ -406,7 +404,7 @@ class StreamReader(datasource.DataSourceStreamReader, *_MIXINS):  # type: ignore
         """Return the end of the next batch. Older Sparks give no arguments."""
         with short_errors():
             source = self._refreshed()
-            begin = self._read_up_to if start is None else Offset.of(start)
+            begin = Offset.of(start) if start is not None else self._read_up_to or source.initial()
             limited = limits is None or not isinstance(limit, limits.ReadAllAvailable)
             end_id = self._target[0] if self._target else source.head()
             return source.latest(begin, end_id, limited=limited).to_dict()
