@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,12 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, choose, is_read_by_driver
+from sparkmeta.plan.choose import Choice, choose, is_read_by_driver, result_of
 from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
-from sparkmeta.plan.report import ScanReport, scan_report
+from sparkmeta.plan.report import ScanReport, metrics_report, scan_report
 from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.tasks import (
     PARTITION_JSON,
@@ -45,6 +46,7 @@ from sparkmeta.plan.tasks import (
     task_json,
     task_type,
 )
+from sparkmeta.reports import ScanResult
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
 from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow
 from sparkmeta.spec.metadata import snapshot_of
@@ -277,7 +279,16 @@ class Scan:
 
     @cached_property
     def _choice(self) -> Choice:
-        return choose(self._pruned)
+        return replace(choose(self._pruned), reporter=self._send_report)
+
+    def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
+        """Send Iceberg's report on a plan; see `Choice.report`."""
+        state = self._filter.state
+        if state.reports is not None and state.snapshot is not None:
+            state.reports.send(
+                lambda: state.settings,
+                lambda: metrics_report(self._pruned, self.projection(), result(), seconds),
+            )
 
     @property
     def row_scan(self) -> RowScan:
@@ -368,13 +379,20 @@ class Scan:
         """
         return plan_files_arrow(self._choice)
 
+    def planned_files(self) -> Relation:
+        """Return the rows of `plan_files`, as an Arrow table in memory if the driver plans them."""
+        return planned_files(self._choice)
+
     def count_files(self) -> int:
         """Count the rows of `plan_files` without reading or checking deletes.
 
         Without a filter, the counts in the manifest list or root are summed; only v1 manifests may lack counts and be
         opened. With a filter, the entries of manifests that may match are counted.
         """
-        return count_files(self._pruned)
+        pruned, started = self._pruned, time.perf_counter()
+        files = count_files(pruned)
+        self._send_report(lambda: ScanResult(files), pruned.seconds + time.perf_counter() - started)
+        return files
 
     def iter_files(self) -> Iterator[Row]:
         """Yield the rows of `plan_files`, for callers that need Python objects.
@@ -449,8 +467,11 @@ class Scan:
         """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
-        matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
-        return rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
+        choice, started = self._choice, time.perf_counter()
+        matched = match_deletes(read_entries(choice, metrics_columns(ids)))
+        tasks = rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
+        choice.report(started, partial(result_of, matched.rows))
+        return tasks
 
     def stats_ids(self, names: Collection[str]) -> frozenset[int]:
         """Return the field ids of columns, looked up by name in the scan's schema, then in the table's.

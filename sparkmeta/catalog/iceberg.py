@@ -32,6 +32,7 @@ from sparkmeta.operations.rest import (
     register_rest_table,
     rename_rest_table,
     rest_table_exists,
+    takes_reports,
 )
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
 from sparkmeta.session import SessionSource
@@ -284,7 +285,8 @@ class IcebergCatalog(Catalog):
         expires = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
         sessions = self.sessions.for_caller(spark)
-        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations)
+        reporter = operations.report if takes_reports(rest) else None
+        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations, reporter)
 
     def _location(self, names: tuple[str, ...]) -> str | None:
         """Return the location of a table's metadata file; None if there is no such table."""

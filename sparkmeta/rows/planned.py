@@ -31,6 +31,7 @@ from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
 from sparkmeta.plan.filter import DELETES, data_projection, public_delete
 from sparkmeta.plan.match import match_deletes, read_entries
+from sparkmeta.reports import ScanResult
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
 from sparkmeta.session import is_connect, local_frame
 from sparkmeta.settings import PREFIX
@@ -520,6 +521,17 @@ class PlannedFiles:
         names = {selecting: name for name, selecting in SELECTING.items()}
         table = self.table.drop_columns([*SELECTING])
         return replace(self, table=table.rename_columns([names.get(name, name) for name in table.column_names]))
+
+    @property
+    def result(self) -> ScanResult:
+        """The sums over the files and their deletes."""
+        own, shared = self.file_deletes, self.sets.deletes
+        members = self.sets.members_of(self.set_codes)[1]
+        sizes = pc.coalesce(own.column("content_size_in_bytes"), own.column("file_size_in_bytes"))
+        shared_size = shared.column("file_size_in_bytes").to_numpy()[members].sum() if len(members) else 0
+        sums = (pc.sum(each, min_count=0).as_py() for each in (self.table.column("file_size_in_bytes"), sizes))
+        data_bytes, own_bytes = sums
+        return ScanResult(len(self), data_bytes, len(own) + len(members), own_bytes + int(shared_size))
 
     @cached_property
     def partition_codes(self) -> Indices:

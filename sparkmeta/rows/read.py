@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from sparkmeta.entries.arrays import is_live, whole
 from sparkmeta.entries.relation import frame_of, with_columns
 from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import Placement
+from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
@@ -38,6 +40,7 @@ from sparkmeta.rows.planned import (
     Flags,
     Indices,
     PlannedFiles,
+    RowPlan,
     plan_rows,
     read_files,
 )
@@ -128,7 +131,20 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
         CorruptFileError: a file is damaged.
         NotFoundError: a manifest or delete file is missing.
     """
-    return rows_of(scan, PlannedFiles.of([plan_rows(choice, stays=True)], scan.state))
+    return rows_of(scan, collected_files(choice))
+
+
+def collected_files(choice: Choice) -> PlannedFiles:
+    """Plan a scan for a row reader, and collect the planned files on the driver. Raises as `read_rows`."""
+    started = time.perf_counter()
+    return _collected(choice, plan_rows(choice, stays=True), started)
+
+
+def _collected(choice: Choice, plan: RowPlan, started: float, *others: str) -> PlannedFiles:
+    """Collect the files of a plan and report on it; see `Choice.report`."""
+    files = PlannedFiles.of([plan], choice.pruned.filter.state, *others)
+    choice.report(started, lambda: files.result)
+    return files
 
 
 def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.Table:
@@ -142,11 +158,13 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     Raises:
         ValidationError: as `read_rows`.
     """
+    started = time.perf_counter()
     plan = plan_rows(choice, stays=True)
     has_large_types = (setting(scan.state.sessions.running(), _LARGE_TYPES) or "").lower() == "true"
     if isinstance(plan.rows, pa.Table) and not has_large_types and driver_reads(scan.state, plan.rows):
+        choice.report(started, partial(result_of, plan.rows))
         return read_on_driver(scan.filter, plan.rows, scan.projection, scan.metadata_columns, row_limit)
-    rows = rows_of(scan, PlannedFiles.of([plan], scan.state))
+    rows = rows_of(scan, _collected(choice, plan, started))
     with translated_errors():
         return (rows if row_limit is None else rows.limit(row_limit)).toArrow()
 
@@ -422,16 +440,19 @@ def count_rows(choice: Choice) -> int:
         CorruptFileError: as `read_rows`.
         NotFoundError: as `read_rows`.
     """
+    started = time.perf_counter()
     if (rows := _count_on_driver(choice)) is not None:
+        choice.report(started, lambda: None)
         return rows
     plan, state = plan_rows(choice, stays=True), choice.pruned.filter.state
     table = plan.rows if isinstance(plan.rows, pa.Table) else None
     if table is None and _vectors_may_be_all(choice):
         rows = _count_by_job(frame_of(plan.rows, state))
         if rows is not None:
+            choice.report(started, lambda: None)
             return rows
     marked = replace(plan, rows=with_columns(plan.rows, _matches_whole().alias(_MATCHES_WHOLE)))
-    files = PlannedFiles.of([marked], state, _MATCHES_WHOLE)
+    files = _collected(choice, marked, started, _MATCHES_WHOLE)
     is_counted = _are_counted(files)
     counted, others = files.filter(is_counted), files.filter(~is_counted)
     rows = _count_by_positions(counted, state)
