@@ -52,8 +52,8 @@ class Reports:
         """
         with self._logged("no metrics report was made"):
             reporters = settings().metrics_reporter.split(",")
-            named = {name: partial(_send_to, name) for name in map(str.strip, reporters) if name}
-            takers = named if self.catalog is None else {"its catalog": self.catalog, **named}
+            takers: dict[str, Reporter] = {} if self.catalog is None else {"its catalog": self.catalog}
+            takers |= {name: partial(_send_to, name) for name in map(str.strip, reporters) if name}
             made = {**report(), "table-name": self.table} if takers else {}
             for name, taker in takers.items():
                 with self._logged(f"a metrics report was not sent to {name}"):

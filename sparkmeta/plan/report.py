@@ -177,7 +177,7 @@ def _result_metrics(pruned: PrunedManifests, result: ScanResult) -> dict[str, An
         "result-delete-files": (result.delete_files, "count"),
         "total-file-size-in-bytes": (result.data_bytes, "bytes"),
         "total-delete-file-size-in-bytes": (result.delete_bytes, "bytes"),
-        "skipped-data-files": (None if None in (live, files) else live - files, "count"),
+        "skipped-data-files": (None if live is None or files is None else live - files, "count"),
     }
     return {name: counter(value, unit) for name, (value, unit) in known.items() if value is not None}
 
