@@ -16,6 +16,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
@@ -47,8 +48,10 @@ from sparkmeta.plan.tasks import (
     task_type,
 )
 from sparkmeta.reports import ScanResult
+from sparkmeta.rows.arrow_reader import row_type
+from sparkmeta.rows.engines import daft_frame, duckdb_view, imported, ray_dataset
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow
+from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow, read_rows_in_batches
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
@@ -334,6 +337,28 @@ class Scan:
         with translated_errors():
             return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
 
+    def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
+        """Return a reader of the rows of `to_df`, for streams of any length.
+
+        Planning runs at once. The driver reads the files one after another, as batches are asked for.
+
+        Raises:
+            UnsupportedError: the driver can't open the table's files in this session.
+            ValidationError: as `to_df`.
+        """
+        with translated_errors():
+            return read_rows_in_batches(self.row_scan, self._choice, self.row_limit)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the rows of `to_arrow_batch_reader` by Arrow's PyCapsule interface, which many libraries take.
+
+        Planning runs when the first batch is taken, since libraries ask for streams whose schema is all they need.
+        """
+        scan = self.row_scan
+        schema = arrow_schema(row_type(scan.state, scan.projection, scan.metadata_columns))
+        batches = (batch for read in [self.to_arrow_batch_reader] for batch in read())
+        return pa.RecordBatchReader.from_batches(schema, batches).__arrow_c_stream__(requested_schema)
+
     def to_pandas(self) -> Any:
         """Return the rows of `to_arrow` as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
@@ -344,11 +369,41 @@ class Scan:
         Raises:
             UnsupportedError: polars is not installed.
         """
-        try:
-            import polars as pl
-        except ModuleNotFoundError as error:
-            raise UnsupportedError("to_polars needs polars: pip install polars") from error
-        return pl.from_arrow(self.to_arrow())
+        return imported("polars", "to_polars").from_arrow(self.to_arrow())
+
+    def to_duckdb(self, table_name: str, connection: Any = None) -> Any:
+        """Return a DuckDB connection with a view of the rows, which each query reads as a stream.
+
+        Args:
+            table_name: the view's name.
+            connection: the connection; by default a new one to a database in memory.
+
+        Raises:
+            UnsupportedError: DuckDB is not installed, or older than 1.5. Queries fail as `to_arrow_batch_reader` does.
+            ValidationError: the name is not a string.
+        """
+        TEXT.check("table_name", table_name)
+        return duckdb_view(self, table_name, connection)
+
+    def to_daft(self) -> Any:
+        """Return a Daft DataFrame of the rows. Planning runs at once; Daft's tasks read the files when it runs.
+
+        Raises:
+            UnsupportedError: Daft is not installed, or tasks can't open the table's files.
+            ValidationError: as `to_df`.
+        """
+        with translated_errors():
+            return daft_frame(self.row_scan, self._choice, self.row_limit)
+
+    def to_ray(self) -> Any:
+        """Return a Ray Dataset of the rows. Planning runs at once; Ray's tasks read the files when the dataset runs.
+
+        Raises:
+            UnsupportedError: Ray is not installed, or tasks can't open the table's files.
+            ValidationError: as `to_df`.
+        """
+        with translated_errors():
+            return ray_dataset(self.row_scan, self._choice, self.row_limit)
 
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.

@@ -32,7 +32,7 @@ from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
-from sparkmeta.rows.arrow_reader import PART_BYTES, MatchingRows, parts_table, row_type
+from sparkmeta.rows.arrow_reader import MatchingRows, row_shares, row_type
 from sparkmeta.session import NoSession
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
@@ -69,8 +69,6 @@ _ALL_CONTENTS: Final = {
 SHARE_ENTRIES: Final = 50_000
 WHOLE: Final = "whole"
 """The share of a read that is not dealt."""
-# What opening a file costs, in bytes of it (Iceberg's default of read.split.open-file-cost).
-_OPEN_FILE: Final = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -266,9 +264,7 @@ class RowsRead(Read):
         planned = scan.plan_files_arrow()
         row_scan = scan.row_scan
         reader = MatchingRows.of(row_scan.filter, row_scan.projection, row_scan.metadata_columns)
-        parts, sizes = parts_table(planned)
-        sizes = sizes + _OPEN_FILE
-        return [(reader, _bytes(parts.slice(start, stop - start))) for start, stop in _cuts(sizes, PART_BYTES)]
+        return [(reader, _bytes(share)) for share in row_shares(planned)]
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         reader, parts = share

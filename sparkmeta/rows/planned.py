@@ -40,7 +40,7 @@ from sparkmeta.storage.location import spark_path_key, spark_uri
 from sparkmeta.storage.reading import STRICT_PARQUET, failing_if_skipped, read_parquet, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -340,6 +340,8 @@ SELECTING: Final = {FILE_DELETES: "selecting_deletes", DELETE_SET: "selecting_se
 PARTITION_KEY: Final = "partition_key"
 """A column of row plans: the key of a file's partition."""
 _DELETE: Final = "delete"
+# The number of files for which `runs` holds all deletes.
+_RUN: Final = 64
 _OF_SET, _OF_SET_DELETES = "of_set", "deletes_of_set"
 _COLUMNS = (
     "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes", "split_offsets", "first_row_id",
@@ -587,6 +589,21 @@ class PlannedFiles:
     def sides(self) -> list[PlannedFiles]:
         """The files with each of their arrays of deletes."""
         return [self] if self.selecting is None else [self, self.selecting]
+
+    def runs(self) -> Iterator[pa.Table]:
+        """Yield runs of files with `DELETES`, for readers that Spark does not serve.
+
+        Only the run that is asked for holds the deletes of a set once per file.
+        """
+        for start in range(0, len(self), _RUN):
+            run = replace(self, table=self.table.slice(start, _RUN))
+            places, members = self.sets.members_of(run.set_codes)
+            owners = np.concatenate([run.file_deletes.column("owner").to_numpy(), places])
+            deletes = pa.concat_tables([run.file_deletes.drop_columns(["owner"]), self.sets.deletes.take(members)])
+            order = np.argsort(owners, kind="stable")
+            offsets = np.searchsorted(owners[order], np.arange(len(run) + 1)).astype(np.int32)
+            lists = pa.ListArray.from_arrays(offsets, whole(deletes.take(order).to_struct_array()))
+            yield run.table.append_column(DELETES, lists)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`.

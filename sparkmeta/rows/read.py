@@ -27,7 +27,7 @@ from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
-from sparkmeta.rows.arrow_reader import driver_reads, read_by_tasks, read_on_driver, row_type
+from sparkmeta.rows.arrow_reader import driver_reads, read_by_tasks, read_in_batches, read_on_driver, row_type
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
@@ -167,6 +167,22 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     rows = rows_of(scan, _collected(choice, plan, started))
     with translated_errors():
         return (rows if row_limit is None else rows.limit(row_limit)).toArrow()
+
+
+def read_rows_in_batches(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.RecordBatchReader:
+    """Plan a scan and return a reader of its rows, which the driver reads as they are asked for.
+
+    Args:
+        scan: what to read.
+        choice: how its files are planned.
+        row_limit: how many rows to return at most; None for all.
+
+    Raises:
+        ValidationError: as `read_rows`.
+        UnsupportedError: as `read_in_batches`.
+    """
+    runs = collected_files(choice).runs()
+    return read_in_batches(scan.filter, runs, scan.projection, scan.metadata_columns, row_limit)
 
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
