@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
+from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
 from sparkmeta.columns.predicate import bind_filter, parse_filter
@@ -29,12 +31,12 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, choose, is_read_by_driver
+from sparkmeta.plan.choose import Choice, choose, is_read_by_driver, result_of
 from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
-from sparkmeta.plan.report import ScanReport, scan_report
+from sparkmeta.plan.report import ScanReport, metrics_report, scan_report
 from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.tasks import (
     PARTITION_JSON,
@@ -45,8 +47,11 @@ from sparkmeta.plan.tasks import (
     task_json,
     task_type,
 )
+from sparkmeta.reports import ScanResult
+from sparkmeta.rows.arrow_reader import row_type
+from sparkmeta.rows.engines import daft_frame, duckdb_view, imported, ray_dataset
 from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow
+from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow, read_rows_in_batches
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
@@ -277,7 +282,16 @@ class Scan:
 
     @cached_property
     def _choice(self) -> Choice:
-        return choose(self._pruned)
+        return replace(choose(self._pruned), reporter=self._send_report)
+
+    def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
+        """Send Iceberg's report on a plan; see `Choice.report`."""
+        state = self._filter.state
+        if state.reports is not None and state.snapshot is not None:
+            state.reports.send(
+                lambda: state.settings,
+                lambda: metrics_report(self._pruned, self.projection(), result(), seconds),
+            )
 
     @property
     def row_scan(self) -> RowScan:
@@ -323,6 +337,28 @@ class Scan:
         with translated_errors():
             return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
 
+    def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
+        """Return a reader of the rows of `to_df`, for streams of any length.
+
+        Planning runs at once. The driver reads the files one after another, as batches are asked for.
+
+        Raises:
+            UnsupportedError: the driver can't open the table's files in this session.
+            ValidationError: as `to_df`.
+        """
+        with translated_errors():
+            return read_rows_in_batches(self.row_scan, self._choice, self.row_limit)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the rows of `to_arrow_batch_reader` by Arrow's PyCapsule interface, which many libraries take.
+
+        Planning runs when the first batch is taken, since libraries ask for streams whose schema is all they need.
+        """
+        scan = self.row_scan
+        schema = arrow_schema(row_type(scan.state, scan.projection, scan.metadata_columns))
+        batches = (batch for read in [self.to_arrow_batch_reader] for batch in read())
+        return pa.RecordBatchReader.from_batches(schema, batches).__arrow_c_stream__(requested_schema)
+
     def to_pandas(self) -> Any:
         """Return the rows of `to_arrow` as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
@@ -333,11 +369,41 @@ class Scan:
         Raises:
             UnsupportedError: polars is not installed.
         """
-        try:
-            import polars as pl
-        except ModuleNotFoundError as error:
-            raise UnsupportedError("to_polars needs polars: pip install polars") from error
-        return pl.from_arrow(self.to_arrow())
+        return imported("polars", "to_polars").from_arrow(self.to_arrow())
+
+    def to_duckdb(self, table_name: str, connection: Any = None) -> Any:
+        """Return a DuckDB connection with a view of the rows, which each query reads as a stream.
+
+        Args:
+            table_name: the view's name.
+            connection: the connection; by default a new one to a database in memory.
+
+        Raises:
+            UnsupportedError: DuckDB is not installed, or older than 1.5. Queries fail as `to_arrow_batch_reader` does.
+            ValidationError: the name is not a string.
+        """
+        TEXT.check("table_name", table_name)
+        return duckdb_view(self, table_name, connection)
+
+    def to_daft(self) -> Any:
+        """Return a Daft DataFrame of the rows. Planning runs at once; Daft's tasks read the files when it runs.
+
+        Raises:
+            UnsupportedError: Daft is not installed, or tasks can't open the table's files.
+            ValidationError: as `to_df`.
+        """
+        with translated_errors():
+            return daft_frame(self.row_scan, self._choice, self.row_limit)
+
+    def to_ray(self) -> Any:
+        """Return a Ray Dataset of the rows. Planning runs at once; Ray's tasks read the files when the dataset runs.
+
+        Raises:
+            UnsupportedError: Ray is not installed, or tasks can't open the table's files.
+            ValidationError: as `to_df`.
+        """
+        with translated_errors():
+            return ray_dataset(self.row_scan, self._choice, self.row_limit)
 
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.
@@ -368,13 +434,20 @@ class Scan:
         """
         return plan_files_arrow(self._choice)
 
+    def planned_files(self) -> Relation:
+        """Return the rows of `plan_files`, as an Arrow table in memory if the driver plans them."""
+        return planned_files(self._choice)
+
     def count_files(self) -> int:
         """Count the rows of `plan_files` without reading or checking deletes.
 
         Without a filter, the counts in the manifest list or root are summed; only v1 manifests may lack counts and be
         opened. With a filter, the entries of manifests that may match are counted.
         """
-        return count_files(self._pruned)
+        pruned, started = self._pruned, time.perf_counter()
+        files = count_files(pruned)
+        self._send_report(lambda: ScanResult(files), pruned.seconds + time.perf_counter() - started)
+        return files
 
     def iter_files(self) -> Iterator[Row]:
         """Yield the rows of `plan_files`, for callers that need Python objects.
@@ -449,8 +522,11 @@ class Scan:
         """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
-        matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
-        return rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
+        choice, started = self._choice, time.perf_counter()
+        matched = match_deletes(read_entries(choice, metrics_columns(ids)))
+        tasks = rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
+        choice.report(started, partial(result_of, matched.rows))
+        return tasks
 
     def stats_ids(self, names: Collection[str]) -> frozenset[int]:
         """Return the field ids of columns, looked up by name in the scan's schema, then in the table's.

@@ -32,8 +32,8 @@ _REPEATS_ROWS = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
 _KEEPS_KEYS = "spark.sql.retainGroupColumns"
 
 
-def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
+def _knob(default: Any, doc: str, *, choices: tuple[str, ...] = (), pattern: re.Pattern[str] | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices, "pattern": pattern})
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,12 @@ class Settings:
     )
     manifest_cache: str = _knob(
         "", "A folder, on any file system, for decoded Avro manifests that later plans read. Empty: no cache."
+    )
+    metrics_reporter: str = _knob(
+        "",
+        "Who gets a report on each plan and commit, besides a REST catalog: log, opentelemetry, or a callable as "
+        "module:name; several with commas.",
+        pattern=re.compile(r"((log|opentelemetry|[\w.]+:[\w.]+)(\s*,\s*|$))*"),
     )
 
 
@@ -200,6 +206,8 @@ def _parse(name: str, knob: Field[Any], text: str) -> Any:
         raise SettingError(f"{name} is {shown(text)}: expected one of {', '.join(choices)}")
     if choices:
         return text.lower()
+    if (pattern := knob.metadata["pattern"]) is not None and not pattern.fullmatch(text.strip()):
+        raise SettingError(f"{name} is {shown(text)}: expected log, opentelemetry or module:name, several with commas")
     return text.strip() if isinstance(knob.default, str) else _number(name, text)
 
 

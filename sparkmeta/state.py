@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparkmeta.manifests.types import TableTypes
     from sparkmeta.manifests.v4.root import Root
     from sparkmeta.manifests.v4.tree_manifests import Tree
+    from sparkmeta.reports import Reports
     from sparkmeta.session import SessionSource
     from sparkmeta.settings import Settings
     from sparkmeta.spec.entry import ContentType
@@ -58,6 +59,7 @@ class TableState:
         metadata: the table's metadata.
         snapshot: the snapshot to read; None if the table is empty.
         root: the root manifest of an uncommitted snapshot; if None, the root is read from storage.
+        reports: where reports on scans and commits go; None if none are made.
     """
 
     sessions: SessionSource
@@ -65,6 +67,7 @@ class TableState:
     metadata: TableMetadata
     snapshot: Snapshot | None
     root: Root | None = None
+    reports: Reports | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         snapshot = "no snapshot" if self.snapshot is None else f"snapshot {self.snapshot.snapshot_id}"

@@ -19,6 +19,7 @@ from sparkmeta.errors import NoSuchTableError
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import is_metadata_file, latest_metadata
 from sparkmeta.operations.table_operations import OPENED_BY_PATH, BaseTable, StaticOperations, load_version
+from sparkmeta.reports import Reports
 from sparkmeta.session import SessionSource
 from sparkmeta.settings import iceberg_catalogs
 from sparkmeta.spec.metadata import snapshot_of
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
+    from sparkmeta.reports import Reporter
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
     from sparkmeta.spec.metadata_model import SnapshotLogEntry
@@ -485,7 +487,19 @@ def table_of(
     files: Files,
     identifier: tuple[str, ...],
     operations: TableOperations,
+    reporter: Reporter | None = None,
 ) -> Table:
-    """Return the table at a loaded version."""
+    """Return the table at a loaded version.
+
+    Args:
+        version: the version.
+        sessions: where the session comes from.
+        files: opens the table's files.
+        identifier: the table's names.
+        operations: load and commit newer versions.
+        reporter: sends reports on the table to its catalog.
+    """
     location, metadata = version
-    return Table(TableState(sessions, files, metadata, metadata.current_snapshot()), location, identifier, operations)
+    reports = Reports(".".join(identifier), reporter)
+    state = TableState(sessions, files, metadata, metadata.current_snapshot(), reports=reports)
+    return Table(state, location, identifier, operations)

@@ -12,6 +12,8 @@ import pkgutil
 import sys
 
 ARCHIVE = "pyspark.zip"
+# What no task imports, and may need packages that are not installed.
+SKIPPED = ("__main__", "daft_source")
 
 
 def load() -> None:
@@ -21,7 +23,7 @@ def load() -> None:
     import sparkmeta
 
     for module in pkgutil.walk_packages(sparkmeta.__path__, "sparkmeta."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(SKIPPED):
             importlib.import_module(module.name)
     gc.freeze()
 

@@ -42,6 +42,7 @@ FLOORS = [
     {"entries"},
     {"storage"},
     {"session", "columns"},
+    {"reports"},
     {"settings", "spec", "java", "arrow_types"},
     {"checks"},
     {"errors"},

@@ -74,9 +74,11 @@ def plan_under(values: Mapping[str, str], location: str, spark: SparkSession, ca
 
 # How rows are read: tests/rows/test_to_df.py and tests/rows/test_damage.py.
 OF_ROWS = {"data_file_footers", "file_handover"}
+# Who hears of plans: tests/test_reports.py.
+OF_REPORTS = {"metrics_reporter"}
 
 
-@pytest.mark.parametrize("name", sorted({field.name for field in fields(Settings)} - OF_ROWS))
+@pytest.mark.parametrize("name", sorted({field.name for field in fields(Settings)} - OF_ROWS - OF_REPORTS))
 def test_every_setting_changes_how_a_table_is_planned(
     name: str, location: str, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -16,8 +16,10 @@ from sparkmeta.errors import NamespaceAlreadyExistsError, TableAlreadyExistsErro
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
     from sparkmeta.maintain.purge import PurgePlan
     from sparkmeta.session import SessionSource
@@ -58,11 +60,13 @@ class Catalog(HoldsViews):
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
         identifier: Identifier,
-        schema: Schema,
+        schema: Schema | pa.Schema | StructType,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
         format_version: int | None = None,
         location: str | None = None,
         spark: SparkSession | None = None,
@@ -70,6 +74,10 @@ class Catalog(HoldsViews):
         """Create an empty table.
 
         Args:
+            schema: the columns: a schema of pyiceberg or Arrow, or of Spark, such as `df.schema`. Columns get new ids.
+            partition_by: the partition fields, instead of `partition_spec`: columns and their transforms, such as
+                `["day(ts)", "bucket(16, id)", "country"]`.
+            sort_by: the sort fields, instead of `sort_order`, such as `["ts DESC", "id"]`.
             format_version: 1, 2, which all engines read, 3, or 4 (the metadata tree). Defaults to the property
                 `format-version`, or else to 2.
             location: the folder of its files. Defaults to the catalog's choice.
@@ -78,25 +86,35 @@ class Catalog(HoldsViews):
             TableAlreadyExistsError: the table exists.
             NoSuchNamespaceError: the namespace does not exist.
             UnsupportedError: the catalog or sparkmeta does not support tables of this format version.
+            ValidationError: a column, a field of the layout or a property is invalid.
             CommitStateUnknownError: the catalog did not respond; the table may exist.
         """
 
     def create_table_if_not_exists(  # noqa: PLR0913  the same as create_table
         self,
         identifier: Identifier,
-        schema: Schema,
+        schema: Schema | pa.Schema | StructType,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
         format_version: int | None = None,
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
         """Create an empty table, or load the one that exists, whatever its schema; see `create_table`."""
-        layout = (schema, partition_spec, sort_order, properties)
         try:
-            return self.create_table(identifier, *layout, format_version=format_version, location=location, spark=spark)
+            return self.create_table(
+                identifier,
+                *(schema, partition_spec, sort_order, properties),
+                partition_by=partition_by,
+                sort_by=sort_by,
+                format_version=format_version,
+                location=location,
+                spark=spark,
+            )
         except TableAlreadyExistsError:
             return self.load_table(identifier, spark)
 

@@ -27,17 +27,18 @@ from sparkmeta.errors import (
 from sparkmeta.operations.filesystem import FileSystemOperations
 from sparkmeta.operations.metadata_files import METADATA, METADATA_FILES, latest_metadata
 from sparkmeta.session import SessionSource
-from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.files import files_for, warehouse_io
 from sparkmeta.storage.location import join
 from sparkmeta.table import open_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
     from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
     from sparkmeta.table import Table
 
@@ -76,21 +77,31 @@ class FileSystemCatalog(Catalog):
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
         identifier: Identifier,
-        schema: Schema,
+        schema: Schema | pa.Schema | StructType,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
         format_version: int | None = None,
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. Its namespace need not exist."""
+        # Here, since loading a catalog should not load Arrow.
+        from sparkmeta.catalog.new_table import metadata_of_new_table
+
         names = as_names(identifier, 1)
         folder = self._folder(names)
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
-        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
+        metadata = metadata_of_new_table(
+            *(folder, schema, partition_spec, sort_order, properties),
+            format_version=format_version,
+            partition_by=partition_by,
+            sort_by=sort_by,
+        )
         FileSystemOperations(self._views(spark).files, folder).commit(None, metadata)
         return self.load_table(names, spark)
 

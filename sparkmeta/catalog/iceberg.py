@@ -32,24 +32,26 @@ from sparkmeta.operations.rest import (
     register_rest_table,
     rename_rest_table,
     rest_table_exists,
+    takes_reports,
 )
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
 from sparkmeta.session import SessionSource
 from sparkmeta.spec.metadata import has_tree
-from sparkmeta.spec.new_table import new_metadata
 from sparkmeta.storage.content import VendedIO, expiry
 from sparkmeta.storage.files import files_for
 from sparkmeta.table import open_metadata, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
+    import pyarrow as pa
     from pyiceberg.catalog.glue import GlueCatalog
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
     from sparkmeta.operations.pointer import PointerOperations
     from sparkmeta.spec.metadata import TableMetadata
@@ -108,22 +110,32 @@ class IcebergCatalog(Catalog):
     def create_table(  # noqa: PLR0913  pyiceberg's own parameters
         self,
         identifier: Identifier,
-        schema: Schema,
+        schema: Schema | pa.Schema | StructType,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Mapping[str, str] | None = None,
         *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
         format_version: int | None = None,
         location: str | None = None,
         spark: SparkSession | None = None,
     ) -> Table:
         """Create an empty table; see `Catalog.create_table`. SQL catalogs and Glue hold tables of version 4."""
+        # Here, since loading a catalog should not load Arrow.
+        from sparkmeta.catalog.new_table import metadata_of_new_table
+
         names = as_names(identifier, IN_NAMESPACE)
         self._refuse_nested(names[:-1])
         rest = self._rest
         # A REST catalog chooses the location later: errors name the table.
         folder = location or (f"rest:{'.'.join(names)}" if rest is not None else self._default_location(names))
-        metadata = new_metadata(folder, schema, partition_spec, sort_order, properties, format_version)
+        metadata = metadata_of_new_table(
+            *(folder, schema, partition_spec, sort_order, properties),
+            format_version=format_version,
+            partition_by=partition_by,
+            sort_by=sort_by,
+        )
         if rest is not None:
             _refuse_tree(metadata, names)
             return self._opened(create_rest_table(rest, names, metadata, location), names, spark)
@@ -284,7 +296,8 @@ class IcebergCatalog(Catalog):
         expires = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
         sessions = self.sessions.for_caller(spark)
-        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations)
+        reporter = operations.report if takes_reports(rest) else None
+        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations, reporter)
 
     def _location(self, names: tuple[str, ...]) -> str | None:
         """Return the location of a table's metadata file; None if there is no such table."""

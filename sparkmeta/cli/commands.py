@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from sparkmeta.catalog import Catalog
     from sparkmeta.catalog.base import Identifier
-    from sparkmeta.entries.relation import Relation
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
@@ -461,19 +460,8 @@ def plan(source: Source, scan_options: ScanOptions, row_options: RowOptions, **v
 
 def _print_files(table: Table, scan: Scan, row_options: RowOptions) -> None:
     with progress("Planning"):
-        rows = _planned(scan)
+        rows = scan.plan_files() if scan.state.sessions.given is not None else scan.planned_files()
     row_options.print(rows, text_columns(table, PLANNED_FILES), table.location(), table.state)
-
-
-def _planned(scan: Scan) -> Relation:
-    """Return the rows of `plan_files`, as an Arrow table if the driver makes them."""
-    if scan.state.sessions.given is not None:
-        return scan.plan_files()
-    from sparkmeta.plan.choose import choose
-    from sparkmeta.plan.files import planned_files
-    from sparkmeta.plan.prune import prune_manifests
-
-    return planned_files(choose(prune_manifests(scan.plan_filter)))
 
 
 def _print_tasks(table: Table, scan: Scan, row_options: RowOptions) -> None:

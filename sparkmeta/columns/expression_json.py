@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -93,8 +94,21 @@ def junction_to_json(junction: Junction, operands: Sequence[str]) -> str:
     return balanced(operands, lambda left, right: f"{before}{left}{between}{right}{after}")
 
 
-def leaf_to_json(leaf: BooleanExpression) -> str:
-    """Return the JSON of a predicate, TRUE or FALSE."""
+def sanitized_json(bound: BooleanExpression) -> str:
+    """Return the JSON of a bound, NOT-free expression with its values hidden, which may be personal data.
+
+    As in reports of Iceberg's Java library, texts replace them: a hash of strings and bytes, the kind of others.
+    """
+    return fold(bound, lambda leaf, _negated: leaf_to_json(leaf, _hidden), junction_to_json)
+
+
+def leaf_to_json(leaf: BooleanExpression, shown_as: Callable[[str], Callable[[Any], Any]] | None = None) -> str:
+    """Return the JSON of a predicate, TRUE or FALSE.
+
+    Args:
+        leaf: the predicate.
+        shown_as: returns how values of a type are shown; by default as the specification says.
+    """
     if not isinstance(leaf, BoundPredicate):
         return TRUE_JSON if isinstance(leaf, AlwaysTrue) else FALSE_JSON
     reference = leaf.term.ref()
@@ -102,7 +116,7 @@ def leaf_to_json(leaf: BooleanExpression) -> str:
     node: dict[str, Any] = {"type": _OPERATIONS[type(leaf)], "term": name}
     if isinstance(reference, TransformReference):
         node["term"] = {"type": "transform", "transform": str(reference.transform), "term": name}
-    to_json = _value_to_json(str(reference.field.field_type))
+    to_json = (shown_as or _value_to_json)(str(reference.field.field_type))
     match leaf:
         case BoundLiteralPredicate():
             node["value"] = to_json(leaf.literal.value)
@@ -113,6 +127,15 @@ def leaf_to_json(leaf: BooleanExpression) -> str:
 
 def _value_to_json(type_name: str) -> Callable[[Any], Any]:
     return _VALUES.get(type_name.partition("(")[0].partition("[")[0], lambda value: value)
+
+
+def _hidden(type_name: str) -> Callable[[Any], str]:
+    kind = type_name.partition("(")[0].partition("[")[0]
+    if kind in ("string", "uuid", "fixed", "binary"):
+        return lambda value: f"(hash-{zlib.crc32(value if isinstance(value, bytes) else str(value).encode()):08x})"
+    if kind in ("int", "long", "float", "double", "decimal"):
+        return lambda value: f"({len(str(abs(int(value))))}-digit-{kind})" if math.isfinite(value) else f"({kind})"
+    return lambda _: f"({kind})"
 
 
 def _double(value: float) -> float | str:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -22,7 +22,8 @@ from sparkmeta.errors import (
     proves_failure,
     translated_errors,
 )
-from sparkmeta.operations.table_operations import TableT, metadata_folder
+from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
+from sparkmeta.reports import commit_report
 from sparkmeta.spec.summary import summary_number, summary_properties
 from sparkmeta.spec.table_properties import commit_retries
 from sparkmeta.spec.updates import without_intermediate
@@ -103,8 +104,19 @@ def commit_steps(table: TableT, steps: Sequence[Step]) -> TableT:
             raise
         else:
             _discard_unused(table, steps)
+            _report(table, metadata, attempt + 1, time.monotonic() - started)
             return table.at(committed)
     raise AssertionError("unreachable")
+
+
+def _report(base: BaseTable, committed: TableMetadata, attempts: int, seconds: float) -> None:
+    """Report on the snapshots that a commit has added."""
+    if (reports := base.state.reports) is None:
+        return
+    for snapshot_id in sorted(new_snapshot_ids(base.version, committed)):
+        snapshot = committed.snapshot_by_id(snapshot_id)
+        assert snapshot is not None
+        reports.send(lambda: base.state.settings, partial(commit_report, snapshot, attempts, seconds))
 
 
 def _repeat(steps: Sequence[Step], metadata: TableMetadata) -> bool:

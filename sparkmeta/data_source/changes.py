@@ -14,10 +14,10 @@ import pyarrow as pa
 from sparkmeta.commit.sorted_manifests import packed
 from sparkmeta.data_source import tables
 from sparkmeta.data_source.options import CHANGELOG, whole
-from sparkmeta.data_source.tables import Read, part_shares
+from sparkmeta.data_source.tables import Read
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.inspect.file_changes import snapshots_between
-from sparkmeta.rows.arrow_reader import PART_BYTES, row_type
+from sparkmeta.rows.arrow_reader import PART_BYTES, row_shares, row_type
 from sparkmeta.rows.changelog import REPLACE, refuse_change_columns
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
@@ -187,8 +187,8 @@ def _plain_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Sh
     for width in sorted({table.num_columns for table, _ in parts}):
         alike = [(table, sizes) for table, sizes in parts if table.num_columns == width]
         whole_table = pa.concat_tables([table for table, _ in alike], promote_options="permissive")
-        for share in part_shares(whole_table, np.concatenate([sizes for _, sizes in alike])):
-            yield Share(readers, plain=share)
+        for share in row_shares(whole_table, np.concatenate([sizes for _, sizes in alike])):
+            yield Share(readers, plain=tables.bytes_of(share))
 
 
 def _compared_shares(readers: ChangeReaders, units: Sequence[list[Parts]]) -> Iterator[Share]:

@@ -33,7 +33,7 @@ from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
-from sparkmeta.rows.arrow_reader import PART_BYTES, MatchingRows, parts_table, row_type
+from sparkmeta.rows.arrow_reader import MatchingRows, parts_table, row_shares, row_type
 from sparkmeta.session import NoSession
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
@@ -72,8 +72,6 @@ BATCH_ROWS: Final = 10_000
 """The most rows of a batch that Spark gets."""
 WHOLE: Final = "whole"
 """The share of a read that is not dealt."""
-# What opening a file costs, in bytes of it (Iceberg's default of read.split.open-file-cost).
-_OPEN_FILE: Final = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -271,7 +269,7 @@ class RowsRead(Read):
         planned = scan.plan_files_arrow()
         row_scan = scan.row_scan
         reader = MatchingRows.of(row_scan.filter, row_scan.projection, row_scan.metadata_columns)
-        return [(reader, share) for share in part_shares(*parts_table(planned))]
+        return [(reader, bytes_of(share)) for share in row_shares(*parts_table(planned))]
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         reader, parts = share
@@ -331,11 +329,6 @@ def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
 def _cuts(sizes: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
     """Return the ranges of neighbours that `packed` puts together."""
     return [(places[0], places[-1] + 1) for places in packed(range(len(sizes)), most, sizes.tolist().__getitem__)]
-
-
-def part_shares(parts: pa.Table, sizes: np.ndarray[Any, Any]) -> list[bytes]:
-    """Divide parts of files into shares for tasks; see `parts_table`."""
-    return [bytes_of(parts.slice(start, stop - start)) for start, stop in _cuts(sizes + _OPEN_FILE, PART_BYTES)]
 
 
 def bytes_of(table: pa.Table) -> bytes:

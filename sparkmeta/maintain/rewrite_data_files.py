@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg import transforms
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.schema import Schema, prune_columns
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
-from pyiceberg.types import PrimitiveType
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -36,7 +34,9 @@ from sparkmeta.rows.file_rows import START, STOP
 from sparkmeta.rows.planned import PARTITION, PlannedFiles, RowPlan
 from sparkmeta.rows.read import RowScan, rows_of
 from sparkmeta.session import map_arrow
+from sparkmeta.spec.schema import way_to
 from sparkmeta.spec.summary import summary_number
+from sparkmeta.spec.terms import CALL, Terms, parts_of
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.files import (
     CURVE_COLUMN,
@@ -47,13 +47,12 @@ from sparkmeta.write.files import (
     write_files,
     written_files,
 )
-from sparkmeta.write.input import refuse_types, way_to
+from sparkmeta.write.input import refuse_types
 from sparkmeta.write.tasks import delete_written, deleted_on_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyiceberg.transforms import Transform
     from pyiceberg.types import NestedField
     from pyspark.sql import DataFrame
 
@@ -210,20 +209,6 @@ class Rewrite:
 # `zorder(x, y)`.
 
 
-_TERM: Final = re.compile(
-    r"(?P<term>.+?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE | re.DOTALL
-)
-# A part of a column's name, with its backquotes.
-_QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
-_CALL: Final = re.compile(rf"(?P<name>\w+)\s*\((?P<arguments>(?:{_QUOTED.pattern}|[^()`])*)\)")
-_UNSIZED: Final[tuple[Transform[Any, Any], ...]] = (
-    transforms.IdentityTransform(), transforms.YearTransform(), transforms.MonthTransform(),
-    transforms.DayTransform(), transforms.HourTransform(),
-)  # fmt: skip
-# The names of transforms in partition specs, and of functions in Spark.
-_PLAIN: Final = {name: transform for transform in _UNSIZED for name in (str(transform), f"{transform}s")}
-_Identity = transforms.IdentityTransform
-_SIZED: Final[dict[str, Any]] = {"bucket": transforms.BucketTransform, "truncate": transforms.TruncateTransform}
 _ZORDER: Final = "zorder"
 
 
@@ -256,36 +241,36 @@ def row_order(metadata: TableMetadata, wanted: SortOrder | str | None) -> RowOrd
         return RowOrder(_checked(metadata, wanted))
     if not isinstance(wanted, str):
         raise ValidationError(f"sort_order is {shown(wanted)}: expected text, or a SortOrder of pyiceberg")
-    schema, terms = metadata.schema(), list(_terms(wanted))
-    calls = [_CALL.fullmatch(term) for term in terms]
+    terms, given = Terms(metadata.schema(), f"sort_order is {shown(wanted)}"), list(parts_of(wanted))
+    calls = [CALL.fullmatch(term) for term in given]
     curves = [call for call in calls if call is not None and call["name"].lower() == _ZORDER]
     if not curves:
-        return RowOrder(_known(metadata, tuple(_field(schema, term, wanted) for term in terms)))
-    if len(terms) > 1:
-        raise ValidationError(f"sort_order is {shown(wanted)}: zorder(...) can't be combined with other columns")
-    columns = [_column(schema, name, wanted) for name in _terms(curves[0]["arguments"])]
+        return RowOrder(_known(metadata, tuple(map(terms.sort_field, given))))
+    if len(given) > 1:
+        raise ValidationError(f"{terms.where}: zorder(...) can't be combined with other columns")
+    columns = [terms.column(name) for name in parts_of(curves[0]["arguments"])]
     if len(set(columns)) < len(columns):
-        raise ValidationError(f"sort_order is {shown(wanted)}: a column occurs twice")
-    identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, _Identity)}
+        raise ValidationError(f"{terms.where}: a column occurs twice")
+    identities = {field.source_id for field in metadata.spec().fields if isinstance(field.transform, IdentityTransform)}
     chosen = tuple(column for column in columns if column.field_id not in identities)
     if not 0 < len(chosen) <= MOST_COLUMNS:
         problem = f"expected 1 to {MOST_COLUMNS} columns that are not the source of an identity partition field"
-        raise ValidationError(f"sort_order is {shown(wanted)}: {problem}")
+        raise ValidationError(f"{terms.where}: {problem}")
     return RowOrder(SortOrder(order_id=0), chosen)
 
 
 def _checked(metadata: TableMetadata, wanted: SortOrder) -> SortOrder:
     """Return an order, whose fields must be in the table's rows."""
-    whole, schema = ", ".join(map(str, wanted.fields)), metadata.schema()
+    terms = Terms(metadata.schema(), f"sort_order is {shown(', '.join(map(str, wanted.fields)))}")
     if not wanted.fields:
         raise ValidationError("sort_order is unsorted: it has no fields")
     for sort_field in wanted.fields:
         try:
-            column = schema.find_field(sort_field.source_id)
+            column = terms.schema.find_field(sort_field.source_id)
         except ValueError:
             problem = f"the table has no column with the id {sort_field.source_id}"
-            raise ValidationError(f"sort_order is {shown(whole)}: {problem}") from None
-        _check(schema, column, sort_field.transform, whole)
+            raise ValidationError(f"{terms.where}: {problem}") from None
+        terms.check(column, sort_field.transform)
     return _known(metadata, tuple(wanted.fields))
 
 
@@ -295,73 +280,6 @@ def _known(metadata: TableMetadata, fields: tuple[SortField, ...]) -> SortOrder:
         if [*order.fields] == [*fields]:
             return order
     return SortOrder(*fields, order_id=0)
-
-
-def _terms(text: str) -> Iterator[str]:
-    """Yield the parts between commas that are not in parentheses or backquotes."""
-    depth, start, is_quoted = 0, 0, False
-    for place, character in enumerate(text):
-        is_quoted ^= character == "`"
-        if is_quoted:
-            continue
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and not depth:
-            yield text[start:place].strip()
-            start = place + 1
-    yield text[start:].strip()
-
-
-def _field(schema: Schema, text: str, whole: str) -> SortField:
-    match = _TERM.fullmatch(text)
-    if match is None:
-        raise ValidationError(f"sort_order is {shown(whole)}: a part of it is empty")
-    column, transform = _transformed(schema, match["term"], whole)
-    direction = SortDirection.DESC if (match["direction"] or "").lower() == "desc" else SortDirection.ASC
-    nulls = match["nulls"] or ("first" if direction == SortDirection.ASC else "last")
-    null_order = NullOrder.NULLS_FIRST if nulls.lower() == "first" else NullOrder.NULLS_LAST
-    return SortField(source_id=column.field_id, transform=transform, direction=direction, null_order=null_order)
-
-
-def _transformed(schema: Schema, term: str, whole: str) -> tuple[NestedField, Transform[Any, Any]]:
-    call = _CALL.fullmatch(term)
-    if call is None:
-        return _column(schema, term, whole), transforms.IdentityTransform()
-    name, arguments = call["name"].lower(), list(_terms(call["arguments"]))
-    numbers = [argument for argument in arguments if argument.isdecimal()]
-    columns = [argument for argument in arguments if not argument.isdecimal()]
-    if len(columns) == 1 and name in _SIZED and len(numbers) == 1 and int(numbers[0]):
-        transform = _SIZED[name](int(numbers[0]))
-    elif len(columns) == 1 and name in _PLAIN and not numbers:
-        transform = _PLAIN[name]
-    else:
-        raise ValidationError(f"sort_order is {shown(whole)}: {term} is not a transform of a column")
-    column = _column(schema, columns[0], whole)
-    _check(schema, column, transform, whole)
-    return column, transform
-
-
-def _column(schema: Schema, name: str, whole: str) -> NestedField:
-    """Return a primitive column that is not in a list or map."""
-    plain = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
-    try:
-        field = schema.find_field(plain)
-    except ValueError:
-        raise ValidationError(f"sort_order is {shown(whole)}: the table has no column {shown(plain)}") from None
-    _check(schema, field, transforms.IdentityTransform(), whole)
-    return field
-
-
-def _check(schema: Schema, column: NestedField, transform: Transform[Any, Any], whole: str) -> None:
-    """Raise ValidationError for a column that has no order or does not support the transform."""
-    structs = all(parent.field_type.is_struct for parent in way_to(schema, column.field_id)[:-1])
-    problem = None
-    if not isinstance(column.field_type, PrimitiveType) or not structs:
-        name = schema.find_column_name(column.field_id)
-        problem = f"column {name} of type {column.field_type} can't be sorted by"
-    elif not transform.can_transform(column.field_type):
-        problem = f"values of type {column.field_type} have no transform {transform}"
-    if problem:
-        raise ValidationError(f"sort_order is {shown(whole)}: {problem}")
 
 
 # -- The plan to rewrite data files, and its commits ------------------------------------------------------------------

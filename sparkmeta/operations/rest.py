@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pyiceberg.exceptions as iceberg
 from pyiceberg.catalog import TOKEN
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from requests import PreparedRequest, Response, Session
 
+    from sparkmeta.reports import Report
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.view_metadata import ViewMetadata
 
@@ -105,6 +109,11 @@ _COMMITTING = {404: iceberg.NoSuchTableError, 409: iceberg.CommitFailedException
 _EXPIRED_TOKEN = {401, 419}
 _WORTH_RETRYING = {408, 409, 429}
 _NOT_IMPLEMENTED = 501
+_REPORT_METRICS = Endpoint(http_method=HttpMethod.POST, path=f"{API_PREFIX}/{Endpoints.load_table}/metrics")
+_REPORT_SECONDS = 5
+_PAUSE_SECONDS = 300
+# Catalogs that did not take a report -> when to send them reports again.
+_pauses: WeakKeyDictionary[RestCatalog, float] = WeakKeyDictionary()
 # Status codes of servers that lack an operation.
 _UNSUPPORTED: dict[int, type[Exception]] = dict.fromkeys((405, 406), NotImplementedError)
 
@@ -179,6 +188,24 @@ class RestOperations:
                     raise
                 return self._settled(attempt, error)
 
+    def report(self, report: Report) -> None:
+        """Send a metrics report on the table.
+
+        After a failure, none are sent to the catalog for a while, so that a silent server does not slow plans down.
+
+        Raises:
+            CatalogError: the catalog refuses, or does not answer in time.
+        """
+        if time.monotonic() < _pauses.get(self.catalog, 0):
+            return
+        try:
+            with catalog_errors(self.catalog, self.identifier):
+                url = f"{_table_url(self.catalog, self.identifier)}/metrics"
+                rest_request(self.catalog, "POST", url, {}, report, self.token, timeout=_REPORT_SECONDS)
+        except Exception:
+            _pauses[self.catalog] = time.monotonic() + _PAUSE_SECONDS
+            raise
+
     def _send(self, attempt: _Attempt) -> TableVersion:
         self.catalog._check_endpoint(Capability.V1_UPDATE_TABLE)
         url = _table_url(self.catalog, self.identifier)
@@ -231,6 +258,12 @@ class _Attempt:
             return Outcome.WON
         is_acceptable = requirements_of(metadata, self.changes) == self.request["requirements"]
         return Outcome.UNKNOWN if is_acceptable else Outcome.LOST
+
+
+def takes_reports(catalog: RestCatalog) -> bool:
+    """Return whether a catalog takes metrics reports: its server offers it, and no property forbids it."""
+    is_enabled = property_as_bool(catalog.properties, "rest-metrics-reporting-enabled", True)
+    return is_enabled and _REPORT_METRICS in catalog._supported_endpoints
 
 
 def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> LoadedTable:
@@ -323,6 +356,7 @@ def rest_request(
     errors: Mapping[int, type[Exception]],
     body: Mapping[str, Any] | None = None,
     token: str | None = None,
+    timeout: float | None = None,
 ) -> dict[str, Any]:
     """Send a request with a token or else the catalog's authentication, and return the JSON of the response.
 
@@ -330,13 +364,15 @@ def rest_request(
 
     Args:
         errors: the exceptions for status codes, instead of pyiceberg's general ones.
+        timeout: how many seconds the server may be silent; by default the catalog's limits.
     """
-    response = catalog._session.request(method, url, json=body, auth=None if token is None else _Bearer(token))
+    send = partial(catalog._session.request, method, url, json=body, timeout=timeout)
+    response = send(auth=None if token is None else _Bearer(token))
     if response.status_code in _EXPIRED_TOKEN and token is not None:
-        response = catalog._session.request(method, url, json=body)
+        response = send()
     if response.status_code in _EXPIRED_TOKEN:
         catalog._refresh_token()
-        response = catalog._session.request(method, url, json=body)
+        response = send()
     try:
         response.raise_for_status()
     except HTTPError as error:

@@ -341,7 +341,7 @@ class BaseTable:
             problem = "expected a TableVersion; scan(snapshot_id=...) reads a snapshot"  # type: ignore[unreachable]
             raise InvalidArgumentError(f"{self.full_name}: at is {shown(version)}: {problem}")
         location, metadata = version
-        state = TableState(self.state.sessions, self.state.files, metadata, metadata.current_snapshot())
+        state = replace(self.state, metadata=metadata, snapshot=metadata.current_snapshot(), root=None)
         return replace(self, state=state, metadata_location=location)
 
     def refresh(self) -> Self:

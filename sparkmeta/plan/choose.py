@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -11,19 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from sparkmeta.entries.arrays import is_live, is_live_entry, live_count
+from sparkmeta.entries.arrays import is_live, is_live_entry, live_count, whole
 from sparkmeta.entries.evaluate import where
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.errors import ValidationError
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.plan import costs
 from sparkmeta.plan.deletes.rules import NOT_A_DV, entry_view
-from sparkmeta.plan.filter import ScanFilter, data_projection, entry_filter
+from sparkmeta.plan.filter import DELETES, ScanFilter, data_projection, entry_filter
 from sparkmeta.plan.pairs import Pairs, pairs_by_affinity, pairs_by_partition
+from sparkmeta.reports import ScanResult
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID
 from sparkmeta.spec.summary import summary_number
 
 if TYPE_CHECKING:
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.plan.prune import PrunedManifests
     from sparkmeta.state import TableState
 
@@ -221,6 +223,8 @@ class Choice:
         broadcast: whether the deletes are few enough to be broadcast.
         coplanned: the manifests that are read together.
         seconds: how long choosing took.
+        reporter: is called for each plan, with a function that returns what the driver knows of the result, and how
+            long planning took; None if nobody is to know of the plan.
     """
 
     pruned: PrunedManifests
@@ -234,11 +238,34 @@ class Choice:
     broadcast: bool
     coplanned: Coplanned | None = None
     seconds: float = 0.0
+    reporter: Callable[[Callable[[], ScanResult | None], float], None] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def strategy(self) -> str:
         """The way of matching and its reason, in words."""
         return f"{self.verdict.matching}: {self.verdict.reason}"
+
+    def report(self, started: float, result: Callable[[], ScanResult | None]) -> None:
+        """Report on a plan of this choice.
+
+        Args:
+            started: when the rest of the plan was begun, by `time.perf_counter`.
+            result: returns what the driver knows of the planned files; see `result_of`.
+        """
+        if self.reporter is not None:
+            self.reporter(result, self.pruned.seconds + self.seconds + time.perf_counter() - started)
+
+
+def result_of(rows: Relation) -> ScanResult | None:
+    """Return the sums over planned files that the driver holds, with `deletes`; None for a DataFrame."""
+    if not isinstance(rows, pa.Table):
+        return None
+    deletes = pa.Table.from_struct_array(whole(rows.column(DELETES)).flatten())
+    sizes = pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes"))
+    of_data, of_deletes = (pc.sum(each, min_count=0).as_py() for each in (rows.column("file_size_in_bytes"), sizes))
+    return ScanResult(len(rows), of_data, len(deletes), of_deletes)
 
 
 def choose(pruned: PrunedManifests) -> Choice:

@@ -35,6 +35,8 @@ What runs when:
 from __future__ import annotations
 
 import sys
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -47,6 +49,7 @@ from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.relation import count as count_rows
 from sparkmeta.entries.relation import frame_of, select
 from sparkmeta.errors import translated_errors
+from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import (
     DELETES,
     DELETES_TYPE,
@@ -99,7 +102,10 @@ def plan_files(choice: Choice) -> DataFrame:
     Raises:
         ValidationError: manifests that the driver decodes have such a contradiction.
     """
-    return frame_of(planned_rows(match_deletes(read_entries(choice))), choice.pruned.filter.state)
+    started = time.perf_counter()
+    rows = planned_rows(matched := match_deletes(read_entries(choice)))
+    choice.report(started, partial(result_of, matched.rows))
+    return frame_of(rows, choice.pruned.filter.state)
 
 
 def plan_files_arrow(choice: Choice) -> pa.Table:
@@ -108,8 +114,12 @@ def plan_files_arrow(choice: Choice) -> pa.Table:
     Raises:
         ValidationError: as `plan_files`.
     """
-    rows = planned_files(choice)
-    return rows if isinstance(rows, pa.Table) else collected(rows, plan_schema(choice.pruned.filter.state))
+    started = time.perf_counter()
+    rows = _planned_files(choice)
+    if not isinstance(rows, pa.Table):
+        rows = collected(rows, plan_schema(choice.pruned.filter.state))
+    choice.report(started, partial(result_of, rows))
+    return rows
 
 
 def planned_files(choice: Choice, *extra: Aliased) -> Relation:
@@ -122,6 +132,13 @@ def planned_files(choice: Choice, *extra: Aliased) -> Relation:
     Raises:
         ValidationError: as `plan_files`.
     """
+    started = time.perf_counter()
+    rows = _planned_files(choice, *extra)
+    choice.report(started, partial(result_of, rows))
+    return rows
+
+
+def _planned_files(choice: Choice, *extra: Aliased) -> Relation:
     matched = match_deletes(read_entries(choice))
     texts = SharedTexts(sys.maxsize) if isinstance(matched.rows, pa.Table) else None
     rows = planned_rows(matched, *extra, texts=texts)

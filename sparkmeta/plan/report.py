@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.types import PrimitiveType, StructType
 from pyspark.sql import functions as F
 
+from sparkmeta.columns.expression_json import sanitized_json
 from sparkmeta.entries.arrays import is_live_entry
 from sparkmeta.entries.relation import where
 from sparkmeta.plan.files import planned_files
 from sparkmeta.plan.filter import DELETES, data_projection, stats_match, tuple_matches
-from sparkmeta.plan.prune import PrunedManifests, live_manifests
+from sparkmeta.plan.prune import PrunedManifests, live_files, live_manifests
+from sparkmeta.reports import ScanResult, counter, environment, timer
 
 if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
     from pyspark.sql import Column
 
     from sparkmeta.plan.choose import Choice
@@ -152,6 +156,65 @@ def scan_report(choice: Choice, row_filter: str) -> ScanReport:
         manifest_pruning_seconds=pruning_seconds,
         planning_seconds=pruning_seconds + time.perf_counter() - started,
     )
+
+
+# As in Java, lists and maps are projected by their elements.
+_PROJECTED = (PrimitiveType, StructType)
+
+
+def metrics_report(
+    pruned: PrunedManifests, projection: Schema, result: ScanResult | None, seconds: float
+) -> dict[str, Any]:
+    """Return Iceberg's report on a plan, without the table's name. Runs no job.
+
+    Args:
+        pruned: the scan and its manifests.
+        projection: the columns that are read.
+        result: the planned files; None if only tasks know them.
+        seconds: how long planning took on the driver.
+    """
+    scan_filter, state = pruned.filter, pruned.filter.state
+    assert state.snapshot is not None, "an empty table has no plans"
+    fields = projection._lazy_id_to_field.items()
+    ids = sorted(field_id for field_id, field in fields if isinstance(field.field_type, _PROJECTED))
+    return {
+        "report-type": "scan-report",
+        "snapshot-id": state.snapshot.snapshot_id,
+        "filter": json.loads(sanitized_json(scan_filter.row_filter)),
+        "schema-id": scan_filter.schema.schema_id,
+        "projected-field-ids": ids,
+        "projected-field-names": [projection.find_column_name(field_id) for field_id in ids],
+        "metrics": {
+            "total-planning-duration": timer(seconds),
+            **_manifest_metrics("data", _counts(state.data_manifests, pruned.data)),
+            **_manifest_metrics("delete", _counts(state.delete_manifests, pruned.deletes)),
+            **_result_metrics(pruned, result or ScanResult()),
+        },
+        "metadata": environment(),
+    }
+
+
+def _manifest_metrics(kind: str, counts: ManifestCounts) -> dict[str, Any]:
+    return {
+        f"total-{kind}-manifests": counter(counts.total),
+        f"scanned-{kind}-manifests": counter(counts.scanned),
+        f"skipped-{kind}-manifests": counter(counts.total - counts.scanned),
+    }
+
+
+def _result_metrics(pruned: PrunedManifests, result: ScanResult) -> dict[str, Any]:
+    """Return the counters of planned files that are known, from the result or the counts of manifests."""
+    counts = live_files(pruned.data)
+    live = None if counts.null_count else pc.sum(counts, min_count=0).as_py()
+    files = live if result.data_files is None and pruned.filter.keeps_all else result.data_files
+    known = {
+        "result-data-files": (files, "count"),
+        "result-delete-files": (result.delete_files, "count"),
+        "total-file-size-in-bytes": (result.data_bytes, "bytes"),
+        "total-delete-file-size-in-bytes": (result.delete_bytes, "bytes"),
+        "skipped-data-files": (None if live is None or files is None else live - files, "count"),
+    }
+    return {name: counter(value, unit) for name, (value, unit) in known.items() if value is not None}
 
 
 def _counts(manifests: pa.Table, opened: pa.Table) -> ManifestCounts:

@@ -18,6 +18,7 @@ from sparkmeta.columns import sql
 from sparkmeta.columns.predicate import referenced_ids, row_predicate
 from sparkmeta.columns.sql import Sql
 from sparkmeta.columns.types import spark_type, uuid_value
+from sparkmeta.commit.sorted_manifests import packed
 from sparkmeta.entries.arrays import whole
 from sparkmeta.entries.relation import where
 from sparkmeta.errors import UnsupportedError
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 PART_BYTES = 128 << 20
 # Bytes of files that a process without Spark reads for a change of rows.
 ALONE_BYTES = 512 << 20
+# What opening a file costs, in bytes of it (Iceberg's default of read.split.open-file-cost).
+_OPEN_FILE = 4 << 20
 
 _METADATA_TYPES = {"string": StringType(), "long": LongType(), "int": IntegerType(), "boolean": BooleanType()}
 
@@ -123,21 +126,60 @@ def read_on_driver(
         CorruptFileError: A data file or delete file is damaged.
         NotFoundError: One is missing.
     """
-    rows = MatchingRows.of(scan_filter, projected, metadata_columns, matches=matches)
-    named = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
-    units = planned.select([*PLANNED, *named]).append_column(START, pa.repeat(pa.scalar(0, pa.int64()), len(planned)))
-    units = units.append_column(STOP, pa.nulls(len(units), pa.int64()))
-
+    rows, units = MatchingRows.of(scan_filter, projected, metadata_columns, matches=matches), _whole_files(planned)
     if row_limit is None:
         read = rows.read if keep is None else lambda parts: map(keep, rows.read(parts))
         return map_on_driver(units, read, rows.schema, runs=True)
-    taken, left = [], row_limit
-    for batch in rows.read(units.to_batches()) if left else ():
-        taken.append(batch.slice(0, left))
-        left -= len(taken[-1])
-        if not left:
-            break
-    return pa.Table.from_batches(taken, rows.schema)
+    return pa.Table.from_batches(_limited(rows.read(units.to_batches()), row_limit), rows.schema)
+
+
+def read_in_batches(
+    scan_filter: ScanFilter,
+    planned: Iterable[pa.Table],
+    projected: Schema,
+    metadata_columns: Sequence[str] = (),
+    row_limit: int | None = None,
+) -> pa.RecordBatchReader:
+    """Return a reader of the rows of `read_by_tasks`, which the driver reads file after file, as they are asked for.
+
+    It holds a batch of one file, and what `DeleteReader` caches.
+
+    Args:
+        scan_filter: The filter and the table.
+        planned: Rows of `plan_files`, in tables.
+        projected: The columns of the table to read.
+        metadata_columns: Names of metadata columns, which follow the table's columns.
+        row_limit: How many rows to return at most.
+
+    Raises:
+        UnsupportedError: The driver can't open the table's files in this session.
+    """
+    rows, state = MatchingRows.of(scan_filter, projected, metadata_columns), scan_filter.state
+    if state.access.driver is None:
+        raise UnsupportedError(
+            f"{state.metadata.location}: the driver does not open files in this session, by its settings or for want "
+            "of credentials: use to_df()"
+        )
+    batches = rows.read(batch for files in planned for batch in _whole_files(files).to_batches())
+    return pa.RecordBatchReader.from_batches(
+        rows.schema, batches if row_limit is None else _limited(batches, row_limit)
+    )
+
+
+def _whole_files(planned: pa.Table) -> pa.Table:
+    """Return the `parts` of files that are not cut."""
+    named = [name for name in (PARTITION, SELECTED_BY, *CHANGE_COLUMNS) if name in planned.column_names]
+    units = planned.select([*PLANNED, *named]).append_column(START, pa.repeat(pa.scalar(0, pa.int64()), len(planned)))
+    return units.append_column(STOP, pa.nulls(len(units), pa.int64()))
+
+
+def _limited(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the first rows of batches, without asking for more batches than these take."""
+    for batch in batches if rows else ():
+        yield batch.slice(0, rows)
+        rows -= min(rows, len(batch))
+        if not rows:
+            return
 
 
 def _matches(scan_filter: ScanFilter) -> Sql:
@@ -179,6 +221,20 @@ class MatchingRows:
         condition, schema = _matches(scan_filter), arrow_schema(row_type(state, projected, metadata_columns))
         return MatchingRows(rows, condition if matches else ~condition, schema)
 
+    def select(self, names: Iterable[str]) -> MatchingRows:
+        """Return a reader of some of the columns, in their order, and of at least one: without any, batches are empty.
+
+        A reader whose column `_deleted` keeps deleted rows stays as it is.
+        """
+        if self.rows.shows_deleted:
+            return self
+        chosen = set(names)
+        places = [place for place, name in enumerate(self.schema.names) if name in chosen] or [0]
+        read, leaves = self.rows.schema, range(len(self.schema), len(self.rows.schema))
+        columns = tuple(self.rows.columns[place] for place in places)
+        rows = replace(self.rows, columns=columns, schema=pa.schema([read.field(each) for each in (*places, *leaves)]))
+        return replace(self, rows=rows, schema=pa.schema([self.schema.field(place) for place in places]))
+
     def read(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of parts of files; see `RowReader.read`."""
         for batch in self.rows.read(parts):
@@ -200,6 +256,12 @@ def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[n
     stop = pc.if_else(pa.array(is_last), pa.scalar(None, pa.int64()), pa.array((part + 1) * PART_BYTES))
     rows = planned.select(names).take(pa.array(files)).append_column(START, pa.array(part * PART_BYTES))
     return rows.append_column(STOP, stop), sizes
+
+
+def row_shares(parts: pa.Table, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[pa.Table]:
+    """Pack neighbouring parts of files, as `parts_table` returns them, into shares of one task."""
+    for places in packed(range(len(parts)), PART_BYTES, (sizes + _OPEN_FILE).tolist().__getitem__):
+        yield parts.slice(places[0], len(places))
 
 
 def task_rows(

@@ -30,6 +30,7 @@ from sparkmeta.plan.deletes.rules import delete_struct, partition_key
 from sparkmeta.plan.files import file_columns, plan_schema, planned_rows
 from sparkmeta.plan.filter import DELETES, public_delete
 from sparkmeta.plan.match import match_deletes, read_entries
+from sparkmeta.reports import ScanResult
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS, SELECTED_BY
 from sparkmeta.session import is_connect, local_frame
 from sparkmeta.settings import PREFIX
@@ -38,7 +39,7 @@ from sparkmeta.storage.location import spark_path_key, spark_uri
 from sparkmeta.storage.reading import STRICT_PARQUET, failing_if_skipped, read_parquet, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -339,6 +340,8 @@ _OF_DELETES: Final = (*SELECTING, *SELECTING.values())
 PARTITION_KEY: Final = "partition_key"
 """A column of row plans: the key of a file's partition."""
 _DELETE: Final = "delete"
+# The number of files for which `runs` holds all deletes.
+_RUN: Final = 64
 _OF_SET, _OF_SET_DELETES = "of_set", "deletes_of_set"
 _COLUMNS = (
     "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes", "split_offsets", "first_row_id",
@@ -517,6 +520,17 @@ class PlannedFiles:
         table = self.table.drop_columns([*SELECTING])
         return replace(self, table=table.rename_columns([names.get(name, name) for name in table.column_names]))
 
+    @property
+    def result(self) -> ScanResult:
+        """The sums over the files and their deletes."""
+        own, shared = self.file_deletes, self.sets.deletes
+        members = self.sets.members_of(self.set_codes)[1]
+        sizes = pc.coalesce(own.column("content_size_in_bytes"), own.column("file_size_in_bytes"))
+        shared_size = shared.column("file_size_in_bytes").to_numpy()[members].sum() if len(members) else 0
+        sums = (pc.sum(each, min_count=0).as_py() for each in (self.table.column("file_size_in_bytes"), sizes))
+        data_bytes, own_bytes = sums
+        return ScanResult(len(self), data_bytes, len(own) + len(members), own_bytes + int(shared_size))
+
     @cached_property
     def partition_codes(self) -> Indices:
         """A number for each file, equal for files with the same spec and partition and deletes from the same plan."""
@@ -585,6 +599,11 @@ class PlannedFiles:
             elements = whole(deletes.take(pa.array(order)).to_struct_array())
             table = table.append_column(name, pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements))
         return table
+
+    def runs(self) -> Iterator[pa.Table]:
+        """Yield runs of files `with_deletes`. Only the current one holds the deletes of a set once per file."""
+        for start in range(0, len(self), _RUN):
+            yield replace(self, table=self.table.slice(start, _RUN)).with_deletes()
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the files with `DELETES` and, where deletes select rows, `SELECTED_BY`.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,10 +23,11 @@ from sparkmeta.entries.arrays import is_live, whole
 from sparkmeta.entries.relation import frame_of, with_columns
 from sparkmeta.errors import translated_errors
 from sparkmeta.manifests.placement import Placement
+from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
-from sparkmeta.rows.arrow_reader import driver_reads, read_by_tasks, read_on_driver, row_type
+from sparkmeta.rows.arrow_reader import driver_reads, read_by_tasks, read_in_batches, read_on_driver, row_type
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
@@ -38,6 +40,7 @@ from sparkmeta.rows.planned import (
     Flags,
     Indices,
     PlannedFiles,
+    RowPlan,
     plan_rows,
     read_files,
 )
@@ -128,7 +131,20 @@ def read_rows(scan: RowScan, choice: Choice) -> DataFrame:
         CorruptFileError: a file is damaged.
         NotFoundError: a manifest or delete file is missing.
     """
-    return rows_of(scan, PlannedFiles.of([plan_rows(choice)], scan.state))
+    return rows_of(scan, collected_files(choice))
+
+
+def collected_files(choice: Choice) -> PlannedFiles:
+    """Plan a scan for a row reader, and collect the planned files on the driver. Raises as `read_rows`."""
+    started = time.perf_counter()
+    return _collected(choice, plan_rows(choice), started)
+
+
+def _collected(choice: Choice, plan: RowPlan, started: float, *others: str) -> PlannedFiles:
+    """Collect the files of a plan and report on it; see `Choice.report`."""
+    files = PlannedFiles.of([plan], choice.pruned.filter.state, *others)
+    choice.report(started, lambda: files.result)
+    return files
 
 
 def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.Table:
@@ -142,13 +158,31 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
     Raises:
         ValidationError: as `read_rows`.
     """
+    started = time.perf_counter()
     plan = plan_rows(choice)
     has_large_types = (setting(scan.state.sessions.running(), _LARGE_TYPES) or "").lower() == "true"
     if isinstance(plan.rows, pa.Table) and not has_large_types and driver_reads(scan.state, plan.rows):
+        choice.report(started, partial(result_of, plan.rows))
         return read_on_driver(scan.filter, plan.rows, scan.projection, scan.metadata_columns, row_limit)
-    rows = rows_of(scan, PlannedFiles.of([plan], scan.state))
+    rows = rows_of(scan, _collected(choice, plan, started))
     with translated_errors():
         return (rows if row_limit is None else rows.limit(row_limit)).toArrow()
+
+
+def read_rows_in_batches(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.RecordBatchReader:
+    """Plan a scan and return a reader of its rows, which the driver reads as they are asked for.
+
+    Args:
+        scan: what to read.
+        choice: how its files are planned.
+        row_limit: how many rows to return at most; None for all.
+
+    Raises:
+        ValidationError: as `read_rows`.
+        UnsupportedError: as `read_in_batches`.
+    """
+    runs = collected_files(choice).runs()
+    return read_in_batches(scan.filter, runs, scan.projection, scan.metadata_columns, row_limit)
 
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
@@ -422,16 +456,19 @@ def count_rows(choice: Choice) -> int:
         CorruptFileError: as `read_rows`.
         NotFoundError: as `read_rows`.
     """
+    started = time.perf_counter()
     if (rows := _count_on_driver(choice)) is not None:
+        choice.report(started, lambda: None)
         return rows
     plan, state = plan_rows(choice), choice.pruned.filter.state
     table = plan.rows if isinstance(plan.rows, pa.Table) else None
     if table is None and _vectors_may_be_all(choice):
         rows = _count_by_job(frame_of(plan.rows, state))
         if rows is not None:
+            choice.report(started, lambda: None)
             return rows
     marked = replace(plan, rows=with_columns(plan.rows, _matches_whole().alias(_MATCHES_WHOLE)))
-    files = PlannedFiles.of([marked], state, _MATCHES_WHOLE)
+    files = _collected(choice, marked, started, _MATCHES_WHOLE)
     is_counted = _are_counted(files)
     counted, others = files.filter(is_counted), files.filter(~is_counted)
     rows = _count_by_positions(counted, state)

@@ -34,7 +34,6 @@ from sparkmeta.service.plans import (
 )
 from sparkmeta.service.requests import BAD_REQUEST, CANCELLED, NO_PLAN, NO_TASK, TIMEOUT, ApiError, api_error, busy
 from sparkmeta.session import SessionSource, is_connect
-from sparkmeta.state import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,10 +71,7 @@ class PlanSession:
         bound = self._tables.get(table.metadata_location)
         # A table that was loaded again may have other credentials.
         if bound is None or bound.state.files is not table.state.files or bound.metadata is not table.metadata:
-            state = table.state
-            bound = replace(
-                table, state=TableState(SessionSource(self.spark), state.files, state.metadata, state.snapshot)
-            )
+            bound = replace(table, state=replace(table.state, sessions=SessionSource(self.spark)))
             self._tables[table.metadata_location] = bound
         self._tables.move_to_end(table.metadata_location)
         while len(self._tables) > _MOST_TABLES:

@@ -288,3 +288,12 @@ def _field_ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
         ]
     children = [("element-id", "element")] if kind.has("element-id") else [("key-id", "key"), ("value-id", "value")]
     return [node for id_key, child in children for node in (kind.get(id_key), *_field_ids(kind.get(child), depth + 1))]
+
+
+def way_to(schema: Schema, field_id: int) -> list[t.NestedField]:
+    """Return the fields from the top of a schema to one of its fields."""
+    parents = schema._lazy_id_to_parent
+    ids = [field_id]
+    while ids[-1] in parents:
+        ids.append(parents[ids[-1]])
+    return [schema.find_field(each) for each in reversed(ids)]

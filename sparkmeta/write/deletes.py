@@ -31,6 +31,7 @@ from sparkmeta.plan.prune import live_manifests
 from sparkmeta.rows.planned import PARTITION
 from sparkmeta.session import local_frame, map_arrow, read_tasks
 from sparkmeta.spec.entry import DELETE_FILE_PATH_ID, ContentType
+from sparkmeta.spec.schema import way_to
 from sparkmeta.spec.table_properties import choice_property, number_property
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.delete_tasks import (
@@ -45,7 +46,7 @@ from sparkmeta.write.delete_tasks import (
 from sparkmeta.write.few_rows import arranged, run
 from sparkmeta.write.file_schema import FileColumns
 from sparkmeta.write.files import Arrangement, arranged_rows, checkpointed, data_file_tasks, written_files
-from sparkmeta.write.input import check_some, way_to, written_columns
+from sparkmeta.write.input import check_some, written_columns
 from sparkmeta.write.merge import count_and_range, range_of_rows
 from sparkmeta.write.options import parquet_codec
 from sparkmeta.write.tasks import Places, named_on_failure

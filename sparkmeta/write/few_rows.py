@@ -23,9 +23,10 @@ from sparkmeta.columns.transforms import OrderedTransform
 from sparkmeta.entries.arrays import sorted_places, whole
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
 from sparkmeta.rows.columns import child_fields
+from sparkmeta.spec.schema import way_to
 from sparkmeta.write.file_schema import file_schema
 from sparkmeta.write.files import LINEAGE, data_file_tasks, refuse_transforms, write_files
-from sparkmeta.write.input import check_schema, way_to
+from sparkmeta.write.input import check_schema
 from sparkmeta.write.tasks import PARTITION_COLUMN, PROBLEM, TaskValue, TaskValues, named_on_failure
 
 if TYPE_CHECKING:

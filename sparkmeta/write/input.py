@@ -36,6 +36,7 @@ from sparkmeta.errors import UnsupportedError, ValidationError, shown
 from sparkmeta.rows.columns import child_fields, type_name
 from sparkmeta.rows.resolve import IcebergColumn
 from sparkmeta.session import in_use
+from sparkmeta.spec.schema import way_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -347,15 +348,6 @@ def _nested_field(value: SparkColumn, kind: spark.StructType, field: NestedField
     if isinstance(field.field_type, PrimitiveType):
         return _default_value(field, field.field_type).column()
     return F.lit(None).cast(spark_type(field.field_type))
-
-
-def way_to(schema: Schema, field_id: int) -> list[NestedField]:
-    """Return the fields from the top of a schema to one of its fields."""
-    parents = schema._lazy_id_to_parent
-    ids = [field_id]
-    while ids[-1] in parents:
-        ids.append(parents[ids[-1]])
-    return [schema.find_field(each) for each in reversed(ids)]
 
 
 def _default_value(field: NestedField, wanted: PrimitiveType) -> Sql:

@@ -129,7 +129,7 @@ def test_shares(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.M
     limit(monkeypatch, driver_pairs=0, driver_deletes=0)
     table = sm.load_table(place)
     if kind == "deleted":
-        monkeypatch.setattr(tables, "_OPEN_FILE", tables.PART_BYTES)
+        monkeypatch.setattr(arrow_reader, "_OPEN_FILE", arrow_reader.PART_BYTES)
         monkeypatch.setattr(arrow_reader, "PART_BYTES", 400)
         rows, shares = read(path=place)
         assert shares > 5  # files

@@ -29,6 +29,11 @@ class Request(NamedTuple):
     headers: dict[str, str]
     body: Any
 
+    @property
+    def is_report(self) -> bool:
+        """Whether it sends a metrics report."""
+        return self.method == "POST" and self.path.endswith("/metrics")
+
 
 class Way(Enum):
     """How often the catalog gets a request."""
@@ -64,6 +69,8 @@ class Proxy:
         token: the only bearer token that requests may have; empty accepts all.
         folder: the prefix before the catalog's own paths; other paths are unknown.
         is_down: refuse every request.
+        reports: the metrics reports, which are not among `requests`, with the catalog's status.
+        report_fault: what happens to metrics reports.
     """
 
     uri: str = ""
@@ -74,10 +81,18 @@ class Proxy:
     token: str = ""
     folder: str = ""
     is_down: bool = False
+    reports: list[tuple[Any, int]] = field(default_factory=list)
+    report_fault: Fault | None = None
 
     def sent(self, method: str, path: str = "") -> list[Request]:
         """The requests of a method whose path contains a text."""
         return [request for request in self.requests if request.method == method and path in request.path]
+
+    def next_fault(self, request: Request) -> Fault | None:
+        """What happens to a request."""
+        if request.is_report:
+            return self.report_fault
+        return self.faults.pop(0) if self.faults and request.method == "POST" else None
 
 
 @contextmanager
@@ -92,15 +107,16 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
             is_json = "json" in headers.get("content-type", "")
             body = json.loads(data) if data and is_json else data.decode()
             request = Request(self.command, self.path.removeprefix(proxy.folder), headers, body)
-            proxy.requests.append(request)
+            proxy.requests += [request] * (not request.is_report)
             if refusal := _refusal(proxy, self.path, headers):
                 self._answer(refusal, _error(proxy, refusal))
                 return
-            fault = proxy.faults.pop(0) if proxy.faults and self.command == "POST" else None
+            fault = proxy.next_fault(request)
             proxy.is_down = fault is not None and fault.is_last
             status, answer = 200, b""
             for _ in range(1 if fault is None else fault.way.value):
                 status, answer = _ask(catalog_uri, request, data)
+            proxy.reports += [(body, status)] * request.is_report
             if fault is not None and fault.status in (0, SILENT):
                 ended.wait(timeout=0 if fault.status == 0 else None)
                 self.close_connection = True

@@ -1,0 +1,79 @@
+"""Give the rows of a scan to engines that have tasks of their own, which read shares of files as Spark's tasks do."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkmeta.errors import UnsupportedError
+from sparkmeta.rows.arrow_reader import MatchingRows, parts_table, row_shares
+from sparkmeta.rows.read import RowScan, collected_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkmeta.plan.choose import Choice
+
+
+def imported(module: str, method: str) -> Any:
+    """Import an engine's module for a method. Raises UnsupportedError if it is not installed."""
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"{method} needs {package}: pip install {package}") from error
+
+
+def duckdb_view(rows: object, name: str, connection: Any) -> Any:
+    """Return a DuckDB connection with a view of an Arrow stream.
+
+    Raises:
+        UnsupportedError: DuckDB is not installed, or is older than 1.5, which can't read such a stream again.
+    """
+    duckdb = imported("duckdb", "to_duckdb")
+    if tuple(map(int, duckdb.__version__.split(".")[:2])) < (1, 5):
+        raise UnsupportedError(f"to_duckdb needs duckdb 1.5 or newer: this is {duckdb.__version__}")
+    connection = duckdb.connect() if connection is None else connection
+    connection.register(name, rows)
+    return connection
+
+
+def shares_of(scan: RowScan, choice: Choice) -> tuple[MatchingRows, list[pa.Table]]:
+    """Plan a scan, and return what reads its files and the files in shares of a task.
+
+    Raises:
+        ValidationError: as `read_rows`.
+        UnsupportedError: tasks can't open the table's files in this session.
+    """
+    rows = MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns)
+    return rows, [share for run in collected_files(choice).runs() for share in row_shares(*parts_table(run))]
+
+
+def read_share(rows: MatchingRows, share: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a share, after an empty table: Ray takes the columns from it if there are no rows."""
+    yield rows.schema.empty_table()
+    for batch in rows.read(share.to_batches()):
+        yield pa.Table.from_batches([batch])
+
+
+def daft_frame(scan: RowScan, choice: Choice, row_limit: int | None) -> Any:
+    """Return a Daft DataFrame of the rows of a scan, whose tasks read the files. See `shares_of` for errors."""
+    imported("daft.io.source", "to_daft")
+    from sparkmeta.rows.daft_source import ScanSource
+
+    frame = ScanSource(scan.state.metadata.location, *shares_of(scan, choice)).read()
+    return frame if row_limit is None else frame.limit(row_limit)
+
+
+def ray_dataset(scan: RowScan, choice: Choice, row_limit: int | None) -> Any:
+    """Return a Ray dataset of the rows of a scan, whose tasks read the files. See `shares_of` for errors."""
+    data = imported("ray.data", "to_ray")
+    rows, shares = shares_of(scan, choice)
+    if not shares:
+        return data.from_arrow(rows.schema.empty_table())
+    # A share is a block, and a batch of no set size is a block.
+    dataset = data.from_arrow(shares).map_batches(partial(read_share, rows), batch_size=None, batch_format="pyarrow")
+    return dataset if row_limit is None else dataset.limit(row_limit)

@@ -1,0 +1,117 @@
+"""Read columns and transforms in text, such as `id DESC NULLS LAST` and `bucket(16, name)`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg import transforms
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
+from pyiceberg.types import PrimitiveType
+
+from sparkmeta.errors import ValidationError, shown
+from sparkmeta.spec.schema import way_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.schema import Schema
+    from pyiceberg.transforms import Transform
+    from pyiceberg.types import NestedField
+
+_TERM: Final = re.compile(
+    r"(?P<term>.+?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE | re.DOTALL
+)
+# A part of a column's name, with its backquotes.
+_QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
+CALL: Final = re.compile(rf"(?P<name>\w+)\s*\((?P<arguments>(?:{_QUOTED.pattern}|[^()`])*)\)")
+_UNSIZED: Final[tuple[Transform[Any, Any], ...]] = (
+    transforms.IdentityTransform(), transforms.YearTransform(), transforms.MonthTransform(),
+    transforms.DayTransform(), transforms.HourTransform(),
+)  # fmt: skip
+# The names of transforms in partition specs, and of functions in Spark.
+_PLAIN: Final = {name: transform for transform in _UNSIZED for name in (str(transform), f"{transform}s")}
+_SIZED: Final[dict[str, Any]] = {"bucket": transforms.BucketTransform, "truncate": transforms.TruncateTransform}
+
+
+def parts_of(text: str) -> Iterator[str]:
+    """Yield the parts between commas that are not in parentheses or backquotes."""
+    depth, start, is_quoted = 0, 0, False
+    for place, character in enumerate(text):
+        is_quoted ^= character == "`"
+        if is_quoted:
+            continue
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and not depth:
+            yield text[start:place].strip()
+            start = place + 1
+    yield text[start:].strip()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms of a schema: columns and their transforms.
+
+    All methods raise ValidationError for what the schema does not have or a transform does not support.
+
+    Attributes:
+        schema: the schema.
+        where: where the terms are, for error messages: the option and its value.
+        use: what the columns are for, for error messages.
+    """
+
+    schema: Schema
+    where: str
+    use: str = "sorted"
+
+    def sort_field(self, text: str) -> SortField:
+        """Return the sort field in a text, such as `id DESC NULLS LAST`."""
+        match = _TERM.fullmatch(text)
+        if match is None:
+            raise ValidationError(f"{self.where}: a part of it is empty")
+        column, transform = self.transformed(match["term"])
+        direction = SortDirection.DESC if (match["direction"] or "").lower() == "desc" else SortDirection.ASC
+        nulls = match["nulls"] or ("first" if direction == SortDirection.ASC else "last")
+        null_order = NullOrder.NULLS_FIRST if nulls.lower() == "first" else NullOrder.NULLS_LAST
+        return SortField(source_id=column.field_id, transform=transform, direction=direction, null_order=null_order)
+
+    def transformed(self, term: str) -> tuple[NestedField, Transform[Any, Any]]:
+        """Return the column in a text and its transform, such as `bucket(16, name)`."""
+        call = CALL.fullmatch(term)
+        if call is None:
+            return self.column(term), transforms.IdentityTransform()
+        name, arguments = call["name"].lower(), list(parts_of(call["arguments"]))
+        numbers = [argument for argument in arguments if argument.isdecimal()]
+        columns = [argument for argument in arguments if not argument.isdecimal()]
+        if len(columns) == 1 and name in _SIZED and len(numbers) == 1 and int(numbers[0]):
+            transform = _SIZED[name](int(numbers[0]))
+        elif len(columns) == 1 and name in _PLAIN and not numbers:
+            transform = _PLAIN[name]
+        else:
+            raise ValidationError(f"{self.where}: {term} is not a transform of a column")
+        column = self.column(columns[0])
+        self.check(column, transform)
+        return column, transform
+
+    def column(self, name: str) -> NestedField:
+        """Return a primitive column that is not in a list or map."""
+        plain = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
+        try:
+            field = self.schema.find_field(plain)
+        except ValueError:
+            raise ValidationError(f"{self.where}: the table has no column {shown(plain)}") from None
+        self.check(field, transforms.IdentityTransform())
+        return field
+
+    def check(self, column: NestedField, transform: Transform[Any, Any]) -> None:
+        """Raise ValidationError for a column that has no order or does not support the transform."""
+        structs = all(parent.field_type.is_struct for parent in way_to(self.schema, column.field_id)[:-1])
+        problem = None
+        if not isinstance(column.field_type, PrimitiveType) or not structs:
+            name = self.schema.find_column_name(column.field_id)
+            problem = f"column {name} of type {column.field_type} can't be {self.use} by"
+        elif not transform.can_transform(column.field_type):
+            problem = f"values of type {column.field_type} have no transform {transform}"
+        if problem:
+            raise ValidationError(f"{self.where}: {problem}")

@@ -1,0 +1,308 @@
+"""Metrics reports on plans and commits: what they say, who gets them, and that a reporter's failure harms nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import uuid
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+import sparkmeta as sm
+from sparkmeta import reports as instruments
+from sparkmeta.operations import rest
+from tests.conftest import configured
+from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
+from tests.peers import corpus as peers
+from tests.peers.java import iterate
+from tests.peers.slices import slice_of
+from tests.rest.proxy import SILENT, Fault, Way
+from tests.service import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.rest.proxy import Proxy
+
+REPORTER = "spark.sparkmeta.metrics-reporter"
+# The instruments of Iceberg's Java and Go libraries.
+NAMES = {
+    *(f"iceberg.scan.{name}" for name in (
+        "planning.duration", "result.data_files", "result.delete_files", "data_manifests.total",
+        "data_manifests.scanned", "data_manifests.skipped", "delete_manifests.total", "delete_manifests.scanned",
+        "delete_manifests.skipped", "file_size.bytes", "delete_file_size.bytes", "data_files.skipped",
+    )),
+    *(f"iceberg.commit.{name}" for name in (
+        "duration", "attempts", "manifests.created", "manifests.replaced", "manifests.kept",
+        "manifest_entries.processed", "file_size.added_bytes", "file_size.removed_bytes", "file_size.total_bytes",
+    )),
+    *(f"iceberg.commit.{kind}.{change}" for change in ("added", "removed", "total") for kind in (
+        "data_files", "delete_files", "records", "positional_deletes", "equality_deletes",
+    )),
+}  # fmt: skip
+
+Report = dict[str, Any]
+reports: list[Report] = []
+
+
+@pytest.fixture
+def heard(spark: SparkSession) -> Iterator[list[Report]]:
+    """The reports that a callable gets in a test."""
+    # The name by which the package finds this module.
+    sys.modules["reports_of_test"] = module = ModuleType("reports_of_test")
+    module.reports = reports  # type: ignore[attr-defined]
+    with configured(spark, {REPORTER: "reports_of_test:reports.append"}):
+        yield reports
+    reports.clear()
+    del sys.modules["reports_of_test"]
+
+
+def values(report: Report) -> dict[str, int]:
+    """The counters of a report."""
+    return {name: figure["value"] for name, figure in report["metrics"].items() if "value" in figure}
+
+
+# -- Plans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    """A table with two data manifests, one of which the filter `part = 'a'` skips, and deletes."""
+    table = HandmadeTable(tmp_path, summaries=True)
+    of = {"partition": {"part": "a"}}
+    table.add(0, 1, *(data(f"file:///t/{place}", **of, **long_bounds(place, place)) for place in range(4)))
+    table.add(0, 1, data("file:///t/b", partition={"part": "b"}))
+    table.add(1, 1, deletion_vector("file:///t/0", **of), equality_deletes("file:///t/d", **of))
+    return table.write()
+
+
+PLANS: dict[str, Callable[[sm.Scan], Any]] = {
+    "plan_files": sm.Scan.plan_files,
+    "plan_files_arrow": sm.Scan.plan_files_arrow,
+    "plan_tasks": sm.Scan.plan_tasks,
+    "plan_task_json_arrow": sm.Scan.plan_task_json_arrow,
+    "to_rest_tasks": sm.Scan.to_rest_tasks,
+    "to_df": sm.Scan.to_df,
+    "report": sm.Scan.report,
+    "count_files": sm.Scan.count_files,
+}
+# Bytes and deletes are known with the planned files.
+MANIFESTS = {
+    "total-data-manifests": 2, "scanned-data-manifests": 1, "skipped-data-manifests": 1,
+    "total-delete-manifests": 1, "scanned-delete-manifests": 1, "skipped-delete-manifests": 0,
+}  # fmt: skip
+FILES = {"result-data-files": 2, "skipped-data-files": 2}
+DELETES = {"result-delete-files": 3, "total-file-size-in-bytes": 200, "total-delete-file-size-in-bytes": 240}
+# Plans of which the driver knows no more than the manifests, if Spark makes them.
+LAZY = {"plan_files", "plan_tasks", "plan_task_json_arrow", "to_rest_tasks", "report"}
+
+
+@pytest.mark.parametrize("way", ["driver", "spark"])
+@pytest.mark.parametrize("name", PLANS)
+def test_plans(name: str, way: str, location: str, spark: SparkSession, heard: list[Report]) -> None:
+    """One report for each plan. It is made without a job, so the result of a lazy plan is not in it."""
+    with configured(spark, {} if way == "driver" else {"spark.sparkmeta.driver-manifest-bytes": "1"}):
+        scan = sm.load_table(location, spark=spark).scan("part = 'a' and id < 2").select("part")
+        if name == "to_df":
+            with pytest.raises(sm.NotFoundError):  # there are no files
+                PLANS[name](scan).count()
+        else:
+            PLANS[name](scan)
+    (report,) = heard
+    known = MANIFESTS | (FILES if way == "driver" or name not in LAZY else {})
+    if name != "count_files" and (way == "driver" or name not in LAZY):
+        known |= DELETES
+    assert values(report) == known
+    assert report["report-type"] == "scan-report"
+    assert report["snapshot-id"] == scan.snapshot().snapshot_id  # type: ignore[union-attr]
+    assert (report["projected-field-ids"], report["projected-field-names"]) == ([2], ["part"])
+    assert report["metrics"]["total-planning-duration"]["total-duration"] > 0
+
+
+def test_an_unfiltered_lazy_plan_knows_the_number_of_its_files(
+    location: str, spark: SparkSession, heard: list[Report], by_spark: None
+) -> None:
+    sm.load_table(location, spark=spark).scan().plan_files()
+    assert values(heard[0])["result-data-files"] == 5
+
+
+def test_filters_without_values(location: str, spark: SparkSession, heard: list[Report]) -> None:
+    table = sm.load_table(location, spark=spark)
+    table.scan("id in (7, 1234) and part = 'secret' or ratio > 12.5 and part is null").count_files()
+    text = json.dumps(heard[0]["filter"])
+    assert "secret" not in text
+    assert "1234" not in text
+    assert '["(1-digit-long)", "(4-digit-long)"]' in text
+    assert '"(2-digit-double)"' in text
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("name", slice_of(peers.names()))
+def test_plans_as_in_java(name: str, corpus: peers.Corpus, spark: SparkSession, heard: list[Report]) -> None:
+    """Java's own report on the same plan has the same figures, and Java reads ours."""
+    peer = corpus.table(name)
+    table = sm.load_table(peer.metadata_location, spark=spark)
+    if table.current_snapshot() is None:
+        pytest.skip("an empty table has no plans")
+    metrics = peer.java.java.iceberg.metrics
+    reporter = metrics.InMemoryMetricsReporter()
+    files = sum(1 for _ in iterate(peer.java.scan().metricsReporter(reporter).planFiles()))
+    theirs = json.loads(metrics.ScanReportParser.toJson(reporter.scanReport()))
+    table.scan().plan_files_arrow()
+    (report,) = heard
+    # Java leaves out some elements of lists and maps that are structs.
+    assert {*theirs["projected-field-ids"]} <= {*report["projected-field-ids"]}
+    assert {*theirs["projected-field-names"]} <= {*report["projected-field-names"]}
+    ours = report | {"metrics": {key: figure for key, figure in report["metrics"].items() if "unit" in figure}}
+    theirs["metrics"] = {key: theirs["metrics"][key] for key in ours["metrics"]}
+    for key in ("report-type", "metadata", "table-name", "projected-field-ids", "projected-field-names"):
+        del ours[key]
+    assert ours == {key: theirs[key] for key in ours}
+    read = json.loads(metrics.ScanReportParser.toJson(metrics.ScanReportParser.fromJson(json.dumps(report))))
+    assert {**read, "report-type": "scan-report"} == report
+    assert values(report)["result-data-files"] == files
+
+
+# -- Commits, and who gets reports ------------------------------------------------------------------------------------
+
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+@pytest.fixture
+def namespace(proxy: Proxy) -> Iterator[str]:
+    yield f"reports_{uuid.uuid4().hex[:8]}"
+    proxy.reports.clear()
+    proxy.report_fault = None
+
+
+def new_table(proxy: Proxy, namespace: str, **properties: str) -> sm.Table:
+    catalog = sm.load_catalog("rest", type="rest", uri=proxy.uri, **properties)
+    catalog.create_namespace(namespace)
+    return catalog.create_table(f"{namespace}.t", Schema(NestedField(1, "id", LongType(), required=False)))
+
+
+def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str) -> None:
+    """Iceberg's own server parses them, and refuses what is none."""
+    table = new_table(proxy, namespace).append(ROWS).append(ROWS)
+    table = table.delete("id = 2")
+    assert table.scan("id = 1").to_arrow().num_rows == 2
+    bodies = [body for body, status in proxy.reports if status < 300]
+    assert len(bodies) == len(proxy.reports) == 4
+    appended, _, deleted, scanned = bodies
+    assert [report["operation"] for report in bodies[:3]] == ["append", "append", "overwrite"]
+    assert [report["sequence-number"] for report in bodies[:3]] == [1, 2, 3]
+    assert {report["table-name"] for report in bodies} == {f"{namespace}.t"}
+    assert values(appended) | {"added-files-size-bytes": 0, "total-files-size-bytes": 0} == {
+        "attempts": 1, "added-data-files": 1, "added-records": 3, "added-files-size-bytes": 0,
+        "total-data-files": 1, "total-records": 3, "total-files-size-bytes": 0, "total-delete-files": 0,
+        "total-positional-deletes": 0, "total-equality-deletes": 0,
+        "manifests-created": 1, "manifests-kept": 0, "manifests-replaced": 0,
+    }  # fmt: skip
+    assert (values(deleted)["removed-data-files"], values(deleted)["total-records"]) == (2, 4)
+    assert (scanned["snapshot-id"], values(scanned)["result-data-files"]) == (deleted["snapshot-id"], 1)
+    if protocol.models() is not None:
+        for report in bodies:
+            model = "CommitReport" if report["report-type"] == "commit-report" else "ScanReport"
+            document = {key: report[key] for key in report if key != "report-type"}
+            assert protocol.problem(model, document | {"metrics": {}}) is None
+            for figure in report["metrics"].values():
+                kind = "TimerResult" if "count" in figure else "CounterResult"
+                assert protocol.problem(kind, figure) is None
+    operations = table.operations
+    assert isinstance(operations, rest.RestOperations)
+    with pytest.raises(sm.CatalogError):
+        operations.report({**scanned, "snapshot-id": "none"})
+
+
+def test_a_rest_catalog_may_forbid_reports(proxy: Proxy, namespace: str) -> None:
+    new_table(proxy, namespace, **{"rest-metrics-reporting-enabled": "false"}).append(ROWS).scan().plan_files_arrow()
+    assert proxy.reports == []
+
+
+@pytest.mark.parametrize("status", [500, SILENT], ids=["refuses", "is silent"])
+def test_a_catalog_that_fails_to_take_reports(
+    status: int, proxy: Proxy, namespace: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Plans and commits go on, and wait for it once. Later it is asked again."""
+    monkeypatch.setattr(rest, "_REPORT_SECONDS", 0.5)
+    proxy.report_fault = Fault(Way.REFUSED, status)
+    table = new_table(proxy, namespace).append(ROWS).append(ROWS)
+    assert table.scan().plan_files_arrow().num_rows == 2
+    assert len(proxy.reports) == 1
+    (record,) = [each for each in caplog.records if each.name == "sparkmeta.reports"]
+    assert "a metrics report was not sent to its catalog" in record.getMessage()
+    proxy.report_fault = None
+    monkeypatch.setattr(rest, "_pauses", {})
+    table.scan().plan_files_arrow()
+    assert len(proxy.reports) == 2
+
+
+def test_reporters_of_the_settings(
+    tmp_path: Path, spark: SparkSession, heard: list[Report], caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them get the report of a commit that lost once; a broken one harms neither the commit nor the others."""
+    sm.load_catalog("files", type="hadoop", warehouse=tmp_path.as_uri()).create_table(
+        "ns.t", Schema(NestedField(1, "id", LongType(), required=False))
+    )
+    location = f"{tmp_path.as_uri()}/ns/t"
+    names = "nosuch:reporter, log, reports_of_test:reports.append, reports_of_test:missing"
+    with configured(spark, {REPORTER: names}), caplog.at_level(logging.INFO, "sparkmeta.reports"):
+        first, second = (sm.load_table(location, spark=spark) for _ in range(2))
+        first.append(ROWS)
+        second.append(ROWS)
+    assert [values(report)["attempts"] for report in heard] == [1, 2]
+    assert values(heard[1])["total-data-files"] == 2
+    logged = [record.getMessage() for record in caplog.records if record.name == "sparkmeta.reports"]
+    assert [json.loads(text) for text in logged if text.startswith("{")] == heard
+    assert sum("sent to nosuch:reporter: ModuleNotFoundError" in text for text in logged) == 2
+    assert sum("sent to reports_of_test:missing: AttributeError" in text for text in logged) == 2
+    with configured(spark, {REPORTER: "log,print"}), pytest.raises(sm.SettingError, match="is 'log,print': expected"):
+        sm.load_table(location, spark=spark).scan().plan_files_arrow()
+
+
+class Meter:
+    """What OpenTelemetry's API offers, and what its instruments have been given."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, tuple[str, str, float, dict[str, str]]] = {}
+
+    def __getattr__(self, create: str) -> Callable[[str, str], Any]:
+        kind = create.removeprefix("create_")
+
+        def instrument(name: str, unit: str) -> Any:
+            def record(value: float, attributes: dict[str, str]) -> None:
+                self.given[name] = (kind, unit, value, attributes)
+
+            method = {"counter": "add", "gauge": "set", "histogram": "record"}[kind]
+            return type("Instrument", (), {method: staticmethod(record)})
+
+        return instrument
+
+
+def test_open_telemetry(location: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    monkeypatch.setattr("opentelemetry.metrics.get_meter", lambda _: meter)
+    instruments._instrument.cache_clear()
+    with configured(spark, {REPORTER: "opentelemetry"}):
+        sm.load_table(location, spark=spark).scan("part = 'a'").plan_files_arrow()
+        catalog = sm.load_catalog("files", type="hadoop", warehouse=f"{tmp_path.as_uri()}/warehouse")
+        catalog.create_table("ns.t", Schema(NestedField(1, "id", LongType(), required=False)), spark=spark).append(ROWS)
+    instruments._instrument.cache_clear()
+    name = {"iceberg.table.name": location.partition("/metadata/")[0]}
+    assert meter.given["iceberg.scan.result.data_files"] == ("counter", "", 4, name)
+    assert meter.given["iceberg.scan.planning.duration"][:2] == ("histogram", "ms")
+    kind, unit, added, attributes = meter.given["iceberg.commit.file_size.added_bytes"]
+    assert (kind, unit, attributes["iceberg.operation"]) == ("counter", "By", "append")
+    assert meter.given["iceberg.commit.file_size.total_bytes"][:3] == ("gauge", "By", added)
+    assert {*meter.given} <= NAMES
