@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
@@ -323,12 +322,8 @@ def _parts(listed: pa.Table, size: str) -> list[pa.Table]:
     """Cut manifests into shares of few entries. A manifest without counts has an entry for each 200 bytes."""
     sized = pc.divide(listed.column(size), 200)
     entries = pc.fill_null(pc.coalesce(sums(listed, FILE_COUNTS), sized), 0)
-    return [listed.slice(start, stop - start) for start, stop in _cuts(np.asarray(entries), SHARE_ENTRIES)]
-
-
-def _cuts(sizes: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
-    """Return the ranges of neighbours that `packed` puts together."""
-    return [(places[0], places[-1] + 1) for places in packed(range(len(sizes)), most, sizes.tolist().__getitem__)]
+    shares = packed(range(len(listed)), SHARE_ENTRIES, entries.to_pylist().__getitem__)
+    return [listed.slice(places[0], len(places)) for places in shares]
 
 
 def bytes_of(table: pa.Table) -> bytes:
