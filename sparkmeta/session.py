@@ -453,8 +453,13 @@ class TaskFunction:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sound, names = map(_with_offsets, batches), self.names
         yield from self.function(sound if names is None else (batch.rename_columns(names) for batch in sound))
-        _exempt_modules()
-        _exempt_archives()
+        skip_upkeep()
+
+
+def skip_upkeep() -> None:
+    """Make this Python worker skip work that PySpark does between tasks."""
+    _exempt_modules()
+    _exempt_archives()
 
 
 def _with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:

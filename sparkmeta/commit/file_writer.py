@@ -318,8 +318,7 @@ class ListedFileWriter:
             on_driver: the number of files that the commit has as rows so far.
         """
         hints = [_MANIFEST_PATH] if int(ContentType.DATA) not in allowed else []
-        is_alone = isinstance(files, pa.Table) and self.state.access.alone
-        room = len(files) if is_alone else max(0, MOST_ON_DRIVER - on_driver)
+        room = _MOST_LIMIT if self.state.access.alone else max(0, MOST_ON_DRIVER - on_driver)
         head = relation.head(some_columns(files, (*DESCRIPTION_COLUMNS, *hints)), room + 1)
         if len(head) > room:
             with translated_errors():

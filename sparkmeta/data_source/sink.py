@@ -161,7 +161,7 @@ class Report(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class SinkTasks:
-    """Writes the rows of a task. Picklable.
+    """Writes the rows of a task, in another process.
 
     Attributes:
         state: the table, without its snapshots.

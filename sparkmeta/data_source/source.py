@@ -20,6 +20,7 @@ from sparkmeta.data_source.sink import Sink, SinkOptions
 from sparkmeta.data_source.stream import StreamOptions, StreamReader
 from sparkmeta.data_source.tables import Opened, RowsRead, refuse_misfits, spark_batches
 from sparkmeta.data_source.writers import BatchWriter, StreamWriter
+from sparkmeta.session import skip_upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,7 @@ class DataSource(datasource.DataSource):
         sink = Sink(SinkOptions.of(self.options), self.catalogs, schema, overwrite)
         if not self._is_copy:
             sink.tasks  # noqa: B018  it refuses what can't be written
+            skip_upkeep()
         return sink
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import datasource
 
 from sparkmeta.data_source.options import short_errors
+from sparkmeta.session import skip_upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,7 @@ class StreamWriter(*_StreamWriters):  # type: ignore[misc]
         """Commit what the tasks have written, unless the batch is committed already."""
         with short_errors():
             self._sink.commit(messages, batchId)
+        skip_upkeep()
 
     def abort(self, messages: list[Report | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Delete what the tasks have written."""
