@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ScanSource(DataSource):  # type: ignore[misc]  mypy does not look at Daft
+class ScanSource(DataSource):  # type: ignore[misc]
     """The rows of a scan.
 
     Attributes:
