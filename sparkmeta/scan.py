@@ -1,4 +1,7 @@
-"""`Scan`: an immutable description of the rows to read from a table, whose plans are DataFrames."""
+"""`Scan`: an immutable description of the rows to read from a table, whose plans are DataFrames.
+
+Readers of rows are imported when they are used, so that a scan is planned quickly.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyspark.errors import AnalysisException
-from pyspark.sql.types import StructType
 
 from sparkmeta.arrow_types import arrow_schema
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
@@ -31,13 +32,11 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, choose, is_read_by_driver, result_of
+from sparkmeta.plan.choose import Choice, Readings, choose, readings, result_of
 from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
-from sparkmeta.plan.report import ScanReport, metrics_report, scan_report
-from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.tasks import (
     PARTITION_JSON,
     SplitPlanning,
@@ -48,10 +47,6 @@ from sparkmeta.plan.tasks import (
     task_type,
 )
 from sparkmeta.reports import ScanResult
-from sparkmeta.rows.arrow_reader import row_type
-from sparkmeta.rows.engines import daft_frame, duckdb_view, imported, ray_dataset
-from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow, read_rows_in_batches
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
@@ -62,6 +57,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Aliased
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.plan.report import ScanReport
+    from sparkmeta.rows.read import RowScan
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 
@@ -256,6 +253,8 @@ class Scan:
     def metadata_columns(self) -> tuple[str, ...]:
         """The selected metadata columns: `_file`, `_pos`, `_partition`, `_spec_id`, `_deleted`, `_row_id`,
         `_last_updated_sequence_number`. A table column of the same name hides them."""
+        from sparkmeta.rows.file_rows import METADATA_COLUMNS
+
         columns = {field.name for field in self.schema().fields}
         return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in columns)
 
@@ -282,10 +281,12 @@ class Scan:
 
     @cached_property
     def _choice(self) -> Choice:
-        return replace(choose(self._pruned), reporter=self._send_report)
+        return replace(choose(self._pruned, self._readings), reporter=self._send_report)
 
     def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
         """Send Iceberg's report on a plan; see `Choice.report`."""
+        from sparkmeta.plan.report import metrics_report
+
         state = self._filter.state
         if state.reports is not None and state.snapshot is not None:
             state.reports.send(
@@ -293,9 +294,15 @@ class Scan:
                 lambda: metrics_report(self._pruned, self.projection(), result(), seconds),
             )
 
+    @cached_property
+    def _readings(self) -> Readings:
+        return readings(self._pruned)
+
     @property
     def row_scan(self) -> RowScan:
         """The row reader, which scans of snapshot ranges share."""
+        from sparkmeta.rows.read import RowScan
+
         if has_transforms(self._filter.row_filter):
             raise UnsupportedError(f"transforms in filters select files to plan, not rows: {as_text(self.row_filter)}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
@@ -312,6 +319,8 @@ class Scan:
             ValidationError: metadata or deletes contradict each other.
             NotFoundError: a manifest or delete file is missing.
         """
+        from sparkmeta.rows.read import read_rows
+
         with translated_errors():
             rows = read_rows(self.row_scan, self._choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
@@ -322,6 +331,8 @@ class Scan:
         Raises:
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.read import count_rows
+
         _ = self.row_scan
         rows = count_rows(self._choice)
         return rows if self.row_limit is None else min(rows, self.row_limit)
@@ -334,6 +345,8 @@ class Scan:
         Raises:
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.read import read_rows_arrow
+
         with translated_errors():
             return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
 
@@ -346,6 +359,8 @@ class Scan:
             UnsupportedError: the driver can't open the table's files in this session.
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.read import read_rows_in_batches
+
         with translated_errors():
             return read_rows_in_batches(self.row_scan, self._choice, self.row_limit)
 
@@ -354,6 +369,8 @@ class Scan:
 
         Planning runs when the first batch is taken, since libraries ask for streams whose schema is all they need.
         """
+        from sparkmeta.rows.arrow_reader import row_type
+
         scan = self.row_scan
         schema = arrow_schema(row_type(scan.state, scan.projection, scan.metadata_columns))
         batches = (batch for read in [self.to_arrow_batch_reader] for batch in read())
@@ -369,6 +386,8 @@ class Scan:
         Raises:
             UnsupportedError: polars is not installed.
         """
+        from sparkmeta.rows.engines import imported
+
         return imported("polars", "to_polars").from_arrow(self.to_arrow())
 
     def to_duckdb(self, table_name: str, connection: Any = None) -> Any:
@@ -382,6 +401,8 @@ class Scan:
             UnsupportedError: DuckDB is not installed, or older than 1.5. Queries fail as `to_arrow_batch_reader` does.
             ValidationError: the name is not a string.
         """
+        from sparkmeta.rows.engines import duckdb_view
+
         TEXT.check("table_name", table_name)
         return duckdb_view(self, table_name, connection)
 
@@ -392,6 +413,8 @@ class Scan:
             UnsupportedError: Daft is not installed, or tasks can't open the table's files.
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.engines import daft_frame
+
         with translated_errors():
             return daft_frame(self.row_scan, self._choice, self.row_limit)
 
@@ -402,6 +425,8 @@ class Scan:
             UnsupportedError: Ray is not installed, or tasks can't open the table's files.
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.engines import ray_dataset
+
         with translated_errors():
             return ray_dataset(self.row_scan, self._choice, self.row_limit)
 
@@ -492,6 +517,8 @@ class Scan:
         Raises:
             ValidationError: as `plan_files_arrow`.
         """
+        from pyspark.sql.types import StructType
+
         tasks = self._task_json()
         return tasks if isinstance(tasks, pa.Table) else collected(tasks, StructType().add("task", "string"))
 
@@ -520,6 +547,8 @@ class Scan:
 
     def rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> Relation:
         """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
+        from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks
+
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
         choice, started = self._choice, time.perf_counter()
@@ -535,6 +564,8 @@ class Scan:
             InvalidFilterError: the table has no such column.
             ValidationError: `names` is not a collection of strings.
         """
+        from sparkmeta.plan.rest_tasks import stats_ids_of
+
         NAMES.check("stats_fields", names)
         return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
@@ -544,7 +575,7 @@ class Scan:
 
         Reads the manifest list or the tree's root.
         """
-        return is_read_by_driver(self._pruned)
+        return self._readings.by_driver
 
     def most_files(self) -> int | None:
         """Return an upper bound on the plan's files: the live files in the scan's manifests. None if unknown.
@@ -559,6 +590,8 @@ class Scan:
 
         It plans the scan, without Spark if the scan opens few manifests.
         """
+        from sparkmeta.plan.report import scan_report
+
         return scan_report(self._choice, as_text(self.row_filter))
 
     def _splitting(self) -> SplitPlanning:
@@ -582,6 +615,8 @@ class Scan:
 
 def register_view(rows: DataFrame, name: str, location: str) -> None:
     """Register rows of a table as a temporary view; see `Scan.create_temp_view`."""
+    from pyspark.errors import AnalysisException
+
     TEXT.check("name", name)
     try:
         rows.createOrReplaceTempView(name)

@@ -268,13 +268,36 @@ def result_of(rows: Relation) -> ScanResult | None:
     return ScanResult(len(rows), of_data, len(deletes), of_deletes)
 
 
-def choose(pruned: PrunedManifests) -> Choice:
+class Readings(NamedTuple):
+    """Where the data and delete manifests of a scan are read on their own."""
+
+    data: Reading
+    deletes: Reading
+
+    @property
+    def by_driver(self) -> bool:
+        """Whether the driver reads all of them."""
+        return all(reading.placement is Placement.DRIVER for reading in self)
+
+
+def readings(pruned: PrunedManifests) -> Readings:
+    """Return where the manifests of a scan are read on their own."""
+    of_data = _reading(pruned, pruned.data, data_projection(pruned.filter))
+    return Readings(of_data, _reading(pruned, pruned.deletes, delete_projection(pruned.filter)))
+
+
+def choose(pruned: PrunedManifests, on_their_own: Readings | None = None) -> Choice:
     """Choose where the manifests of a scan are read and how deletes are matched.
 
     Opens delete manifests only if the choice depends on their kind, as it does for format version 3. The driver opens
     them if they are few, otherwise one job does.
+
+    Args:
+        pruned: the manifests.
+        on_their_own: the result of `readings`, if it is known.
     """
     started = time.perf_counter()
+    known = readings(pruned) if on_their_own is None else on_their_own
     figures, pairs, dvs = _counts(pruned), None, None
     while (verdict := matching(figures)) is None:
         if not figures.is_tree and figures.only_dvs is None:
@@ -296,13 +319,15 @@ def choose(pruned: PrunedManifests) -> Choice:
     count = live_count(deletes)
     broadcast = count is not None and count <= costs.COSTS.broadcast_deletes
     driver_groups = _driver_groups(pruned, deletes)
-    delete_reading = _reading(pruned, deletes, delete_projection(pruned.filter))
+    delete_reading = known.deletes
+    if deletes is not pruned.deletes:
+        delete_reading = _reading(pruned, deletes, delete_projection(pruned.filter))
     return Choice(
         pruned=pruned,
         figures=figures,
         verdict=verdict,
         data=data,
-        data_reading=_data_reading(pruned, data, count),
+        data_reading=_data_reading(pruned, data, count, known.data),
         deletes=deletes,
         delete_reading=replace(delete_reading, placement=Placement.DRIVER) if driver_groups else delete_reading,
         driver_groups=driver_groups,
@@ -375,20 +400,21 @@ def _reading(
     return Reading(placement, ManifestLoad.of(manifests, most_entries))
 
 
-def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None) -> Reading:
-    """Return where data manifests are read on their own, whose files are joined with a number of deletes."""
-    projection, most_entries = data_projection(pruned.filter), None
+def _data_reading(pruned: PrunedManifests, data: pa.Table, deletes: int | None, known: Reading) -> Reading:
+    """Return where data manifests are read on their own, whose files are joined with a number of deletes.
+
+    Args:
+        pruned: the manifests of the scan.
+        data: the data manifests.
+        deletes: the number of deletes; None if it is unknown.
+        known: where all data manifests of the scan are read.
+    """
+    projection = data_projection(pruned.filter)
     drops_most = projection.entry_filter is not None and projection.entry_filter.stats.tests
     if not drops_most and (live_count(data) or 0) * (deletes or 0) > costs.COSTS.driver_pairs:
         # Spark joins that many pairs. A join is slower if the driver passes the data files to it.
-        most_entries = MOST_WIDE_ENTRIES
-    return _reading(pruned, data, projection, most_entries)
-
-
-def is_read_by_driver(pruned: PrunedManifests) -> bool:
-    """Return whether the driver reads all manifests of a scan."""
-    sides = (pruned.data, data_projection(pruned.filter)), (pruned.deletes, delete_projection(pruned.filter))
-    return all(_reading(pruned, *side).placement is Placement.DRIVER for side in sides)
+        return _reading(pruned, data, projection, MOST_WIDE_ENTRIES)
+    return known if data is pruned.data else _reading(pruned, data, projection)
 
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:
