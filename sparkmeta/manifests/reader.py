@@ -14,6 +14,7 @@ from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.entries.records import (
     has_metrics_maps,
     manifest_parts,
+    matching_rows,
     stats_for_maps,
     whole_manifests,
     with_metrics_maps,
@@ -21,6 +22,7 @@ from sparkmeta.entries.records import (
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
+from sparkmeta.manifests.kept_entries import KeptEntries
 from sparkmeta.manifests.placement import MOST_TESTED_ENTRIES, ManifestLoad, Placement
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
@@ -245,9 +247,25 @@ class ManifestReader:
         if self.tree is not None:
             masks = {row[MANIFEST]: row for row in inlined(self._dvs_of(manifests).to_pylist(), self.access.files)}
         decode = partial(self.decoder(Placement.DRIVER).decode_unmasked, projection, masks)
-        in_root = self.root_batches(manifests, projection)
-        tables = [map_on_driver(parts, decode, projection.schema), pa.Table.from_batches(in_root, projection.schema)]
-        return pa.concat_tables(tables)
+        decoded = map_on_driver(parts, decode, projection.schema)
+        if self.tree is None:
+            return matching_rows(decoded, projection)
+        return pa.concat_tables([decoded, self._root_table(manifests, projection)])
+
+    def _root_table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
+        """Return the root's own files if they are among manifests, DELETED ones included."""
+        in_root = manifests.filter(pc.equal(manifests.column("file_format"), IN_ROOT))
+
+        def read(every: EntryProjection) -> pa.Table:
+            return pa.Table.from_batches(self.root_batches(in_root, every), every.schema)
+
+        if projection.entry_filter is None:
+            return read(projection)
+        return self._kept.of((IN_ROOT, *in_root.column(MANIFEST).to_pylist()), projection, read)
+
+    @cached_property
+    def _kept(self) -> KeptEntries:
+        return KeptEntries(self.settings.driver_manifest_bytes)
 
     def _root_entries(self, manifest: int, rows: pa.Table, projection: EntryProjection) -> pa.Table:
         assert self.tree is not None
@@ -411,7 +429,7 @@ class ManifestReader:
         cache = self.manifest_cache
         if placement is Placement.DRIVER:
             cached = None if cache is None else cache.files
-            return EntryDecoder(self.access.files, self.trees, self.types.locations, cached)
+            return EntryDecoder(self.access.files, self.trees, self.types.locations, cached, kept=self._kept)
         assert self.access.tasks is not None
         writer = None if cache is None else cache.writer
         return EntryDecoder(self.access.tasks, self.trees, self.types.locations, self.access.tasks, writer)

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
 import pytest
 
 import sparkmeta as sm
+from sparkmeta.entries.projection import EntryProjection
+from sparkmeta.manifests import decoder
+from sparkmeta.manifests.kept_entries import KeptEntries
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.scan import Scan, table_scan
@@ -183,3 +187,38 @@ def test_a_report_is_of_the_plan_that_was_made(
     assert report.files_with_deletes == sum(planned.values()) == 2
     assert report.strategy.startswith("join: the setting" if planning == "join" else "colocated: 2 deletion vectors")
     assert 0 < report.manifest_pruning_seconds <= report.planning_seconds
+
+
+@pytest.mark.parametrize("planning", ["auto", "join"])
+def test_a_plan_of_another_filter_opens_no_small_manifest_again(
+    table: HandmadeTable, watch: Watch, monkeypatch: pytest.MonkeyPatch, planning: str
+) -> None:
+    """Its rows are those of a plan that reads the manifests itself."""
+    watched = watch(table, planning, on_driver=True)
+    again = table_scan(watched.scan.state, "id = 1", ("*",), True, None, {})
+    assert watched.during(lambda: watched.scan.filter("id = 2").plan_files_arrow())[0] == {LIST} | DATA | DELETES
+    plans: list[Any] = []
+    assert watched.during(lambda: plans.append(again.plan_files_arrow())) == (set(), 0)
+    other = watch(table, planning, on_driver=True, row_filter="id = 1").scan
+    assert plans[0].equals(other.plan_files_arrow())
+    assert len(plans[0]) == 2
+    with monkeypatch.context() as large:
+        large.setattr(decoder, "SMALL_MANIFEST_BYTES", 0)
+        assert watched.during(lambda: watched.scan.filter("id = 0").plan_files_arrow())[0] == DATA | DELETES
+
+
+def test_kept_entries_have_a_limit() -> None:
+    """The entries that were used last stay."""
+    kept, read = KeptEntries(1000), list[str]()
+
+    def entries(place: str) -> pa.Table:
+        def of_place(every: EntryProjection) -> pa.Table:
+            assert every.entry_filter is None
+            read.append(place)
+            return pa.table({"x": pa.array(range(50), pa.int64())})
+
+        return kept.of(place, EntryProjection.of(("location",)), of_place)
+
+    for place in "abacab":
+        entries(place)
+    assert read == ["a", "b", "c", "b"]
