@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import ValidationError
@@ -157,9 +159,13 @@ _VERSIONS: dict[int, type[TableMetadata]] = {
     4: TableMetadataV4,
 }
 
+# The metadata in use, by the locations and contents of files. Tables are loaded again and again: by a service for each
+# request, by a commit for each attempt.
+_parsed: WeakValueDictionary[tuple[str, bytes], TableMetadata] = WeakValueDictionary()
+
 
 def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
-    """Return the table metadata in a metadata file.
+    """Return the table metadata in a metadata file. While it is in use, the same file is not parsed again.
 
     Args:
         data: The bytes of the file, plain or compressed with gzip.
@@ -171,7 +177,10 @@ def parse_table_metadata(data: bytes, location: str) -> TableMetadata:
             format version 4.
         UnsupportedError: The format version or the layout of the metadata tree is newer than this library.
     """
-    return table_metadata_from_json(parse_json(decompressed(data, location), location))
+    key = location, hashlib.sha256(data).digest()
+    if (metadata := _parsed.get(key)) is None:
+        metadata = _parsed[key] = table_metadata_from_json(parse_json(decompressed(data, location), location))
+    return metadata
 
 
 def table_metadata_from_json(node: JsonNode) -> TableMetadata:

@@ -367,3 +367,10 @@ def test_a_snapshot_that_is_its_own_ancestor(parents: dict[int, int], again: int
         list(ancestors_of(metadata, 3))
     with pytest.raises(CorruptFileError, match=says):
         choose_expired(metadata, ExpiryRules(now_ms=0))
+
+
+def test_metadata_in_use_is_not_parsed_again() -> None:
+    metadata, text = parse(v2()), encoded(v2())
+    assert parse_table_metadata(text, LOCATION) is metadata
+    assert parse_table_metadata(text, f"{LOCATION}.json") is not metadata
+    assert parse(v2() | {"last-updated-ms": 7}).last_updated_ms == 7
