@@ -7,7 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ from sparkmeta.inspect.file_changes import snapshots_between
 from sparkmeta.operations.rest import RestOperations
 from sparkmeta.plan.rest_tasks import refuse_dropped, refuse_table
 from sparkmeta.range_scan import IncrementalScan
-from sparkmeta.scan import ALL_FIELDS, Scan, table_scan
+from sparkmeta.scan import ALL_FIELDS, Scan
 from sparkmeta.service.pages import PAGE_SCHEMA, PageWriter, cut_pages, from_stream, packed, page_text
 from sparkmeta.service.requests import BAD_REQUEST, INTERNAL, NO_NAMESPACE, NO_TABLE, ApiError
 from sparkmeta.session import map_arrow
@@ -114,8 +114,7 @@ def scan_of(table: Table, request: PlanRequest) -> Scan | IncrementalScan:
 
 
 def _filtered(table: Table, request: PlanRequest, fields: tuple[str, ...], snapshot_id: int | None = None) -> Scan:
-    scan = table_scan(table.state, request.row_filter, fields, request.case_sensitive, snapshot_id, {})
-    return replace(scan, two_valued=True)
+    return Scan(table.state, request.row_filter, fields, request.case_sensitive, snapshot_id, two_valued=True)
 
 
 def refuse_dropped_columns(table: Table, request: PlanRequest) -> None:

@@ -152,6 +152,8 @@ class Service:
         except OSError as error:
             self._end()
             raise SessionError(f"the service can't listen on {host}:{port}: {error.strerror or error}") from error
+        # Otherwise the body of an answer waits up to 40 ms for the client to acknowledge its head.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._port = listening.getsockname()[1]
         _log.info("serving on %s", self.uri)
         threading.Thread(target=self._warm_up, name="sparkmeta-warm-up", daemon=True).start()
