@@ -1,4 +1,7 @@
-"""`Scan`: an immutable description of the rows to read from a table, whose plans are DataFrames."""
+"""`Scan`: an immutable description of the rows to read from a table, whose plans are DataFrames.
+
+Readers of rows are imported when they are used, so that a scan is planned quickly.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyspark.errors import AnalysisException
-from pyspark.sql.types import StructType
 
 from sparkmeta.checks import NAMES, OPTIONS, TEXT, Rule, are_texts, between
 from sparkmeta.columns.filter_text import as_text
@@ -29,13 +30,11 @@ from sparkmeta.errors import (
     shown,
     translated_errors,
 )
-from sparkmeta.plan.choose import Choice, choose, is_read_by_driver
+from sparkmeta.plan.choose import Choice, Readings, choose, readings
 from sparkmeta.plan.files import collected, count_files, plan_files, plan_files_arrow, plan_schema, planned_files
 from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.plan.match import match_deletes, read_entries
 from sparkmeta.plan.prune import PrunedManifests, live_files, prune_manifests
-from sparkmeta.plan.report import ScanReport, scan_report
-from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks, stats_ids_of
 from sparkmeta.plan.tasks import (
     PARTITION_JSON,
     SplitPlanning,
@@ -45,8 +44,6 @@ from sparkmeta.plan.tasks import (
     task_json,
     task_type,
 )
-from sparkmeta.rows.file_rows import METADATA_COLUMNS
-from sparkmeta.rows.read import RowScan, count_rows, read_rows, read_rows_arrow
 from sparkmeta.spec.metadata import snapshot_of
 
 if TYPE_CHECKING:
@@ -57,6 +54,8 @@ if TYPE_CHECKING:
 
     from sparkmeta.columns.sql import Aliased
     from sparkmeta.entries.relation import Relation
+    from sparkmeta.plan.report import ScanReport
+    from sparkmeta.rows.read import RowScan
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.state import TableState
 
@@ -251,6 +250,8 @@ class Scan:
     def metadata_columns(self) -> tuple[str, ...]:
         """The selected metadata columns: `_file`, `_pos`, `_partition`, `_spec_id`, `_deleted`, `_row_id`,
         `_last_updated_sequence_number`. A table column of the same name hides them."""
+        from sparkmeta.rows.file_rows import METADATA_COLUMNS
+
         columns = {field.name for field in self.schema().fields}
         return tuple(name for name in self.selected_fields if name in METADATA_COLUMNS and name not in columns)
 
@@ -277,11 +278,17 @@ class Scan:
 
     @cached_property
     def _choice(self) -> Choice:
-        return choose(self._pruned)
+        return choose(self._pruned, self._readings)
+
+    @cached_property
+    def _readings(self) -> Readings:
+        return readings(self._pruned)
 
     @property
     def row_scan(self) -> RowScan:
         """The row reader, which scans of snapshot ranges share."""
+        from sparkmeta.rows.read import RowScan
+
         if has_transforms(self._filter.row_filter):
             raise UnsupportedError(f"transforms in filters select files to plan, not rows: {as_text(self.row_filter)}")
         return RowScan(self._filter, self.projection(), self.metadata_columns)
@@ -298,6 +305,8 @@ class Scan:
             ValidationError: metadata or deletes contradict each other.
             NotFoundError: a manifest or delete file is missing.
         """
+        from sparkmeta.rows.read import read_rows
+
         with translated_errors():
             rows = read_rows(self.row_scan, self._choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
@@ -308,6 +317,8 @@ class Scan:
         Raises:
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.read import count_rows
+
         _ = self.row_scan
         rows = count_rows(self._choice)
         return rows if self.row_limit is None else min(rows, self.row_limit)
@@ -320,6 +331,8 @@ class Scan:
         Raises:
             ValidationError: as `to_df`.
         """
+        from sparkmeta.rows.read import read_rows_arrow
+
         with translated_errors():
             return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
 
@@ -419,6 +432,8 @@ class Scan:
         Raises:
             ValidationError: as `plan_files_arrow`.
         """
+        from pyspark.sql.types import StructType
+
         tasks = self._task_json()
         return tasks if isinstance(tasks, pa.Table) else collected(tasks, StructType().add("task", "string"))
 
@@ -447,6 +462,8 @@ class Scan:
 
     def rest_tasks(self, *, null_partitions: bool = True, stats_fields: Collection[str] = ()) -> Relation:
         """Return the rows of `to_rest_tasks`, as an Arrow table in memory if the driver plans them."""
+        from sparkmeta.plan.rest_tasks import metrics_columns, refuse_dropped, rest_tasks
+
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
         matched = match_deletes(read_entries(self._choice, metrics_columns(ids)))
@@ -459,6 +476,8 @@ class Scan:
             InvalidFilterError: the table has no such column.
             ValidationError: `names` is not a collection of strings.
         """
+        from sparkmeta.plan.rest_tasks import stats_ids_of
+
         NAMES.check("stats_fields", names)
         return stats_ids_of(names, (self.schema(), self.state.metadata.schema()), self.case_sensitive)
 
@@ -468,7 +487,7 @@ class Scan:
 
         Reads the manifest list or the tree's root.
         """
-        return is_read_by_driver(self._pruned)
+        return self._readings.by_driver
 
     def most_files(self) -> int | None:
         """Return an upper bound on the plan's files: the live files in the scan's manifests. None if unknown.
@@ -483,6 +502,8 @@ class Scan:
 
         It plans the scan, without Spark if the scan opens few manifests.
         """
+        from sparkmeta.plan.report import scan_report
+
         return scan_report(self._choice, as_text(self.row_filter))
 
     def _splitting(self) -> SplitPlanning:
@@ -505,6 +526,8 @@ class Scan:
 
 def register_view(rows: DataFrame, name: str, location: str) -> None:
     """Register rows of a table as a temporary view; see `Scan.create_temp_view`."""
+    from pyspark.errors import AnalysisException
+
     TEXT.check("name", name)
     try:
         rows.createOrReplaceTempView(name)

@@ -241,13 +241,36 @@ class Choice:
         return f"{self.verdict.matching}: {self.verdict.reason}"
 
 
-def choose(pruned: PrunedManifests) -> Choice:
+class Readings(NamedTuple):
+    """Where the data and delete manifests of a scan are read on their own."""
+
+    data: Reading
+    deletes: Reading
+
+    @property
+    def by_driver(self) -> bool:
+        """Whether the driver reads all of them."""
+        return all(reading.placement is Placement.DRIVER for reading in self)
+
+
+def readings(pruned: PrunedManifests) -> Readings:
+    """Return where the manifests of a scan are read on their own."""
+    of_data = _reading(pruned, pruned.data, data_projection(pruned.filter))
+    return Readings(of_data, _reading(pruned, pruned.deletes, delete_projection(pruned.filter)))
+
+
+def choose(pruned: PrunedManifests, on_their_own: Readings | None = None) -> Choice:
     """Choose where the manifests of a scan are read and how deletes are matched.
 
     Opens delete manifests only if the choice depends on their kind, as it does for format version 3. The driver opens
     them if they are few, otherwise one job does.
+
+    Args:
+        pruned: the manifests.
+        on_their_own: the result of `readings`, if it is known.
     """
     started = time.perf_counter()
+    known = readings(pruned) if on_their_own is None else on_their_own
     figures, pairs, dvs = _counts(pruned), None, None
     while (verdict := matching(figures)) is None:
         if not figures.is_tree and figures.only_dvs is None:
@@ -269,13 +292,17 @@ def choose(pruned: PrunedManifests) -> Choice:
     count = live_count(deletes)
     broadcast = count is not None and count <= costs.COSTS.broadcast_deletes
     driver_groups = _driver_groups(pruned, deletes)
-    delete_reading = _reading(pruned, deletes, delete_projection(pruned.filter))
+    data_reading, delete_reading = known
+    if data is not pruned.data:
+        data_reading = _reading(pruned, data, data_projection(pruned.filter))
+    if deletes is not pruned.deletes:
+        delete_reading = _reading(pruned, deletes, delete_projection(pruned.filter))
     return Choice(
         pruned=pruned,
         figures=figures,
         verdict=verdict,
         data=data,
-        data_reading=_reading(pruned, data, data_projection(pruned.filter)),
+        data_reading=data_reading,
         deletes=deletes,
         delete_reading=replace(delete_reading, placement=Placement.DRIVER) if driver_groups else delete_reading,
         driver_groups=driver_groups,
@@ -344,12 +371,6 @@ def _reading(pruned: PrunedManifests, manifests: pa.Table, projection: EntryProj
     """Return where manifests are read on their own."""
     placement = pruned.filter.state.reader.table_placement(manifests, projection)
     return Reading(placement, ManifestLoad.of(manifests, projection))
-
-
-def is_read_by_driver(pruned: PrunedManifests) -> bool:
-    """Return whether the driver reads all manifests of a scan."""
-    sides = (pruned.data, data_projection(pruned.filter)), (pruned.deletes, delete_projection(pruned.filter))
-    return all(_reading(pruned, *side).placement is Placement.DRIVER for side in sides)
 
 
 def _together(pruned: PrunedManifests, data: pa.Table, deletes: pa.Table, *, driver: bool) -> Reading:

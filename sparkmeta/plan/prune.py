@@ -102,7 +102,7 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     This is sound under manifest DVs: if no entry of a leaf can match, no subset can. The root's own files have no
     aggregated stats and are kept.
     """
-    if scan_filter.keeps_all or not len(manifests):
+    if scan_filter.keeps_all or pc.all(pc.equal(manifests.column("file_format"), IN_ROOT)).as_py():
         return manifests
     sources, known = scan_filter.state.types.tuple_sources, _stats_ids(manifests)
 
