@@ -94,12 +94,16 @@ class _Rows:
         length: the number of rows.
         read: returns a column by its name.
         columns: variables of lambdas, and columns that have been read.
+
+    Attributes:
+        fields: the fields of structs that have been read, by the text of the struct.
     """
 
     def __init__(self, length: int, read: Callable[[str], Values], columns: dict[str, Values] | None = None) -> None:
         self.length = length
         self.read = read
         self.columns = columns or {}
+        self.fields: dict[tuple[str, str], Values] = {}
 
     @classmethod
     def of(cls, table: pa.Table) -> _Rows:
@@ -142,6 +146,9 @@ class _Rows:
 def _array(values: Values, length: int) -> pa.Array:
     if isinstance(values, pa.Array):
         return values
+    if pa.types.is_list(values.type) and values.is_valid and not len(values):
+        # Arrow repeats lists one at a time.
+        return pa.ListArray.from_arrays(pa.array(np.zeros(length + 1, np.int32)), values.values, type=values.type)
     return pa.repeat(values, length) if length else pa.array([], values.type)
 
 
@@ -298,8 +305,11 @@ def _struct(rows: _Rows, *fields: Aliased) -> Values:
 
 
 def _field_of(rows: _Rows, values: Sql, name: str) -> Values:
-    struct = rows.evaluate(values)
-    return struct if pa.types.is_null(struct.type) else _field(struct, name)
+    key = (values.text, name)
+    if key not in rows.fields:
+        struct = rows.evaluate(values)
+        rows.fields[key] = struct if pa.types.is_null(struct.type) else _field(struct, name)
+    return rows.fields[key]
 
 
 def _field(values: Values, key: str | int) -> Values:

@@ -248,7 +248,10 @@ def _spark_opens(state: TableState, paths: pa.ChunkedArray) -> Flags:
 
 def _without_repeats(files: PlannedFiles, rows: Indices) -> list[Indices]:
     """Divide files into parts without duplicate paths. A file that a table lists several times is read as often."""
-    codes = files.table.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()[rows]
+    paths = files.table.column("file_path").combine_chunks().dictionary_encode()
+    if len(rows) and len(paths.dictionary) == len(paths):
+        return [rows]
+    codes = paths.indices.to_numpy()[rows]
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     occurrence = np.empty(len(rows), np.int64)
