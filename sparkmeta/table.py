@@ -31,6 +31,7 @@ from sparkmeta.storage.location import absolute
 from sparkmeta.write.changes import RequestedChange, RowChanges
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table as PyIcebergTable
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sparkmeta.commit.transaction import Transaction
     from sparkmeta.inspect.draw import Drawing
     from sparkmeta.inspect.inspect_table import InspectTable
+    from sparkmeta.inspect.metadata_rows import MetadataRows
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
@@ -200,7 +202,9 @@ class Table(BaseTable, RowChanges):
         return file_changes(self.state, *ids, columns, lenient=lenient)
 
     def check(self, snapshot_id: int | None = None) -> DataFrame:
-        """Check the metadata of a snapshot for contradictions that would break plans or other engines, lazily.
+        """Check the metadata of a snapshot for contradictions that would break plans or other engines.
+
+        The driver checks few manifests of a list at once, without a job. All else is lazy.
 
         Rules for a manifest list:
 
@@ -229,11 +233,22 @@ class Table(BaseTable, RowChanges):
             NoSuchSnapshotError: the table has no such snapshot.
             CorruptFileError: the root is not a manifest. When the DataFrame runs, unreadable leaves raise errors.
         """
-        from sparkmeta.inspect.check import check
+        return self._violations(snapshot_id).frame()
 
-        if snapshot_id is None:
-            return check(self.state)
-        return check(self.state.at(snapshot_of(self.metadata, snapshot_id)))
+    def check_arrow(self, snapshot_id: int | None = None) -> pa.Table:
+        """Return the rows of `check` as an Arrow table in memory, without Spark if the driver checks the manifests.
+
+        Raises:
+            NoSuchSnapshotError: the table has no such snapshot.
+            CorruptFileError: the root is not a manifest, or a leaf is unreadable.
+        """
+        return self._violations(snapshot_id).table()
+
+    def _violations(self, snapshot_id: int | None) -> MetadataRows:
+        from sparkmeta.inspect.check import violations
+
+        state = self.state if snapshot_id is None else self.state.at(snapshot_of(self.metadata, snapshot_id))
+        return violations(state)
 
     def draw(self, snapshot_id: int | None = None) -> Drawing:
         """Draw the metadata tree of a snapshot, by default the current one, for a notebook or `print`.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-MOST_TASKS = 60
+MOST_TASKS = 55
 
 
 @pytest.mark.classic

@@ -51,6 +51,7 @@ def read(table: Table) -> list[str]:
         shown.append(sorted(map(str, splits)))
         report = scan.report().to_dict()
         shown.append({name: value for name, value in report.items() if not name.endswith("_seconds")})
+    shown.append(table.check_arrow().to_pylist())
     return [str(each) for each in shown]
 
 

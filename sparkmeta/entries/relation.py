@@ -87,6 +87,32 @@ def beside(rows: Relation, others: Relation, left: str, right: str) -> Relation:
     return pa.table({name: table.column(name) for table in (rows, matches) for name in table.column_names})
 
 
+def pairs(rows: Relation, others: Relation, key: str) -> Relation:
+    """Return the pairs of rows with equal keys, which are texts, with the columns of both. Null equals no key.
+
+    Args:
+        rows: the rows.
+        others: rows of other columns, except for the key. They are few if `rows` are.
+        key: the column to compare.
+    """
+    if not isinstance(rows, pa.Table):
+        return rows.join(others, key)
+    assert isinstance(others, pa.Table)
+    sides = {"left": rows, "right": others}
+    places = [
+        pa.table({key: table.column(key), name: pa.array(range(len(table)), pa.int64())})
+        for name, table in sides.items()
+    ]
+    found = places[0].join(places[1], key, join_type="inner")
+    return pa.table(
+        {
+            column: table.column(column).take(found.column(name))
+            for name, table in sides.items()
+            for column in table.column_names
+        }
+    )
+
+
 def head(rows: Relation, count: int) -> pa.Table:
     """Return the first rows in memory. For many rows, runs a job."""
     return rows.slice(0, count) if isinstance(rows, pa.Table) else rows.limit(count).toArrow()

@@ -13,10 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from sparkmeta.arrow_types import spark_schema
+from sparkmeta.columns import sql
 from sparkmeta.columns.bounds import inverted, known_bounds
 from sparkmeta.entries.arrays import is_live, is_live_entry, whole, with_plain_types
-from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, PARTITION, EntryProjection
+from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST, ORDINAL, EntryProjection
 from sparkmeta.entries.records import whole_manifests
+from sparkmeta.entries.relation import grouped, pairs, select, where
+from sparkmeta.entries.relation import union as rows_of_both
 from sparkmeta.errors import CorruptFileError
 from sparkmeta.inspect.check_tasks import (
     CHECKED_COLUMNS,
@@ -28,6 +32,7 @@ from sparkmeta.inspect.check_tasks import (
     violation,
 )
 from sparkmeta.inspect.file_changes import Row, flat_rows, manifest_dvs_by_leaf
+from sparkmeta.inspect.metadata_rows import MetadataRows
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, checked_ordinals, dv_row
 from sparkmeta.manifests.reader import root_location
 from sparkmeta.manifests.v4.layout import stats_of_fields
@@ -42,13 +47,16 @@ from sparkmeta.manifests.v4.root import (
 )
 from sparkmeta.manifests.v4.spark import read_rows
 from sparkmeta.manifests.v4.tree_manifests import Tree, leaf_manifests
-from sparkmeta.session import local_frame, map_arrow, map_by_tasks
+from sparkmeta.plan.deletes.rules import SEQUENCE, partition_key
+from sparkmeta.session import local_frame, map_arrow, map_by_tasks, map_on_driver
 from sparkmeta.spec.entry import BOUNDS, ContentType, Status
 from sparkmeta.storage.reading import with_content
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from sparkmeta.columns.sql import Aliased
+    from sparkmeta.entries.relation import Relation
     from sparkmeta.state import TableState
 
 
@@ -125,6 +133,14 @@ class CheckedTree:
     # -- in Spark ---------------------------------------------------------------------------------------------------
 
     @cached_property
+    def _is_small(self) -> bool:
+        return self.state.reader.fits_driver(self.manifests, EntryProjection.of(ENTRY_COLUMNS))
+
+    def together(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a small tree in one partition, which Spark groups and joins without a shuffle."""
+        return rows.coalesce(1) if self._is_small else rows
+
+    @cached_property
     def leaves(self) -> DataFrame:
         """The root's entries for the live leaves, as `_LEAF_SCHEMA`."""
         stats = self.manifests.column("manifest_stats")
@@ -164,7 +180,7 @@ class CheckedTree:
             for projection in [EntryProjection.of(ENTRY_COLUMNS, None, stats)]
             for frame in self.state.reader.physical_frames(leaves, projection)
         ]
-        return union(frames) if frames else self.root_entries(FILES).where("false")
+        return self.together(union(frames)) if frames else self.root_entries(FILES).where("false")
 
     def root_entries(self, kinds: Collection[ContentType]) -> DataFrame:
         """Return the files of the root itself with the columns of `physical_entries`, without a manifest."""
@@ -172,7 +188,7 @@ class CheckedTree:
         files = self.root.of(kinds, live=False)
         rows = files.append_column(MANIFEST, pa.nulls(len(files), pa.int32()))
         frame = read_rows(self.state.spark, rows, projection, self.state.types.tuple_sources)
-        return self._narrow(frame, projection)
+        return self.together(self._narrow(frame, projection))
 
     def _narrow(self, frame: DataFrame, projection: EntryProjection) -> DataFrame:
         unbound = self._unbound() if projection.stats else F.lit(None).cast("int")
@@ -196,7 +212,7 @@ class CheckedTree:
     @cached_property
     def ordinals(self) -> DataFrame:
         """The ordinals that are masked, and the problems of masks, as `CHECKED_SCHEMA`."""
-        return checked_ordinals(self.state.spark, self.masks, self.state.access.tasks)
+        return self.together(checked_ordinals(self.state.spark, self.masks, self.state.access.tasks))
 
     @cached_property
     def masked_ordinals(self) -> DataFrame:
@@ -215,7 +231,7 @@ class CheckedTree:
     def live(self) -> DataFrame:
         """The live files, as readers see them."""
         in_leaves = self.marked.where(is_live_entry().column() & ~F.col(IS_MASKED)).drop(IS_MASKED)
-        return in_leaves.unionByName(self.root_entries(FILES).where(is_live_entry().text))
+        return self.together(in_leaves.unionByName(self.root_entries(FILES).where(is_live_entry().text)))
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -230,30 +246,35 @@ _VECTOR_OFFSET = "_offset"
 _POSITION_DELETES, _DATA_FILES = int(ContentType.POSITION_DELETES), int(ContentType.DATA)
 
 
-def check_list(state: TableState) -> DataFrame:
-    """Return the violations in a snapshot with a manifest list; see `Table.check`."""
+def check_list(state: TableState) -> Relation:
+    """Return the violations in a snapshot with a manifest list; see `Table.check`. The driver checks few manifests."""
     try:
         manifests = state.manifests
     except CorruptFileError as error:
         broken = Broken(error.location, error.field, error.value, error.problem)
-        of_list = pa.Table.from_pylist([violation("manifest-list", broken)], schema=VIOLATIONS)
-        return local_frame(state.spark, of_list)
-    violations = [violation(rule, broken) for rule, find in LIST_RULES for broken in find(state)]
-    frames = [local_frame(state.spark, pa.Table.from_pylist(violations, schema=VIOLATIONS))]
+        return pa.Table.from_pylist([violation("manifest-list", broken)], schema=VIOLATIONS)
+    of_list = [violation(rule, broken) for rule, find in LIST_RULES for broken in find(state)]
+    parts: list[Relation] = [pa.Table.from_pylist(of_list, schema=VIOLATIONS)]
     if len(manifests):
         projection = state.projection(CHECKED_COLUMNS)
+        on_driver = state.reader.fits_driver(manifests, projection)
+        reader = state.access.driver if on_driver else state.access.tasks
         types, version = state.types, state.metadata.format_version
-        checks = ManifestChecks(state.access.tasks, projection, types.column_types, types.locations, version)
-        frames.append(_by_tasks(state, checks.violations, VIOLATIONS))
-        live = _by_tasks(state, checks.files, projection.schema).where(is_live_entry().text)
-        frames += [*_listed_files_twice(live), *_contradictory_vectors(state, live)]
-    return union(frames)
+        checks = ManifestChecks(reader, projection, types.column_types, types.locations, version)
+        parts.append(_checked(state, checks.violations, VIOLATIONS, on_driver))
+        live = where(_checked(state, checks.files, projection.schema, on_driver), is_live_entry())
+        parts += [*_listed_files_twice(live), *_contradictory_vectors(state, live)]
+    return reduce(lambda left, right: rows_of_both(left, right, state), parts)
 
 
-def _by_tasks(state: TableState, function: Callable[..., Iterator[pa.RecordBatch]], schema: pa.Schema) -> DataFrame:
+def _checked(
+    state: TableState, function: Callable[..., Iterator[pa.RecordBatch]], schema: pa.Schema, on_driver: bool
+) -> Relation:
     units = whole_manifests(state.manifests)
     for name in ("content_type", "manifest_stats"):
         units = units.append_column(name, state.manifests.column(name))
+    if on_driver:
+        return map_on_driver(units, function, schema)
     if state.access.tasks is None:
         return map_arrow(with_content(state.spark, units), function, schema)
     return map_by_tasks(state.spark, units, function, schema)
@@ -322,34 +343,42 @@ LIST_RULES: tuple[tuple[str, Callable[[TableState], Iterator[Broken]]], ...] = (
 # -- Rules of live files, each a query --------------------------------------------------------------------------------
 
 
-def _listed_files_twice(live: DataFrame) -> Iterator[DataFrame]:
-    offset = F.coalesce("deletion_vector.offset", F.lit(-1).cast("long")).alias(_VECTOR_OFFSET)
-    twice = live.groupBy("location", offset).count().where("count > 1")
-    yield _broken("one-entry-per-file", twice, "location", F.col("count"), "the file has several live entries")
+_COUNT = sql.call("sum", sql.lit(1).cast("bigint")).alias("count")
+_SEVERAL = sql.col("count") > 1
 
 
-def _contradictory_vectors(state: TableState, live: DataFrame) -> Iterator[DataFrame]:
+def _listed_files_twice(live: Relation) -> Iterator[Relation]:
+    offset = sql.coalesce(sql.col("deletion_vector.offset"), sql.lit(-1).cast("bigint")).alias(_VECTOR_OFFSET)
+    twice = where(grouped(live, [_named("location"), offset], [_COUNT]), _SEVERAL)
+    yield _broken("one-entry-per-file", twice, "location", "count", "the file has several live entries")
+
+
+def _contradictory_vectors(state: TableState, live: Relation) -> Iterator[Relation]:
     """Find second deletion vectors of a data file, and ones that are older than it or of another partition."""
-    key = ["partition_spec_id", *([PARTITION] if state.types.partition_fields else [])]
-    place = F.struct(F.col("version_info.sequence_number").alias("sequence"), F.to_json(F.struct(*key)).alias("key"))
-    dvs = live.where((F.col("content_type") == _POSITION_DELETES) & (F.col("file_format") == "PUFFIN"))
-    several = dvs.groupBy("referenced_file").count().where("count > 1")
+    sequence, key = sql.col(SEQUENCE), partition_key(state)
+    is_dv = (sql.col("content_type") == _POSITION_DELETES) & (sql.col("file_format") == "PUFFIN")
+    dvs = where(live, is_dv)
+    several = where(grouped(dvs, [_named("referenced_file")], [_COUNT]), _SEVERAL)
     problem = "the data file has several live deletion vectors"
-    yield _broken("one-vector-per-file", several, "referenced_file", F.col("count"), problem)
-    data = live.where(F.col("content_type") == _DATA_FILES).select(
-        F.col("location").alias("file"), place.alias("of_data")
-    )
-    joined = dvs.select(F.col("referenced_file").alias("file"), "location", place.alias("of_dv")).join(data, "file")
-    older = joined.where("of_dv.sequence < of_data.sequence")
-    yield _broken("vector-target", older, "location", F.col("file"), "the deletion vector is older than its data file")
-    foreign = joined.where("of_dv.key != of_data.key")
+    yield _broken("one-vector-per-file", several, "referenced_file", "count", problem)
+    of_data = [sql.col("location").alias("file"), sequence.alias("data_sequence"), key.alias("data_key")]
+    data = select(where(live, sql.col("content_type") == _DATA_FILES), of_data)
+    of_dv = [sql.col("referenced_file").alias("file"), _named("location"), sequence.alias("sequence"), key.alias("key")]
+    both = pairs(select(dvs, of_dv), data, "file")
+    older = where(both, sql.col("sequence") < sql.col("data_sequence"))
+    yield _broken("vector-target", older, "location", "file", "the deletion vector is older than its data file")
+    foreign = where(both, sql.col("key") != sql.col("data_key"))
     problem = "the deletion vector has another partition spec or partition than its data file"
-    yield _broken("vector-target", foreign, "location", F.col("file"), problem)
+    yield _broken("vector-target", foreign, "location", "file", problem)
 
 
-def _broken(rule: str, rows: DataFrame, location: str, value: Column, problem: str) -> DataFrame:
-    values = (F.lit(rule), F.col(location), value.cast("string"), F.lit(problem))
-    return rows.select(*(each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)))
+def _named(column: str) -> Aliased:
+    return sql.col(column).alias(column)
+
+
+def _broken(rule: str, rows: Relation, location: str, value: str, problem: str) -> Relation:
+    values = (sql.lit(rule), sql.col(location), sql.col(value).cast("string"), sql.lit(problem))
+    return select(rows, [each.alias(name) for each, name in zip(values, VIOLATIONS.names, strict=True)])
 
 
 # -- Check a metadata tree (semantics 18.4) ---------------------------------------------------------------------------
@@ -366,14 +395,19 @@ _DATA, _POSITION = int(ContentType.DATA), int(ContentType.POSITION_DELETES)
 _EQUALITY = int(ContentType.EQUALITY_DELETES)
 
 
-def check(state: TableState) -> DataFrame:
-    """Return the violations in the metadata of the state's snapshot; see `Table.check`.
+def violations(state: TableState) -> MetadataRows:
+    """Return the violations in the metadata of the state's snapshot; see `Table.check`."""
+    return MetadataRows(state, _found(state), spark_schema(VIOLATIONS))
+
+
+def _found(state: TableState) -> Relation:
+    """Return the violations, as a table if the driver finds them.
 
     Raises:
         CorruptFileError: the root is not a manifest.
     """
     if state.snapshot is None:
-        return local_frame(state.spark, VIOLATIONS.empty_table())
+        return VIOLATIONS.empty_table()
     location = root_location(state.metadata, state.snapshot)
     if location is None:
         return check_list(state)
@@ -392,7 +426,7 @@ def check(state: TableState) -> DataFrame:
         for broken in entry_problems(root.table, state.specs, state.types.primitive_fields)
     ]
     if broken_fields:
-        return local_frame(state.spark, pa.Table.from_pylist(broken_fields, schema=VIOLATIONS))
+        return pa.Table.from_pylist(broken_fields, schema=VIOLATIONS)
     return _violations(CheckedTree(replace(state, root=root), root))
 
 
@@ -690,7 +724,7 @@ def _entries_with_broken_fields(tree: CheckedTree) -> Iterator[DataFrame]:
     paths = dict(zip(leaves.column(MANIFEST).to_pylist(), leaves.column("location").to_pylist(), strict=True))
     fields = partial(_broken_fields, paths, frozenset(tree.state.specs), frozenset(tree.state.types.primitive_fields))
     for frame in tree.state.reader.physical_frames(leaves, EntryProjection.of(_MATRIX)):
-        yield map_arrow(frame, fields, VIOLATIONS)
+        yield map_arrow(tree.together(frame), fields, VIOLATIONS)
 
 
 def _broken_fields(
@@ -717,7 +751,7 @@ def _entries_with_inverted_bounds(tree: CheckedTree) -> Iterator[DataFrame]:
     )
     projection = replace(EntryProjection.of(("location",), None, types), as_written=True)
     for frame in tree.state.reader.physical_frames(tree.manifests, projection):
-        yield map_arrow(frame, partial(_inverted_bounds, paths, types), VIOLATIONS)
+        yield map_arrow(tree.together(frame), partial(_inverted_bounds, paths, types), VIOLATIONS)
 
 
 def _inverted_bounds(

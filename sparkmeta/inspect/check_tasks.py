@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,10 @@ from sparkmeta.errors import CorruptFileError, SparkmetaError, shown
 from sparkmeta.manifests.decoder import decode
 from sparkmeta.spec.entry import ENTRY_NAMES, FILE_NAMES, ContentType
 from sparkmeta.spec.locations import Locations
-from sparkmeta.storage.executors import ExecutorReader
+
+if TYPE_CHECKING:
+    from sparkmeta.storage.executors import ExecutorReader
+    from sparkmeta.storage.files import Files
 
 # -- Violations -------------------------------------------------------------------------------------------------------
 
@@ -70,14 +73,14 @@ class ManifestChecks:
     """Checks manifests. Picklable.
 
     Attributes:
-        reader: opens them; None if Spark reads their content.
+        reader: opens them, in tasks or on the driver; None if Spark reads their content.
         projection: the columns to read of their entries.
         types: the ids of columns -> Iceberg types.
         locations: resolves the locations in manifests.
         format_version: the table's format version.
     """
 
-    reader: ExecutorReader | None
+    reader: Files | ExecutorReader | None
     projection: EntryProjection
     types: Mapping[int, str]
     locations: Locations

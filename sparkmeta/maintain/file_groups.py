@@ -262,7 +262,10 @@ class FileGroups:
         if keys:
             names = [_KEY.format(place) for place in range(len(keys))]
             frame = frame.selectExpr("*", *(f"{key} AS {name}" for name, key in zip(names, keys, strict=True)))
-            placed = frame.repartition(*names).sortWithinPartitions(*names, *PLACE)
+            # A shuffle of few files takes longer than their work.
+            is_small = isinstance(self.plan.rows, pa.Table)
+            shuffled = frame.coalesce(1) if is_small else frame.repartition(*names)
+            placed = shuffled.sortWithinPartitions(*names, *PLACE)
         else:
             names = []
             placed = frame.coalesce(1).sortWithinPartitions(*PLACE)

@@ -539,7 +539,7 @@ class _Measurement:
         manifests = live_manifests(state.delete_manifests)
         if not len(manifests):
             return None
-        entries = state.entries(manifests, state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID}))
+        entries = self._together(state.entries(manifests, state.projection(ENTRY_COLUMNS, {DELETE_FILE_PATH_ID})))
         path = data_path()
         columns = {
             _KEY: partition_key(state),
@@ -567,6 +567,16 @@ class _Measurement:
         return self._delete_counts[_NAMED] > 0
 
     @cached_property
+    def _is_small(self) -> bool:
+        """Whether the driver can read all entries."""
+        manifests = live_manifests(self.state.manifests)
+        return self.state.reader.driver_reads(manifests, self.state.projection(_DATA_COLUMNS))
+
+    def _together(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a small table in one partition, which Spark groups and joins without a shuffle."""
+        return rows.coalesce(1) if self._is_small else rows
+
+    @cached_property
     def _data_manifests(self) -> pa.Table:
         return live_manifests(self.state.data_manifests)
 
@@ -591,7 +601,7 @@ class _Measurement:
         parts = [] if self._sample is None else [self._sample.drop(DIGEST, INVERTED)]
         if len(others) or not parts:
             parts.append(self._rows(others, (), ()))
-        rows = reduce(lambda left, right: left.unionByName(right), parts)
+        rows = self._together(reduce(lambda left, right: left.unionByName(right), parts))
         return materialize(rows) if self._names_files else rows
 
     def _rows(
@@ -601,7 +611,7 @@ class _Measurement:
         paths = ("location",) if self._names_files else ()
         columns = {*_DATA_COLUMNS, *paths, *maps, *(("location",) if extra else ())}
         projection = replace(state.projection(columns, {*self.columns, *compared}), as_written=bool(extra))
-        entries = state.entries(manifests, projection)
+        entries = self._together(state.entries(manifests, projection))
         bounds = [
             sql.col(f"{CONTENT_STATS}.`{field_id}`.{end}_bound").alias(f"{end}_{field_id}").selected
             for field_id in self.columns
@@ -655,7 +665,8 @@ class _Measurement:
         data = self._groups.selectExpr(_KEY, *names, "oldest", "0L AS deleted")
         if self._names_files:
             nothing = [f"0L AS {name}" for name in names]
-            data = data.unionByName(self._deleted.selectExpr(_KEY, *nothing, "NULL AS oldest", "deleted"))
+            deleted = self._deleted.selectExpr(_KEY, *nothing, "NULL AS oldest", "deleted")
+            data = self._together(data.unionByName(deleted))
         sums = [F.sum(name).alias(name) for name in (*names, "deleted")]
         partitions = data.groupBy(_KEY).agg(*sums, F.min("oldest").alias("oldest")).where("files > 0")
         return materialize(partitions.selectExpr("*", "if(records = 0, 0D, least(1D, deleted / records)) AS ratio"))
@@ -751,7 +762,7 @@ class _Measurement:
         dangling = [scoped.where(f"NOT ({applies})").select(*deletes.columns)]
         if self._names_files:
             dangling.append(self._named.where(f"{_DATA_PATH} IS NULL").select(*deletes.columns))
-        return _figures(_counted(reduce(lambda left, right: left.unionByName(right), dangling)))
+        return _figures(_counted(self._together(reduce(lambda left, right: left.unionByName(right), dangling))))
 
 
 def _counted(deletes: DataFrame | None) -> dict[str, int]:

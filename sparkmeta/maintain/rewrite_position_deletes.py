@@ -246,11 +246,14 @@ class DeleteRewrite:
         """Whether the deletes become deletion vectors."""
         return self.state.metadata.format_version >= VECTORS_SINCE
 
-    def write(self) -> DataFrame:
+    def write(self, size: int) -> DataFrame:
         """Write the new files by tasks, and return rows of `WRITTEN_SCHEMA`, checkpointed.
 
         A delete counts if plans apply its file to the data file. Positions that a deletion vector of the data file
         supersedes are therefore left out, and so are positions in data files that are gone.
+
+        Args:
+            size: the bytes of the chosen deletes.
 
         Raises:
             UnsupportedError: tasks can't open or write the table's files, or the session can't checkpoint rows.
@@ -263,7 +266,7 @@ class DeleteRewrite:
         writer = executor_writer(state.files)
         tasks: WriteTasks
         with translated_errors():
-            masks = materialize(self._masks())
+            masks = materialize(self._masks(size))
             if self.makes_vectors:
                 tasks = VectorFileTasks(VectorTasks(writer, folder, target))
                 ordered = self._by_data_file(masks, target)
@@ -273,7 +276,7 @@ class DeleteRewrite:
             with named_on_failure(state.metadata.location, f"{tasks.name}-*-deletes.*"):
                 return checkpointed(map_arrow(ordered, tasks.write, WRITTEN_SCHEMA))
 
-    def _masks(self) -> DataFrame:
+    def _masks(self, size: int) -> DataFrame:
         """Return the masks of the chosen delete files that plans apply: `MASK_SCHEMA`, and sequence_number."""
         state = self.state
         place = F.col("deletion_vector")
@@ -284,7 +287,8 @@ class DeleteRewrite:
         units = self.entries.groupBy("location", "file_format").agg(F.collect_list(vector).alias("vectors"))
         read = partial(read_masks, task_reader(state), state.types.locations)
         most = entry_count(live_manifests(state.delete_manifests))
-        masks = map_arrow(units.repartition(read_tasks(state.spark, most)), read, MASK_SCHEMA)
+        tasks = read_tasks(state.spark, most, None if most is None else size)
+        masks = map_arrow(units.repartition(tasks), read, MASK_SCHEMA)
         return masks.join(_applied(state), ["delete_path", "data_path"])
 
     def _by_data_file(self, masks: DataFrame, target: int) -> DataFrame:
@@ -499,7 +503,7 @@ class DeleteRewritePlan(RewritePlan[TableT, DeleteRewriteOptions]):
         if self.summary().is_empty:
             return None
         if not self._written:
-            self._written.append(self._rewrite.write())
+            self._written.append(self._rewrite.write(self.summary().bytes))
         if not has_tree(self.table.metadata):
             return DeleteRewriteStep(self.branch, self.properties, self._rewrite, self._written[0])
         removed = self.files().where("file_format != 'PUFFIN'").select("file_path", "manifest_path")

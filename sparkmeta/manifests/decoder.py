@@ -24,6 +24,7 @@ from sparkmeta.entries.records import (
     PART_SCHEMA,
     EntryBuilder,
     ManifestPart,
+    matching_rows,
     part_of,
     projected_fields,
     promoted_values,
@@ -358,16 +359,25 @@ class EntryDecoder:
             NotFoundError: the manifest does not exist.
             CorruptFileError: it is not a manifest.
         """
+        kept = self._kept(part, projection)
+        if kept is None:
+            yield from self._decoded(part, self._read(part), projection)
+        elif part["file_format"] == "PARQUET" and self.trees is not None:
+            # Leaves of trees are read without a filter, since their deletion vectors count all entries.
+            yield from kept.to_batches()
+        else:
+            yield from matching_rows(kept, projection).to_batches()
+
+    def _kept(self, part: Mapping[str, Any], projection: EntryProjection) -> pa.Table | None:
+        """Return the entries of a small manifest, whatever the projection's filter is; None if they are not kept."""
+        is_small = (part["file_size_in_bytes"] or 0) <= SMALL_MANIFEST_BYTES
+        if self.kept is None or projection.entry_filter is None or not is_small:
+            return None
 
         def read(every: EntryProjection) -> pa.Table:
             return pa.Table.from_batches(self._decoded(part, self._read(part), every), every.schema)
 
-        is_small = (part["file_size_in_bytes"] or 0) <= SMALL_MANIFEST_BYTES
-        if self.kept is not None and projection.entry_filter is not None and is_small:
-            place = (part[MANIFEST], part["part"], part["parts"])
-            yield from self.kept.of(place, projection, read).to_batches()
-        else:
-            yield from self._decoded(part, self._read(part), projection)
+        return self.kept.of((part[MANIFEST], part["part"], part["parts"]), projection, read)
 
     def _read(self, part: Mapping[str, Any]) -> _Content:
         leaf, dv = part.get(CACHED_LEAF), part.get(MASK)
@@ -423,7 +433,7 @@ class EntryDecoder:
         masks: Mapping[int, Mapping[str, Any]],
         batches: Iterable[pa.RecordBatch],
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the unmasked entries of parts, rows of the batches.
+        """Decode the unmasked entries of parts, rows of the batches. They need not pass the projection's filter.
 
         Args:
             masks: small id of a leaf -> its deletion vector, `inlined`.
@@ -432,7 +442,8 @@ class EntryDecoder:
             for part in batch.to_pylist():
                 mask = masks.get(part[MANIFEST])
                 if mask is None:
-                    yield from self.entries(part, projection)
+                    kept = self._kept(part, projection)
+                    yield from self.entries(part, projection) if kept is None else kept.to_batches()
                 else:
                     table = self.table(part, projection)
                     yield from kept_rows(table, unmasked(len(table), mask)).to_batches()

@@ -14,6 +14,7 @@ from sparkmeta.entries.projection import MANIFEST
 from sparkmeta.entries.records import (
     has_metrics_maps,
     manifest_parts,
+    matching_rows,
     stats_for_maps,
     whole_manifests,
     with_metrics_maps,
@@ -248,9 +249,10 @@ class ManifestReader:
         if self.tree is not None:
             masks = {row[MANIFEST]: row for row in inlined(self._dvs_of(manifests).to_pylist(), self.access.files)}
         decode = partial(self.decoder(Placement.DRIVER).decode_unmasked, projection, masks)
-        return pa.concat_tables(
-            [map_on_driver(parts, decode, projection.schema), self._root_table(manifests, projection)]
-        )
+        decoded = map_on_driver(parts, decode, projection.schema)
+        if self.tree is None:
+            return matching_rows(decoded, projection)
+        return pa.concat_tables([decoded, self._root_table(manifests, projection)])
 
     def _root_table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
         """Return the root's own files if they are among manifests, DELETED ones included."""

@@ -27,7 +27,7 @@ from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.transforms import partition_value
 from sparkmeta.columns.types import spark_type
 from sparkmeta.errors import SparkmetaError, UnsupportedError, ValidationError, first_line, from_spark
-from sparkmeta.session import advised_shuffles, map_arrow, materialize
+from sparkmeta.session import advised_shuffles, local_frame, map_arrow, materialize
 from sparkmeta.spec.metrics_modes import metrics_modes
 from sparkmeta.storage.files import executor_writer
 from sparkmeta.write.file_schema import FileColumns
@@ -62,6 +62,8 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 # The first format version whose rows have ids.
 _LINEAGE_SINCE: Final = 3
+# The driver holds the rows of at most this many written files.
+_FEW_RESULTS: Final = 1_000
 
 LINEAGE: Final = (
     NestedField(2147483540, "_row_id", LongType(), required=False),
@@ -356,6 +358,10 @@ def written_files(state: TableState, results: DataFrame, name: str) -> DataFrame
             raise
         # py4j raises its own errors for JVM exceptions that PySpark does not know.
         raise translated or SparkmetaError(f"{location}: no data files are written: {first_line(error)}") from error
+    # One task fetches few rows, which further queries then need no task for.
+    rows = written.coalesce(1).limit(_FEW_RESULTS + 1).toArrow()
+    if len(rows) <= _FEW_RESULTS:
+        written = local_frame(state.spark, rows)
     files = written.drop(PROBLEM)
     for problem in written.where(F.col(PROBLEM).isNotNull()).limit(1).toArrow().column(PROBLEM).to_pylist():
         delete_written(state, files.where("file_path IS NOT NULL"))

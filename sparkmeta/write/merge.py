@@ -606,6 +606,8 @@ class MergedRows:
             rows = matching.state.spark.createDataFrame([], matching.frame(matching.partial_files, columns).schema)
         else:
             rows = matching.frame(matching.partial_files, columns)
+            # Spark joins and groups the rows of few small files without a shuffle.
+            rows = rows.coalesce(1) if matching.reads_on_driver else rows
         joined = rows.alias(_TARGET).join(self._source_rows, self._on, "left" if by_source else "inner")
         is_matched = _of(_SOURCE, SOURCE_ROW).isNotNull()
         tests = [(place, is_matched & _condition(clause)) for place, clause in matched]

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from sparkmeta.errors import NoSuchSnapshotError, SparkmetaError
 from sparkmeta.table import Table, load_table
 from tests.avro.avro_files import field
+from tests.conftest import configured
 from tests.handmade import (
     HandmadeTable,
     data,
@@ -32,9 +33,12 @@ SWAPPED = long_bounds(9, 2)
 
 
 def violations(table: Table) -> set[Broken]:
-    """(rule, last part of the location, value) of each."""
-    rows = table.check().collect()
+    """(rule, last part of the location, value) of each, which the driver and tasks find."""
+    rows = table.check_arrow().to_pylist()
     assert all(row["problem"] for row in rows)
+    with configured(table.state.spark, {"spark.sparkmeta.driver-manifest-bytes": "0"}):
+        by_tasks = load_table(table.metadata_location, table.state.spark).check().collect()
+    assert sorted(map(str, rows)) == sorted(str(row.asDict()) for row in by_tasks)
     return {(row["rule"], row["location"].rpartition("/")[2], row["value"]) for row in rows}
 
 

@@ -207,6 +207,19 @@ def test_a_plan_of_another_filter_opens_no_small_manifest_again(
         assert watched.during(lambda: watched.scan.filter("id = 0").plan_files_arrow())[0] == DATA | DELETES
 
 
+@pytest.mark.parametrize("planning", ["auto", "join"])
+def test_contradictions_beyond_a_filter_are_no_errors_of_kept_entries(
+    table: HandmadeTable, watch: Watch, planning: str
+) -> None:
+    table.add(1, 1, *(deletion_vector("x:y1", partition={"part": "y"}) for _ in range(2)))
+    state = watch(table, planning, on_driver=True).scan.state
+    for row_filter in ("part = 'x'", "part = 'x' and id = 1"):
+        planned = table_scan(state, row_filter, ("*",), True, None, {}).plan_files_arrow()
+        assert [len(deletes) for deletes in planned.column("deletes").to_pylist()].count(1) == 1
+    with pytest.raises(sm.ValidationError, match="two deletion vectors for x:y1"):
+        table_scan(state, "true", ("*",), True, None, {}).plan_files_arrow()
+
+
 def test_kept_entries_have_a_limit() -> None:
     """The entries that were used last stay."""
     kept, read = KeptEntries(1000), list[str]()
