@@ -34,6 +34,7 @@ from sparkmeta.inspect.check_tasks import (
 from sparkmeta.inspect.file_changes import Row, flat_rows, manifest_dvs_by_leaf
 from sparkmeta.inspect.metadata_rows import MetadataRows
 from sparkmeta.manifests.deletion_vectors import DV_SCHEMA, checked_ordinals, dv_row
+from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES
 from sparkmeta.manifests.reader import root_location
 from sparkmeta.manifests.v4.layout import stats_of_fields
 from sparkmeta.manifests.v4.root import (
@@ -134,7 +135,7 @@ class CheckedTree:
 
     @cached_property
     def _is_small(self) -> bool:
-        return self.state.reader.fits_driver(self.manifests, EntryProjection.of(ENTRY_COLUMNS))
+        return self.state.reader.fits_driver(self.manifests, MOST_WIDE_ENTRIES)
 
     def together(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a small tree in one partition, which Spark groups and joins without a shuffle."""
@@ -257,7 +258,7 @@ def check_list(state: TableState) -> Relation:
     parts: list[Relation] = [pa.Table.from_pylist(of_list, schema=VIOLATIONS)]
     if len(manifests):
         projection = state.projection(CHECKED_COLUMNS)
-        on_driver = state.reader.fits_driver(manifests, projection)
+        on_driver = state.reader.fits_driver(manifests, MOST_WIDE_ENTRIES)
         reader = state.access.driver if on_driver else state.access.tasks
         types, version = state.types, state.metadata.format_version
         checks = ManifestChecks(reader, projection, types.column_types, types.locations, version)
