@@ -133,23 +133,8 @@ def read_on_driver(
     return pa.Table.from_batches(_limited(rows.read(units.to_batches()), row_limit), rows.schema)
 
 
-def read_in_batches(
-    scan_filter: ScanFilter,
-    planned: Iterable[pa.Table],
-    projected: Schema,
-    metadata_columns: Sequence[str] = (),
-    row_limit: int | None = None,
-) -> pa.RecordBatchReader:
-    """Return a reader of the rows of `read_by_tasks`, which the driver reads file after file, as they are asked for.
-
-    It holds a batch of one file, and what `DeleteReader` caches.
-
-    Args:
-        scan_filter: The filter and the table.
-        planned: Rows of `plan_files`, in tables.
-        projected: The columns of the table to read.
-        metadata_columns: Names of metadata columns, which follow the table's columns.
-        row_limit: How many rows to return at most.
+def streamed_rows(scan_filter: ScanFilter, projected: Schema, metadata_columns: Sequence[str] = ()) -> MatchingRows:
+    """Return what reads the rows of `read_by_tasks` on the driver, for `read_in_batches`.
 
     Raises:
         UnsupportedError: The driver can't open the table's files in this session.
@@ -160,10 +145,24 @@ def read_in_batches(
             f"{state.metadata.location}: the driver does not open files in this session, by its settings or for want "
             "of credentials: use to_df()"
         )
+    return rows
+
+
+def read_in_batches(
+    rows: MatchingRows, planned: Iterable[pa.Table], row_limit: int | None = None
+) -> pa.RecordBatchReader:
+    """Return a reader of rows, which the driver reads file after file, as they are asked for.
+
+    It holds a batch of one file, and what `DeleteReader` caches.
+
+    Args:
+        rows: Reads the files.
+        planned: Rows of `plan_files`, in tables.
+        row_limit: How many rows to return at most.
+    """
     batches = rows.read(batch for files in planned for batch in _whole_files(files).to_batches())
-    return pa.RecordBatchReader.from_batches(
-        rows.schema, batches if row_limit is None else _limited(batches, row_limit)
-    )
+    chosen = batches if row_limit is None else _limited(batches, row_limit)
+    return pa.RecordBatchReader.from_batches(rows.schema, chosen)
 
 
 def _whole_files(planned: pa.Table) -> pa.Table:

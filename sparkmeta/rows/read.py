@@ -27,7 +27,14 @@ from sparkmeta.plan.choose import result_of
 from sparkmeta.plan.filter import DELETES, data_projection
 from sparkmeta.plan.match import coplanned_table
 from sparkmeta.rows import masks
-from sparkmeta.rows.arrow_reader import driver_reads, read_by_tasks, read_in_batches, read_on_driver, row_type
+from sparkmeta.rows.arrow_reader import (
+    driver_reads,
+    read_by_tasks,
+    read_in_batches,
+    read_on_driver,
+    row_type,
+    streamed_rows,
+)
 from sparkmeta.rows.columns import ReadColumns, names_tell, needed_fields
 from sparkmeta.rows.equality import IS_DELETED, equality_deletes, id_lists, in_order, with_equal, without_equal
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
@@ -179,10 +186,10 @@ def read_rows_in_batches(scan: RowScan, choice: Choice, row_limit: int | None = 
 
     Raises:
         ValidationError: as `read_rows`.
-        UnsupportedError: as `read_in_batches`.
+        UnsupportedError: as `streamed_rows`.
     """
-    runs = collected_files(choice).runs()
-    return read_in_batches(scan.filter, runs, scan.projection, scan.metadata_columns, row_limit)
+    rows = streamed_rows(scan.filter, scan.projection, scan.metadata_columns)
+    return read_in_batches(rows, collected_files(choice).runs(), row_limit)
 
 
 def rows_of(scan: RowScan, files: PlannedFiles) -> DataFrame:
