@@ -373,8 +373,11 @@ class Scan:
 
         scan = self.row_scan
         schema = arrow_schema(row_type(scan.state, scan.projection, scan.metadata_columns))
-        batches = (batch for read in [self.to_arrow_batch_reader] for batch in read())
-        return pa.RecordBatchReader.from_batches(schema, batches).__arrow_c_stream__(requested_schema)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from self.to_arrow_batch_reader()
+
+        return pa.RecordBatchReader.from_batches(schema, batches()).__arrow_c_stream__(requested_schema)
 
     def to_pandas(self) -> Any:
         """Return the rows of `to_arrow` as a pandas DataFrame."""

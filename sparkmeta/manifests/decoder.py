@@ -31,7 +31,7 @@ from sparkmeta.entries.records import (
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.cache_leaves import decode_leaf
 from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
-from sparkmeta.manifests.kept_entries import SMALL_MANIFEST_BYTES
+from sparkmeta.manifests.entry_memory import SMALL_MANIFEST_BYTES
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.layout import is_tree_manifest
 from sparkmeta.session import local_frame, map_arrow
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from sparkmeta.manifests.cache_leaves import CacheWriter
-    from sparkmeta.manifests.kept_entries import KeptEntries
+    from sparkmeta.manifests.entry_memory import EntryMemory
     from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
@@ -339,7 +339,7 @@ class EntryDecoder:
         locations: resolves the locations in manifests.
         cached: opens leaves of the manifest cache.
         writer: stores parts that have been decoded completely in the manifest cache.
-        kept: keeps the entries of small manifests for further plans; None in tasks.
+        memory: remembers the entries of small manifests for further plans; None in tasks.
     """
 
     files: Files | ExecutorReader
@@ -347,7 +347,7 @@ class EntryDecoder:
     locations: Locations
     cached: Files | ExecutorReader | None = None
     writer: CacheWriter | None = None
-    kept: KeptEntries | None = None
+    memory: EntryMemory | None = None
 
     def entries(self, part: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
         """Decode the entries of a part in physical order, masked ones included, with inheritance applied.
@@ -363,9 +363,9 @@ class EntryDecoder:
             return pa.Table.from_batches(self._decoded(part, self._read(part), every), every.schema)
 
         is_small = (part["file_size_in_bytes"] or 0) <= SMALL_MANIFEST_BYTES
-        if self.kept is not None and projection.entry_filter is not None and is_small:
+        if self.memory is not None and projection.entry_filter is not None and is_small:
             place = (part[MANIFEST], part["part"], part["parts"])
-            yield from self.kept.of(place, projection, read).to_batches()
+            yield from self.memory.of(place, projection, read).to_batches()
         else:
             yield from self._decoded(part, self._read(part), projection)
 
