@@ -6,15 +6,19 @@ A report is the decoded JSON of the REST protocol's `ReportMetricsRequest`. Its 
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from queue import Full, Queue
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sparkmeta.spec.summary import summary_number
 
@@ -28,7 +32,21 @@ Reporter = Callable[[Report], object]
 LOG: Final = "log"
 OPEN_TELEMETRY: Final = "opentelemetry"
 
+# Reports that wait for catalogs, and how long the process waits for them when it exits.
+_MOST_WAITING: Final = 100
+_EXIT_SECONDS: Final = 1.0
+
 _log = logging.getLogger(__name__)
+
+
+class ReportedCatalog(Protocol):
+    """A catalog to which reports on a table may go."""
+
+    def takes_reports(self) -> bool:
+        """Return whether the catalog takes reports at present."""
+
+    def report(self, report: Report) -> None:
+        """Send a report."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +55,38 @@ class Reports:
 
     Attributes:
         table: the table's name.
-        catalog: sends a report to the table's catalog; None if the catalog takes none.
+        catalog: the table's catalog; None if its kind takes no reports.
     """
 
     table: str
-    catalog: Reporter | None = None
+    catalog: ReportedCatalog | None = None
 
     def send(self, settings: Callable[[], Settings], report: Callable[[], Report]) -> None:
-        """Send a report to the catalog and to the reporters of the settings. Failures are logged.
+        """Send a report to the reporters of the settings, and hand it to the thread that sends to catalogs.
+
+        Failures are logged.
 
         Args:
             settings: returns the settings, which name reporters.
-            report: makes the report. It is called only if anything takes it.
+            report: returns the report. It is called only if there is a receiver.
         """
-        with self._logged("no metrics report was made"):
-            reporters = settings().metrics_reporter.split(",")
-            takers: dict[str, Reporter] = {} if self.catalog is None else {"its catalog": self.catalog}
-            takers |= {name: partial(_send_to, name) for name in map(str.strip, reporters) if name}
-            made = {**report(), "table-name": self.table} if takers else {}
-            for name, taker in takers.items():
-                with self._logged(f"a metrics report was not sent to {name}"):
-                    taker(made)
+        with self._logged("there is no metrics report"):
+            names = [name for name in map(str.strip, settings().metrics_reporter.split(",")) if name]
+            catalog = self.catalog if self.catalog is not None and self.catalog.takes_reports() else None
+            if not names and catalog is None:
+                return
+            content = {**report(), "table-name": self.table}
+            if catalog is not None:
+                # A copy, since callables may change what they get.
+                send = partial(self._send, "its catalog", catalog.report, deepcopy(content))
+                if not _outbox.put(send):
+                    _log.warning("%s: dropped a metrics report, since too many wait for catalogs", self.table)
+            for name in names:
+                self._send(name, partial(_send_to, name), content)
+
+    def _send(self, name: str, reporter: Reporter, report: Report) -> None:
+        with self._logged(f"a metrics report was not sent to {name}"):
+            reporter(report)
 
     @contextmanager
     def _logged(self, problem: str) -> Iterator[None]:
@@ -66,6 +95,52 @@ class Reports:
             yield
         except Exception as error:  # noqa: BLE001
             _log.warning("%s: %s: %s: %s", self.table, problem, type(error).__name__, error)
+
+
+class Outbox:
+    """Calls functions one after the other in a daemon thread, so that nothing else waits for them.
+
+    When the process exits, it waits for them for a second.
+
+    Args:
+        most: how many functions wait at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._waiting: Queue[Callable[[], None]] = Queue(most)
+        self._lock = Lock()
+        self._thread: Thread | None = None
+
+    def put(self, function: Callable[[], None]) -> bool:
+        """Have a function called, which raises nothing. Return whether there was room for it."""
+        try:
+            self._waiting.put_nowait(function)
+        except Full:
+            return False
+        with self._lock:
+            # A forked process has no thread.
+            if self._thread is None or not self._thread.is_alive():
+                if self._thread is None:
+                    atexit.register(self._flush)
+                self._thread = Thread(target=self._run, name="sparkmeta-reports", daemon=True)
+                self._thread.start()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            function = self._waiting.get()
+            try:
+                function()
+            finally:
+                self._waiting.task_done()
+
+    def _flush(self) -> None:
+        is_done = self._waiting.all_tasks_done
+        with is_done:
+            is_done.wait_for(lambda: not self._waiting.unfinished_tasks, _EXIT_SECONDS)
+
+
+_outbox = Outbox(_MOST_WAITING)
 
 
 def _send_to(name: str, report: Report) -> None:
@@ -110,9 +185,14 @@ def timer(seconds: float) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Return the metadata of a report: the engine."""
+    return {"engine-name": "sparkmeta", "engine-version": _version()}
+
+
+@cache
+def _version() -> str:
     from importlib.metadata import version
 
-    return {"engine-name": "sparkmeta", "engine-version": version("sparkmeta")}
+    return version("sparkmeta")
 
 
 class _Figure(NamedTuple):

@@ -280,7 +280,8 @@ class Scan:
         return prune_manifests(self._filter)
 
     @cached_property
-    def _choice(self) -> Choice:
+    def plan_choice(self) -> Choice:
+        """How the scan is planned."""
         return replace(choose(self._pruned, self._readings), reporter=self._send_report)
 
     def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
@@ -322,7 +323,7 @@ class Scan:
         from sparkmeta.rows.read import read_rows
 
         with translated_errors():
-            rows = read_rows(self.row_scan, self._choice)
+            rows = read_rows(self.row_scan, self.plan_choice)
         return rows if self.row_limit is None else rows.limit(self.row_limit)
 
     def count(self) -> int:
@@ -334,7 +335,7 @@ class Scan:
         from sparkmeta.rows.read import count_rows
 
         _ = self.row_scan
-        rows = count_rows(self._choice)
+        rows = count_rows(self.plan_choice)
         return rows if self.row_limit is None else min(rows, self.row_limit)
 
     def to_arrow(self) -> pa.Table:
@@ -348,7 +349,7 @@ class Scan:
         from sparkmeta.rows.read import read_rows_arrow
 
         with translated_errors():
-            return read_rows_arrow(self.row_scan, self._choice, self.row_limit)
+            return read_rows_arrow(self.row_scan, self.plan_choice, self.row_limit)
 
     def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
         """Return a reader of the rows of `to_df`, for streams of any length.
@@ -362,7 +363,7 @@ class Scan:
         from sparkmeta.rows.read import read_rows_in_batches
 
         with translated_errors():
-            return read_rows_in_batches(self.row_scan, self._choice, self.row_limit)
+            return read_rows_in_batches(self.row_scan, self.plan_choice, self.row_limit)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the rows of `to_arrow_batch_reader` by Arrow's PyCapsule interface, which many libraries take.
@@ -373,8 +374,11 @@ class Scan:
 
         scan = self.row_scan
         schema = arrow_schema(row_type(scan.state, scan.projection, scan.metadata_columns))
-        batches = (batch for read in [self.to_arrow_batch_reader] for batch in read())
-        return pa.RecordBatchReader.from_batches(schema, batches).__arrow_c_stream__(requested_schema)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from self.to_arrow_batch_reader()
+
+        return pa.RecordBatchReader.from_batches(schema, batches()).__arrow_c_stream__(requested_schema)
 
     def to_pandas(self) -> Any:
         """Return the rows of `to_arrow` as a pandas DataFrame."""
@@ -416,7 +420,7 @@ class Scan:
         from sparkmeta.rows.engines import daft_frame
 
         with translated_errors():
-            return daft_frame(self.row_scan, self._choice, self.row_limit)
+            return daft_frame(self.row_scan, self.plan_choice, self.row_limit)
 
     def to_ray(self) -> Any:
         """Return a Ray Dataset of the rows. Planning runs at once; Ray's tasks read the files when the dataset runs.
@@ -428,7 +432,7 @@ class Scan:
         from sparkmeta.rows.engines import ray_dataset
 
         with translated_errors():
-            return ray_dataset(self.row_scan, self._choice, self.row_limit)
+            return ray_dataset(self.row_scan, self.plan_choice, self.row_limit)
 
     def create_temp_view(self, name: str) -> None:
         """Register the rows of `to_df` as a temporary view, replacing any of that name.
@@ -449,7 +453,7 @@ class Scan:
         See `plan.files` for the columns. The call itself reads the manifest list and small manifests on the driver (see
         the setting `driver-manifest-bytes`). Everything else is lazy and done by Spark.
         """
-        return plan_files(self._choice)
+        return plan_files(self.plan_choice)
 
     def plan_files_arrow(self) -> pa.Table:
         """Return the rows of `plan_files` as an Arrow table in memory, without Spark if the scan opens few manifests.
@@ -457,11 +461,11 @@ class Scan:
         Raises:
             ValidationError: deletes contradict each other or their data files.
         """
-        return plan_files_arrow(self._choice)
+        return plan_files_arrow(self.plan_choice)
 
     def planned_files(self) -> Relation:
         """Return the rows of `plan_files`, as an Arrow table in memory if the driver plans them."""
-        return planned_files(self._choice)
+        return planned_files(self.plan_choice)
 
     def count_files(self) -> int:
         """Count the rows of `plan_files` without reading or checking deletes.
@@ -502,7 +506,7 @@ class Scan:
         row_type = plan_schema(self._filter.state)
         for column in extra:
             row_type = row_type.add(column.name, "string")
-        return plan_tasks(planned_files(self._choice, *extra), row_type, self._splitting())
+        return plan_tasks(planned_files(self.plan_choice, *extra), row_type, self._splitting())
 
     def plan_task_json(self) -> DataFrame:
         """Return splits as File Scan Task JSON for Iceberg's libraries: one row per split in column `task`.
@@ -551,7 +555,7 @@ class Scan:
 
         refuse_dropped(self.state, self.schema(), self.selected_fields, self.case_sensitive)
         ids = self.stats_ids(stats_fields)
-        choice, started = self._choice, time.perf_counter()
+        choice, started = self.plan_choice, time.perf_counter()
         matched = match_deletes(read_entries(choice, metrics_columns(ids)))
         tasks = rest_tasks(matched.rows, self._filter, null_partitions=null_partitions, stats_ids=ids)
         choice.report(started, partial(result_of, matched.rows))
@@ -592,7 +596,7 @@ class Scan:
         """
         from sparkmeta.plan.report import scan_report
 
-        return scan_report(self._choice, as_text(self.row_filter))
+        return scan_report(self.plan_choice, as_text(self.row_filter))
 
     def _splitting(self) -> SplitPlanning:
         chosen: dict[str, int] = {}

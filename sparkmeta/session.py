@@ -185,8 +185,8 @@ class NoSession(SessionSource):
         """Return None."""
 
     def settings(self) -> Settings:
-        """Return the settings with which Python opens all files."""
-        return Settings(executor_reads="direct")
+        """Return the settings with which Python opens all files. The environment names the receivers of reports."""
+        return Settings(executor_reads="direct", metrics_reporter=settings(None).metrics_reporter)
 
 
 def _started() -> SparkSession:

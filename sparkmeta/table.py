@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparkmeta.maintain.maintenance import Maintenance
     from sparkmeta.operations.table_operations import TableOperations, TableVersion
     from sparkmeta.range_scan import ChangelogScan, IncrementalScan
-    from sparkmeta.reports import Reporter
+    from sparkmeta.reports import ReportedCatalog
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot, SnapshotRef
     from sparkmeta.spec.metadata_model import SnapshotLogEntry
@@ -502,7 +502,7 @@ def table_of(
     files: Files,
     identifier: tuple[str, ...],
     operations: TableOperations,
-    reporter: Reporter | None = None,
+    reported: ReportedCatalog | None = None,
 ) -> Table:
     """Return the table at a loaded version.
 
@@ -512,9 +512,9 @@ def table_of(
         files: opens the table's files.
         identifier: the table's names.
         operations: load and commit newer versions.
-        reporter: sends reports on the table to its catalog.
+        reported: takes reports on the table for its catalog.
     """
     location, metadata = version
-    reports = Reports(".".join(identifier), reporter)
+    reports = Reports(".".join(identifier), reported)
     state = TableState(sessions, files, metadata, metadata.current_snapshot(), reports=reports)
     return Table(state, location, identifier, operations)

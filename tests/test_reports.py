@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
+import time
 import uuid
+from threading import Event
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ from pyiceberg.types import LongType, NestedField
 import sparkmeta as sm
 from sparkmeta import reports as instruments
 from sparkmeta.operations import rest
+from sparkmeta.session import NoSession
+from sparkmeta.table import open_metadata
 from tests.conftest import configured
 from tests.handmade import HandmadeTable, data, deletion_vector, equality_deletes, long_bounds
 from tests.peers import corpus as peers
@@ -69,6 +74,14 @@ def heard(spark: SparkSession) -> Iterator[list[Report]]:
 def values(report: Report) -> dict[str, int]:
     """The counters of a report."""
     return {name: figure["value"] for name, figure in report["metrics"].items() if "value" in figure}
+
+
+def until(is_done: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + 20
+    while not is_done():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
 
 
 # -- Plans ------------------------------------------------------------------------------------------------------------
@@ -196,6 +209,7 @@ def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str) -> None:
     table = new_table(proxy, namespace).append(ROWS).append(ROWS)
     table = table.delete("id = 2")
     assert table.scan("id = 1").to_arrow().num_rows == 2
+    until(lambda: len(proxy.reports) == 4)
     bodies = [body for body, status in proxy.reports if status < 300]
     assert len(bodies) == len(proxy.reports) == 4
     appended, _, deleted, scanned = bodies
@@ -226,26 +240,74 @@ def test_a_rest_catalog_gets_reports(proxy: Proxy, namespace: str) -> None:
 
 def test_a_rest_catalog_may_forbid_reports(proxy: Proxy, namespace: str) -> None:
     new_table(proxy, namespace, **{"rest-metrics-reporting-enabled": "false"}).append(ROWS).scan().plan_files_arrow()
-    assert proxy.reports == []
+    table = sm.load_catalog("rest", type="rest", uri=proxy.uri).load_table(f"{namespace}.t")
+    table.scan("id = 1").plan_files_arrow()
+    until(lambda: bool(proxy.reports))
+    assert [report["filter"]["type"] for report, _ in proxy.reports] == ["eq"]  # they are sent in order
 
 
-@pytest.mark.parametrize("status", [500, SILENT], ids=["refuses", "is silent"])
-def test_a_catalog_that_fails_to_take_reports(
+@pytest.mark.parametrize("status", [500, 401, SILENT], ids=["fails", "refuses the token", "is silent"])
+def test_a_catalog_that_takes_no_reports(
     status: int, proxy: Proxy, namespace: str, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Plans and commits go on, and wait for it once. Later it is asked again."""
-    monkeypatch.setattr(rest, "_REPORT_SECONDS", 0.5)
+    """Plans and commits don't wait for it. It is asked once, and again later; until then no reports are built."""
+
+    def logged() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "sparkmeta.reports"]
+
+    monkeypatch.setattr(rest, "_REPORT_SECONDS", 2)
     proxy.report_fault = Fault(Way.REFUSED, status)
-    table = new_table(proxy, namespace).append(ROWS).append(ROWS)
-    assert table.scan().plan_files_arrow().num_rows == 2
+    table = new_table(proxy, namespace).append(ROWS)
+    assert logged() == [] or status != SILENT
+    until(lambda: bool(logged()))
+    with monkeypatch.context() as paused:
+        paused.setattr("sparkmeta.plan.report.metrics_report", None)
+        assert table.scan().plan_files_arrow().num_rows == 1
     assert len(proxy.reports) == 1
-    (record,) = [each for each in caplog.records if each.name == "sparkmeta.reports"]
-    assert "a metrics report was not sent to its catalog" in record.getMessage()
+    (message,) = logged()
+    assert "a metrics report was not sent to its catalog" in message
     proxy.report_fault = None
     monkeypatch.setattr(rest, "_pauses", {})
     table.scan().plan_files_arrow()
-    assert len(proxy.reports) == 2
+    until(lambda: len(proxy.reports) == 2)
+
+
+def test_a_process_that_ends_sends_its_reports(proxy: Proxy, namespace: str) -> None:
+    new_table(proxy, namespace, **{"rest-metrics-reporting-enabled": "false"}).append(ROWS)
+    catalog = f"sm.load_catalog('rest', type='rest', uri={proxy.uri!r})"
+    program = f"import sparkmeta as sm; {catalog}.load_table('{namespace}.t').scan().plan_files_arrow()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert len(proxy.reports) == 1
+
+
+def test_reports_beyond_a_number_are_dropped() -> None:
+    outbox, begun, go_on, called = instruments.Outbox(1), Event(), Event(), list[str]()
+
+    def first() -> None:
+        begun.set()
+        go_on.wait()
+
+    assert outbox.put(first)
+    begun.wait()
+    assert outbox.put(lambda: called.append("second"))
+    assert not outbox.put(lambda: called.append("third"))
+    go_on.set()
+    until(lambda: called == ["second"])
+    assert outbox.put(lambda: called.append("fourth"))
+    until(lambda: called == ["second", "fourth"])
+
+
+def test_the_environment_names_reporters_of_processes_without_sessions(
+    location: str, heard: list[Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data source plans in such a process."""
+    table = open_metadata(location, NoSession())
+    table.scan().plan_files_arrow()
+    assert heard == []
+    monkeypatch.setenv("SPARKMETA_METRICS_REPORTER", "reports_of_test:reports.append")
+    table.scan().plan_files_arrow()
+    assert len(heard) == 1
 
 
 def test_reporters_of_the_settings(

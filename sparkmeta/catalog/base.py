@@ -108,7 +108,10 @@ class Catalog(HoldsViews):
         try:
             return self.create_table(
                 identifier,
-                *(schema, partition_spec, sort_order, properties),
+                schema,
+                partition_spec,
+                sort_order,
+                properties,
                 partition_by=partition_by,
                 sort_by=sort_by,
                 format_version=format_version,

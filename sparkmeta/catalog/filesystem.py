@@ -97,7 +97,11 @@ class FileSystemCatalog(Catalog):
         if location is not None and location.rstrip("/") != folder:
             raise UnsupportedError(f"{'.'.join(names)}: the folder of the table is {folder}: it can't be {location}")
         metadata = metadata_of_new_table(
-            *(folder, schema, partition_spec, sort_order, properties),
+            folder,
+            schema,
+            partition_spec,
+            sort_order,
+            properties,
             format_version=format_version,
             partition_by=partition_by,
             sort_by=sort_by,

@@ -32,7 +32,6 @@ from sparkmeta.operations.rest import (
     register_rest_table,
     rename_rest_table,
     rest_table_exists,
-    takes_reports,
 )
 from sparkmeta.operations.table_operations import TREES_ELSEWHERE, StaticOperations, load_version
 from sparkmeta.session import SessionSource
@@ -131,7 +130,11 @@ class IcebergCatalog(Catalog):
         # A REST catalog chooses the location later: errors name the table.
         folder = location or (f"rest:{'.'.join(names)}" if rest is not None else self._default_location(names))
         metadata = metadata_of_new_table(
-            *(folder, schema, partition_spec, sort_order, properties),
+            folder,
+            schema,
+            partition_spec,
+            sort_order,
+            properties,
             format_version=format_version,
             partition_by=partition_by,
             sort_by=sort_by,
@@ -296,8 +299,7 @@ class IcebergCatalog(Catalog):
         expires = expiry(loaded.io.properties) is not None
         io = VendedIO(loaded.io, lambda: load_rest_table(rest, names).io) if expires else loaded.io
         sessions = self.sessions.for_caller(spark)
-        reporter = operations.report if takes_reports(rest) else None
-        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations, reporter)
+        return table_of(loaded.version, sessions, files_for(sessions, location, io), names, operations, operations)
 
     def _location(self, names: tuple[str, ...]) -> str | None:
         """Return the location of a table's metadata file; None if there is no such table."""

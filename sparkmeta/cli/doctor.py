@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -18,6 +19,7 @@ from sparkmeta.cli.tables import takes_output
 from sparkmeta.errors import SessionError
 from sparkmeta.inspect.text import printable
 from sparkmeta.java import MINIMUM_JAVA, java_home, java_version
+from sparkmeta.storage.content import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,12 +35,8 @@ _FAST: Final = {
     "isal": "Avro manifests are packed by zlib",
     "numba": "Avro manifests are decoded by fastavro, twenty times slower",
 }
-# A package of each extra, and what it is for.
-_EXTRAS: Final = {
-    "connect": ("grpcio", "Spark Connect"),
-    "serve": ("starlette", "the planning service"),
-    "views": ("sqlglot", "rows of views"),
-}
+# Extras for work on sparkmeta itself.
+_OF_DEVELOPERS: Final = {"dev", "docs", "test"}
 # Spark 4.0 and 4.1 run on Java 17 and 21.
 _NEWEST_JAVA: Final = 21
 _SPARK_OF_NEWEST_JAVA: Final = (4, 1)
@@ -80,8 +78,9 @@ def doctor(source: CatalogSource, table: str, no_spark: bool, as_json: bool) -> 
     """
     if no_spark and (source.spark or source.conf or source.remote):
         raise click.UsageError("--no-spark starts no session: it takes no --spark, --conf or --remote")
-    findings = []
-    for finding in _findings(source, table, with_spark=not no_spark):
+    findings, secrets = [], _secrets(source)
+    for whole in _findings(source, table, with_spark=not no_spark):
+        finding = replace(whole, detail=without_secrets(whole.detail, secrets))
         findings.append(finding)
         if not as_json:
             click.echo(str(finding))
@@ -94,9 +93,9 @@ def doctor(source: CatalogSource, table: str, no_spark: bool, as_json: bool) -> 
 def _findings(source: CatalogSource, table: str, *, with_spark: bool) -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _packages()
-    remote = source.remote or os.environ.get("SPARK_REMOTE")
-    if remote:
-        yield Finding("Spark Connect", "ok", f"sessions are on {remote}")
+    if remote := _remote(source):
+        server, _, _ = remote.partition(";")
+        yield Finding("Spark Connect", "ok", f"sessions are on {re.sub('//[^/]*@', '//', server)}")
     else:
         yield _java()
         yield from _spark_home()
@@ -118,23 +117,58 @@ def _tried(part: str, look: Callable[[], str]) -> Finding:
         return Finding(part, "fails", error_line(error, ""))
 
 
+def _remote(source: CatalogSource) -> str:
+    return source.remote or os.environ.get("SPARK_REMOTE") or ""
+
+
+def _secrets(source: CatalogSource) -> dict[str, Any]:
+    """Return what no finding may show, as properties with credentials: of catalogs, Spark, and its Connect server."""
+    from pyiceberg.utils.config import Config
+
+    known: dict[str, Any] = {}
+    with suppress(Exception):  # `_configuration` reports it
+        known |= Config().config
+    server, *parameters = _remote(source).split(";")
+    values = (value or name for name, _, value in (each.partition("=") for each in parameters))
+    remote = {"uri": server} | {f"token.{place}": value for place, value in enumerate(values)}
+    return {"configuration": known, "properties": source.properties, "conf": source.conf, "remote": remote}
+
+
 # -- Packages ---------------------------------------------------------------------------------------------------------
 
 
 def _packages() -> Iterator[Finding]:
     yield Finding("sparkmeta", "ok", metadata.version("sparkmeta"))
-    for requirement in metadata.requires("sparkmeta") or ():
-        text, _, marker = requirement.partition(";")
-        if "extra" in marker:
-            continue
-        name, limits = re.fullmatch(r"([\w-]+)\s*(?:\[.*\])?(.*)", text.strip()).groups()  # type: ignore[union-attr]
-        yield _package(name, limits)
-    for extra, (name, purpose) in _EXTRAS.items():
-        version = _version(name)
-        if version is None:
-            yield Finding(name, "absent", f"for {purpose}", f"pip install 'sparkmeta[{extra}]'")
+    required = dict(_requirements("sparkmeta"))
+    yield from (_package(name, limits) for name, limits in required.items())
+    markers = (requirement.partition(";")[2] for requirement in metadata.requires("sparkmeta") or ())
+    for extra in sorted({*map(_extra, markers)} - {"", *_OF_DEVELOPERS}):
+        packages = [_package(*each) for each in _requirements("sparkmeta", extra) if each[0] not in required]
+        problems = [each for each in packages if each.status != "ok"]
+        shown = ", ".join(f"{each.part} {each.detail}" for each in problems or packages)
+        if problems:
+            yield Finding(f"extra {extra}", "absent", shown, f"pip install 'sparkmeta[{extra}]'")
         else:
-            yield Finding(name, "ok", version)
+            yield Finding(f"extra {extra}", "ok", shown)
+
+
+def _requirements(package: str, extra: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what an installed package or its extra requires: names, and limits such as `>=4.0,<4.4`."""
+    for requirement in metadata.requires(package) or ():
+        text, _, marker = requirement.partition(";")
+        if _extra(marker) != extra:
+            continue
+        name, extras, limits = re.fullmatch(r"([\w.-]+)\s*(?:\[(.*)\])?(.*)", text.strip()).groups()  # type: ignore[union-attr]
+        yield name, limits.strip()
+        if _version(name) is not None:
+            for each in (extras or "").split(","):
+                yield from _requirements(name, each.strip()) if each else ()
+
+
+def _extra(marker: str) -> str:
+    """Return the extra that a marker of a requirement names; empty for none."""
+    named = re.search(r"extra == ['\"]([\w-]+)", marker)
+    return named[1] if named else ""
 
 
 def _package(name: str, limits: str) -> Finding:
@@ -156,9 +190,12 @@ def _version(name: str) -> str | None:
 
 
 def _within(version: str, limit: str) -> bool:
-    operator, bound = re.fullmatch(r"\s*(>=|<)\s*(\S+)", limit).groups()  # type: ignore[union-attr]
-    numbers, bounds = (_numbers(text) for text in (version, bound))
-    return numbers >= bounds if operator == ">=" else numbers < bounds
+    """Return whether a version is within a limit; True for limits that sparkmeta does not use."""
+    parts = re.fullmatch(r"\s*(>=|<)\s*(\S+)", limit)
+    if parts is None:
+        return True
+    numbers, bounds = (_numbers(text) for text in (version, parts[2]))
+    return numbers >= bounds if parts[1] == ">=" else numbers < bounds
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -257,7 +294,10 @@ def _compared(name: str, version: str | None) -> Finding:
 def _configuration() -> Finding:
     from pyiceberg.utils.config import Config
 
-    catalogs = sorted((Config().config.get("catalog") or {}).keys())  # type: ignore[union-attr]
+    try:
+        catalogs = sorted((Config().config.get("catalog") or {}).keys())  # type: ignore[union-attr]
+    except Exception as error:  # noqa: BLE001  the message may show a credential
+        return Finding("catalogs", "fails", f"pyiceberg's configuration is not valid: {type(error).__name__}")
     if not catalogs:
         return Finding("catalogs", "absent", "pyiceberg's configuration names none", "write ~/.pyiceberg.yaml")
     return Finding("catalogs", "ok", f"pyiceberg's configuration names {', '.join(catalogs)}")

@@ -32,7 +32,8 @@ from sparkmeta.manifests.placement import MOST_ENTRIES
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.files import plan_files_arrow, plan_schema
 from sparkmeta.plan.prune import part_of, prune_manifests
-from sparkmeta.rows.arrow_reader import MatchingRows, parts_table, row_shares, row_type
+from sparkmeta.rows.arrow_reader import row_type
+from sparkmeta.rows.engines import shares_of
 from sparkmeta.session import NoSession
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.metadata import snapshot_of
@@ -264,11 +265,8 @@ class RowsRead(Read):
         self.planning = self.planning.select(*columns)
 
     def shares(self) -> list[Any]:
-        scan = self.planning
-        planned = scan.plan_files_arrow()
-        row_scan = scan.row_scan
-        reader = MatchingRows.of(row_scan.filter, row_scan.projection, row_scan.metadata_columns)
-        return [(reader, bytes_of(share)) for share in row_shares(*parts_table(planned))]
+        reader, shares = shares_of(self.planning.row_scan, self.planning.plan_choice)
+        return [(reader, bytes_of(share)) for share in shares]
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         reader, parts = share

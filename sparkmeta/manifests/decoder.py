@@ -32,7 +32,7 @@ from sparkmeta.entries.records import (
 from sparkmeta.errors import CorruptFileError, UnsupportedError
 from sparkmeta.manifests.cache_leaves import decode_leaf
 from sparkmeta.manifests.deletion_vectors import mask_flags, unmasked
-from sparkmeta.manifests.kept_entries import SMALL_MANIFEST_BYTES
+from sparkmeta.manifests.entry_memory import SMALL_MANIFEST_BYTES
 from sparkmeta.manifests.v4.decode import decode_tree_manifest
 from sparkmeta.manifests.v4.layout import is_tree_manifest
 from sparkmeta.session import local_frame, map_arrow
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from sparkmeta.manifests.cache_leaves import CacheWriter
-    from sparkmeta.manifests.kept_entries import KeptEntries
+    from sparkmeta.manifests.entry_memory import EntryMemory
     from sparkmeta.manifests.v4.layout import TreeTypes
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import Files
@@ -340,7 +340,7 @@ class EntryDecoder:
         locations: resolves the locations in manifests.
         cached: opens leaves of the manifest cache.
         writer: stores parts that have been decoded completely in the manifest cache.
-        kept: keeps the entries of small manifests for further plans; None in tasks.
+        memory: remembers the entries of small manifests for further plans; None in tasks.
     """
 
     files: Files | ExecutorReader
@@ -348,7 +348,7 @@ class EntryDecoder:
     locations: Locations
     cached: Files | ExecutorReader | None = None
     writer: CacheWriter | None = None
-    kept: KeptEntries | None = None
+    memory: EntryMemory | None = None
 
     def entries(self, part: Mapping[str, Any], projection: EntryProjection) -> Iterator[pa.RecordBatch]:
         """Decode the entries of a part in physical order, masked ones included, with inheritance applied.
@@ -359,25 +359,25 @@ class EntryDecoder:
             NotFoundError: the manifest does not exist.
             CorruptFileError: it is not a manifest.
         """
-        kept = self._kept(part, projection)
-        if kept is None:
+        remembered = self._remembered(part, projection)
+        if remembered is None:
             yield from self._decoded(part, self._read(part), projection)
         elif part["file_format"] == "PARQUET" and self.trees is not None:
             # Leaves of trees are read without a filter, since their deletion vectors count all entries.
-            yield from kept.to_batches()
+            yield from remembered.to_batches()
         else:
-            yield from matching_rows(kept, projection).to_batches()
+            yield from matching_rows(remembered, projection).to_batches()
 
-    def _kept(self, part: Mapping[str, Any], projection: EntryProjection) -> pa.Table | None:
-        """Return the entries of a small manifest, whatever the projection's filter is; None if they are not kept."""
+    def _remembered(self, part: Mapping[str, Any], projection: EntryProjection) -> pa.Table | None:
+        """Return the entries of a small manifest, whatever the projection's filter is; None if it has none."""
         is_small = (part["file_size_in_bytes"] or 0) <= SMALL_MANIFEST_BYTES
-        if self.kept is None or projection.entry_filter is None or not is_small:
+        if self.memory is None or projection.entry_filter is None or not is_small:
             return None
 
         def read(every: EntryProjection) -> pa.Table:
             return pa.Table.from_batches(self._decoded(part, self._read(part), every), every.schema)
 
-        return self.kept.of((part[MANIFEST], part["part"], part["parts"]), projection, read)
+        return self.memory.of((part[MANIFEST], part["part"], part["parts"]), projection, read)
 
     def _read(self, part: Mapping[str, Any]) -> _Content:
         leaf, dv = part.get(CACHED_LEAF), part.get(MASK)
@@ -442,8 +442,8 @@ class EntryDecoder:
             for part in batch.to_pylist():
                 mask = masks.get(part[MANIFEST])
                 if mask is None:
-                    kept = self._kept(part, projection)
-                    yield from self.entries(part, projection) if kept is None else kept.to_batches()
+                    remembered = self._remembered(part, projection)
+                    yield from self.entries(part, projection) if remembered is None else remembered.to_batches()
                 else:
                     table = self.table(part, projection)
                     yield from kept_rows(table, unmasked(len(table), mask)).to_batches()

@@ -22,7 +22,8 @@ MOST_ENTRIES = 150_000
 """Maximum entries that the driver decodes."""
 
 MOST_WIDE_ENTRIES = 10_000
-"""Maximum entries that the driver decodes if Spark gets all of their columns, of which a query may need few."""
+"""Maximum entries that the driver decodes if Spark gets all of their columns, though a query may need only a few of
+them."""
 
 MOST_REQUESTS = 64
 """Maximum small reads of files or ranges by the driver: leaves to search, bitmaps."""

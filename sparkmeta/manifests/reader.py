@@ -22,7 +22,7 @@ from sparkmeta.entries.records import (
 from sparkmeta.errors import UnsupportedError
 from sparkmeta.manifests.decoder import CACHED_LEAF, MASK, EntryDecoder, decode_contents, read_parquet_entries
 from sparkmeta.manifests.deletion_vectors import few_masks, inlined, without_masked
-from sparkmeta.manifests.kept_entries import KeptEntries
+from sparkmeta.manifests.entry_memory import EntryMemory
 from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES, ManifestLoad, Placement
 from sparkmeta.manifests.v4.decode import root_entries
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
@@ -263,11 +263,11 @@ class ManifestReader:
 
         if projection.entry_filter is None:
             return read(projection)
-        return self._kept.of((IN_ROOT, *in_root.column(MANIFEST).to_pylist()), projection, read)
+        return self._memory.of((IN_ROOT, *in_root.column(MANIFEST).to_pylist()), projection, read)
 
     @cached_property
-    def _kept(self) -> KeptEntries:
-        return KeptEntries(self.settings.driver_manifest_bytes)
+    def _memory(self) -> EntryMemory:
+        return EntryMemory(self.settings.driver_manifest_bytes)
 
     def _root_entries(self, manifest: int, rows: pa.Table, projection: EntryProjection) -> pa.Table:
         assert self.tree is not None
@@ -431,7 +431,7 @@ class ManifestReader:
         cache = self.manifest_cache
         if placement is Placement.DRIVER:
             cached = None if cache is None else cache.files
-            return EntryDecoder(self.access.files, self.trees, self.types.locations, cached, kept=self._kept)
+            return EntryDecoder(self.access.files, self.trees, self.types.locations, cached, memory=self._memory)
         assert self.access.tasks is not None
         writer = None if cache is None else cache.writer
         return EntryDecoder(self.access.tasks, self.trees, self.types.locations, self.access.tasks, writer)

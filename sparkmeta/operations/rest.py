@@ -188,20 +188,29 @@ class RestOperations:
                     raise
                 return self._settled(attempt, error)
 
-    def report(self, report: Report) -> None:
-        """Send a metrics report on the table.
+    def takes_reports(self) -> bool:
+        """Return whether the catalog takes metrics reports: its server offers it, and no property forbids it.
 
-        After a failure, none are sent to the catalog for a while, so that a silent server does not slow plans down.
-
-        Raises:
-            CatalogError: the catalog refuses, or does not answer in time.
+        After a failure, none are sent to the catalog for a while.
         """
         if time.monotonic() < _pauses.get(self.catalog, 0):
+            return False
+        is_enabled = property_as_bool(self.catalog.properties, "rest-metrics-reporting-enabled", True)
+        return is_enabled and _REPORT_METRICS in self.catalog._supported_endpoints
+
+    def report(self, report: Report) -> None:
+        """Send a metrics report on the table, unless the catalog takes none at present.
+
+        Raises:
+            CatalogError: the catalog refuses, or does not answer in time. An expired token is not renewed.
+        """
+        if not self.takes_reports():
             return
         try:
             with catalog_errors(self.catalog, self.identifier):
                 url = f"{_table_url(self.catalog, self.identifier)}/metrics"
-                rest_request(self.catalog, "POST", url, {}, report, self.token, timeout=_REPORT_SECONDS)
+                auth = None if self.token is None else _Bearer(self.token)
+                _answer(self.catalog._session.post(url, json=report, auth=auth, timeout=_REPORT_SECONDS), {})
         except Exception:
             _pauses[self.catalog] = time.monotonic() + _PAUSE_SECONDS
             raise
@@ -258,12 +267,6 @@ class _Attempt:
             return Outcome.WON
         is_acceptable = requirements_of(metadata, self.changes) == self.request["requirements"]
         return Outcome.UNKNOWN if is_acceptable else Outcome.LOST
-
-
-def takes_reports(catalog: RestCatalog) -> bool:
-    """Return whether a catalog takes metrics reports: its server offers it, and no property forbids it."""
-    is_enabled = property_as_bool(catalog.properties, "rest-metrics-reporting-enabled", True)
-    return is_enabled and _REPORT_METRICS in catalog._supported_endpoints
 
 
 def load_rest_table(catalog: RestCatalog, identifier: tuple[str, ...]) -> LoadedTable:
@@ -356,7 +359,6 @@ def rest_request(
     errors: Mapping[int, type[Exception]],
     body: Mapping[str, Any] | None = None,
     token: str | None = None,
-    timeout: float | None = None,
 ) -> dict[str, Any]:
     """Send a request with a token or else the catalog's authentication, and return the JSON of the response.
 
@@ -364,15 +366,19 @@ def rest_request(
 
     Args:
         errors: the exceptions for status codes, instead of pyiceberg's general ones.
-        timeout: how many seconds the server may be silent; by default the catalog's limits.
     """
-    send = partial(catalog._session.request, method, url, json=body, timeout=timeout)
+    send = partial(catalog._session.request, method, url, json=body)
     response = send(auth=None if token is None else _Bearer(token))
     if response.status_code in _EXPIRED_TOKEN and token is not None:
         response = send()
     if response.status_code in _EXPIRED_TOKEN:
         catalog._refresh_token()
         response = send()
+    return _answer(response, errors)
+
+
+def _answer(response: Response, errors: Mapping[int, type[Exception]]) -> dict[str, Any]:
+    """Return the JSON of a response; see `rest_request`."""
     try:
         response.raise_for_status()
     except HTTPError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -18,38 +19,42 @@ if TYPE_CHECKING:
     from sparkmeta.plan.choose import Choice
 
 
+# The oldest versions that work, as in the extras of the package. DuckDB 1.4 can't read an Arrow stream again.
+_OLDEST: Final = {"daft": (0, 7), "duckdb": (1, 5)}
+
+
 def imported(module: str, method: str) -> Any:
-    """Import an engine's module for a method. Raises UnsupportedError if it is not installed."""
+    """Import an engine's module for a method. Raises UnsupportedError if it is not installed, or is too old."""
     package = module.partition(".")[0]
     try:
+        version = import_module(package).__version__
+        if (oldest := _OLDEST.get(package, ())) > tuple(map(int, re.findall(r"\d+", version)[:2])):
+            least = ".".join(map(str, oldest))
+            raise UnsupportedError(f"{method} needs {package} {least} or newer: this is {version}")
         return import_module(module)
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{method} needs {package}: pip install {package}") from error
 
 
 def duckdb_view(rows: object, name: str, connection: Any) -> Any:
-    """Return a DuckDB connection with a view of an Arrow stream.
-
-    Raises:
-        UnsupportedError: DuckDB is not installed, or is older than 1.5, which can't read such a stream again.
-    """
+    """Return a DuckDB connection with a view of an Arrow stream. See `imported` for errors."""
     duckdb = imported("duckdb", "to_duckdb")
-    if tuple(map(int, duckdb.__version__.split(".")[:2])) < (1, 5):
-        raise UnsupportedError(f"to_duckdb needs duckdb 1.5 or newer: this is {duckdb.__version__}")
     connection = duckdb.connect() if connection is None else connection
     connection.register(name, rows)
     return connection
 
 
-def shares_of(scan: RowScan, choice: Choice) -> tuple[MatchingRows, list[pa.Table]]:
+def shares_of(scan: RowScan, choice: Choice) -> tuple[MatchingRows, Iterator[pa.Table]]:
     """Plan a scan, and return what reads its files and the files in shares of a task.
+
+    A delete of several files is in the share once per file, but only in shares that the caller has taken.
 
     Raises:
         ValidationError: as `read_rows`.
         UnsupportedError: tasks can't open the table's files in this session.
     """
     rows = MatchingRows.of(scan.filter, scan.projection, scan.metadata_columns)
-    return rows, [share for run in collected_files(choice).runs() for share in row_shares(*parts_table(run))]
+    return rows, (share for run in collected_files(choice).runs() for share in row_shares(*parts_table(run)))
 
 
 def read_share(rows: MatchingRows, share: pa.Table) -> Iterator[pa.Table]:
@@ -64,7 +69,8 @@ def daft_frame(scan: RowScan, choice: Choice, row_limit: int | None) -> Any:
     imported("daft.io.source", "to_daft")
     from sparkmeta.rows.daft_source import ScanSource
 
-    frame = ScanSource(scan.state.metadata.location, *shares_of(scan, choice)).read()
+    rows, shares = shares_of(scan, choice)
+    frame = ScanSource(scan.state.metadata.location, rows, list(shares)).read()
     return frame if row_limit is None else frame.limit(row_limit)
 
 
@@ -72,8 +78,8 @@ def ray_dataset(scan: RowScan, choice: Choice, row_limit: int | None) -> Any:
     """Return a Ray dataset of the rows of a scan, whose tasks read the files. See `shares_of` for errors."""
     data = imported("ray.data", "to_ray")
     rows, shares = shares_of(scan, choice)
-    if not shares:
+    if not (blocks := list(shares)):
         return data.from_arrow(rows.schema.empty_table())
-    # A share is a block, and a batch of no set size is a block.
-    dataset = data.from_arrow(shares).map_batches(partial(read_share, rows), batch_size=None, batch_format="pyarrow")
+    # A batch of no set size is a block.
+    dataset = data.from_arrow(blocks).map_batches(partial(read_share, rows), batch_size=None, batch_format="pyarrow")
     return dataset if row_limit is None else dataset.limit(row_limit)

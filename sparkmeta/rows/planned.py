@@ -523,13 +523,14 @@ class PlannedFiles:
     @property
     def result(self) -> ScanResult:
         """The sums over the files and their deletes."""
-        own, shared = self.file_deletes, self.sets.deletes
-        members = self.sets.members_of(self.set_codes)[1]
-        sizes = pc.coalesce(own.column("content_size_in_bytes"), own.column("file_size_in_bytes"))
-        shared_size = shared.column("file_size_in_bytes").to_numpy()[members].sum() if len(members) else 0
-        sums = (pc.sum(each, min_count=0).as_py() for each in (self.table.column("file_size_in_bytes"), sizes))
-        data_bytes, own_bytes = sums
-        return ScanResult(len(self), data_bytes, len(own) + len(members), own_bytes + int(shared_size))
+        deletes, members = self.file_deletes, self.sets.members_of(self.set_codes)[1]
+        data_sizes = self.table.column("file_size_in_bytes")
+        sizes = pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes"))
+        set_sizes = self.sets.deletes.column("file_size_in_bytes").take(pa.array(members))
+        data_bytes, file_bytes, set_bytes = (
+            pc.sum(each, min_count=0).as_py() for each in (data_sizes, sizes, set_sizes)
+        )
+        return ScanResult(len(self), data_bytes, len(deletes) + len(members), file_bytes + set_bytes)
 
     @cached_property
     def partition_codes(self) -> Indices:

@@ -492,7 +492,10 @@ class FileAccess:
         return FileAccess(files, reads, None if by_spark else files, None if is_direct else sessions, sessions.alone)
 
     def driver_opens(self, files: int, most: int) -> bool:
-        """Return whether the driver opens this number of files without a job, of which it opens `most` beside Spark."""
+        """Return whether the driver opens this number of files without a job.
+
+        With Spark, it opens at most `most` files.
+        """
         return self.driver is not None and (self.alone or files <= most)
 
     @property

@@ -13,7 +13,7 @@ import pytest
 import sparkmeta as sm
 from sparkmeta.entries.projection import EntryProjection
 from sparkmeta.manifests import decoder
-from sparkmeta.manifests.kept_entries import KeptEntries
+from sparkmeta.manifests.entry_memory import EntryMemory
 from sparkmeta.plan.choose import choose
 from sparkmeta.plan.prune import prune_manifests
 from sparkmeta.scan import Scan, table_scan
@@ -208,7 +208,7 @@ def test_a_plan_of_another_filter_opens_no_small_manifest_again(
 
 
 @pytest.mark.parametrize("planning", ["auto", "join"])
-def test_contradictions_beyond_a_filter_are_no_errors_of_kept_entries(
+def test_contradictions_beyond_a_filter_are_no_errors_of_entries_in_memory(
     table: HandmadeTable, watch: Watch, planning: str
 ) -> None:
     table.add(1, 1, *(deletion_vector("x:y1", partition={"part": "y"}) for _ in range(2)))
@@ -220,9 +220,9 @@ def test_contradictions_beyond_a_filter_are_no_errors_of_kept_entries(
         table_scan(state, "true", ("*",), True, None, {}).plan_files_arrow()
 
 
-def test_kept_entries_have_a_limit() -> None:
+def test_the_memory_of_entries_has_a_limit() -> None:
     """The entries that were used last stay."""
-    kept, read = KeptEntries(1000), list[str]()
+    memory, read = EntryMemory(1000), list[str]()
 
     def entries(place: str) -> pa.Table:
         def of_place(every: EntryProjection) -> pa.Table:
@@ -230,7 +230,7 @@ def test_kept_entries_have_a_limit() -> None:
             read.append(place)
             return pa.table({"x": pa.array(range(50), pa.int64())})
 
-        return kept.of(place, EntryProjection.of(("location",)), of_place)
+        return memory.of(place, EntryProjection.of(("location",)), of_place)
 
     for place in "abacab":
         entries(place)

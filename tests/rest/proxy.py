@@ -112,7 +112,7 @@ def rest_proxy(catalog_uri: str) -> Iterator[Proxy]:
                 self._answer(refusal, _error(proxy, refusal))
                 return
             fault = proxy.next_fault(request)
-            proxy.is_down = fault is not None and fault.is_last
+            proxy.is_down |= fault is not None and fault.is_last
             status, answer = 200, b""
             for _ in range(1 if fault is None else fault.way.value):
                 status, answer = _ask(catalog_uri, request, data)

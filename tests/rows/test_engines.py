@@ -170,8 +170,11 @@ def test_what_is_refused(table: sm.Table, spark: SparkSession, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "duckdb", SimpleNamespace(__version__="1.4.4"))
     with pytest.raises(sm.UnsupportedError, match=r"to_duckdb needs duckdb 1\.5 or newer: this is 1\.4\.4"):
         table.scan().to_duckdb("t")
-    for name, module in (("duckdb", "duckdb"), ("daft", "daft.io.source"), ("ray", "ray.data")):
-        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "daft", SimpleNamespace(__version__="0.6.14"))
+    with pytest.raises(sm.UnsupportedError, match=r"to_daft needs daft 0\.7 or newer: this is 0\.6\.14"):
+        table.scan().to_daft()
+    for name in ("duckdb", "daft", "ray"):
+        monkeypatch.setitem(sys.modules, name, None)
         arguments = ("t",) if name == "duckdb" else ()
         with pytest.raises(sm.UnsupportedError, match=f"to_{name} needs {name}: pip install {name}"):
             getattr(table.scan(), f"to_{name}")(*arguments)

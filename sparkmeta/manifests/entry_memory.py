@@ -1,4 +1,4 @@
-"""Entries of small manifests that the driver keeps in memory for further plans. Without Spark: tasks import this."""
+"""Remember entries of small manifests on the driver for further plans. Without Spark: tasks import this."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkmeta.entries.projection import EntryProjection
 
 SMALL_MANIFEST_BYTES = 1 << 18
-"""The entries of longer manifests are not kept."""
+"""The entries of longer manifests are not remembered."""
 
 
 class _Tables:
@@ -31,8 +31,8 @@ class _Tables:
                 self._tables.move_to_end(key)
             return table
 
-    def keep(self, key: Hashable, table: pa.Table, most_bytes: int) -> None:
-        """Keep a table, and drop others beyond a number of bytes."""
+    def add(self, key: Hashable, table: pa.Table, most_bytes: int) -> None:
+        """Add a table, and drop others beyond a number of bytes."""
         with self._lock:
             if key not in self._tables:
                 self._tables[key] = table
@@ -44,8 +44,8 @@ class _Tables:
 _tables = _Tables()
 
 
-class KeptEntries:
-    """The entries that plans of one reader have read. The process keeps the most recently used ones.
+class EntryMemory:
+    """The entries that plans of a reader have read. The process remembers the most recently used ones.
 
     Args:
         most_bytes: how many bytes the entries of all readers have together.
@@ -60,11 +60,11 @@ class KeptEntries:
         Args:
             place: the manifest, or its part.
             projection: the columns to read.
-            read: reads the entries, unless they are kept.
+            read: reads the entries, unless they are in memory.
         """
         every = replace(projection, entry_filter=None)
         key = (self, every, place)
         if (table := _tables.get(key)) is None:
             table = read(every)
-            _tables.keep(key, table, self._most_bytes)
+            _tables.add(key, table, self._most_bytes)
         return table
