@@ -122,7 +122,7 @@ def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], column
 
 
 def _added(changes: EntryChanges) -> list[Relation]:
-    """Return the data files that snapshots added; see `EntryChanges.added`. Without Spark, this is one table."""
+    """Return the data files that snapshots added; see `EntryChanges.added`. Without a session, this is one table."""
     content = ContentType.DATA_MANIFEST
     return [changes.few_added(content)] if changes.state.access.alone else [*changes.added(content)]
 
