@@ -2,8 +2,8 @@
 
 Spark makes the reader in a Python process on the driver, which plans batches and lives as long as the query, and in
 tasks. `pyspark.sql.datasource` is the interface. Spark 4.2 and newer tell a source where a batch starts and what
-limits it. Older ones ask for the end of a batch alone: the reader remembers where the last batch ended, which they tell
-when a query starts again.
+limits it. Older Sparks ask only for the end of a batch. When a query restarts, they tell the reader where the last
+batch ended; it remembers this.
 """
 
 from __future__ import annotations
@@ -171,26 +171,26 @@ class Offset:
 
 @dataclass
 class _Budget:
-    """What a batch may still have. It has at least one unit."""
+    """What a batch may still have. A batch has at least one unit."""
 
     most: dict[str, int]
     is_empty: bool = True
 
     def units(self, changes: SnapshotChanges, start: int) -> int:
-        """Return how many units from `start` fit, and take them."""
+        """Return how many units from `start` fit, and take them. All fit or none if the snapshot is mixed."""
         costs = {
             "files": changes.file_counts, "rows": changes.totals("record_count"),
             "bytes": changes.totals("file_size_in_bytes"),
         }  # fmt: skip
-        count = 0
-        for unit in range(start, len(changes)):
-            needed = {name: int(costs[name][unit]) for name in self.most}
+        stop, together = start, len(changes) - start if changes.is_mixed else 1
+        while stop < len(changes):
+            needed = {name: int(costs[name][stop : stop + together].sum()) for name in self.most}
             if not self.is_empty and any(needed[name] > left for name, left in self.most.items()):
                 break
             self.most = {name: left - needed[name] for name, left in self.most.items()}
             self.is_empty = False
-            count += 1
-        return count
+            stop += together
+        return stop - start
 
 
 # -- The reader -------------------------------------------------------------------------------------------------------

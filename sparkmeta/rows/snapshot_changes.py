@@ -2,7 +2,8 @@
 
 A unit is a file, or the files of a partition in which the snapshot both inserted and deleted rows: these are compared,
 since a row that it deleted and inserted again is no change. The units of a snapshot have an order that depends on
-nothing but its files.
+nothing but its files. Batches divide them only between inserts, or between deletes: a row that an update moves to
+another file is inserted and deleted, and whoever applies batches one after the other would delete it last.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class SnapshotChanges:
 
     def __len__(self) -> int:
         return len(self.compared)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the snapshot both inserted and deleted rows, which are then read in one batch."""
+        return bool(len(self.files.mixed_ordinals))
 
     @cached_property
     def file_counts(self) -> Indices:

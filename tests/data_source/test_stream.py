@@ -234,6 +234,23 @@ def test_changelogs_of_random_histories(spark: SparkSession, tmp_path: Path, ver
     assert Counter(since.drain()) == Counter(map(tuple, filtered.collect()))
 
 
+def test_keys_that_move_among_files(tmp_path: Path) -> None:
+    """Who applies batches in order, and the deletes of each ordinal first, has the rows of the table."""
+    table = made(tmp_path, 2).append(pa.concat_tables([rows(n, part=part) for n, part in enumerate("xyz")]))
+    table = table.overwrite(pa.concat_tables([rows(1), rows(2, part="y")]), "id > 0")
+    query, copy = Stream(place(table), table="changelog", **LIMITS), {}
+    while query.plan():
+        known = len(query.rows)
+        query.run()
+        for key, _, part, kind, *_ in sorted(query.rows[known:], key=lambda row: (row[4], row[3])):
+            if kind == "INSERT":
+                copy[key] = part
+            else:
+                del copy[key]
+    assert copy == {0: "x", 1: "x", 2: "y"}
+    assert query.batches == 4
+
+
 @pytest.mark.java
 @pytest.mark.parametrize(("version", "seed"), [(v, n) for v in (2, 3) for n in range(20)] if SOAK else [(3, 5)])
 def test_changelogs_of_histories_by_java(spark: SparkSession, version: int, seed: int) -> None:
