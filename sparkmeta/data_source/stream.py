@@ -9,10 +9,11 @@ batch ended; it remembers this.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
@@ -34,13 +35,14 @@ from sparkmeta.rows.changelog import REPLACE
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from sparkmeta.data_source.options import Catalogs
     from sparkmeta.rows.snapshot_changes import SnapshotChanges
+    from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
 
 limits: Any = None
@@ -145,12 +147,14 @@ class Offset:
         position: the number of its units that were read; None for all.
         is_whole: whether the units are those of all of its rows; see `Step`.
         plan: what the units depend on besides the snapshot.
+        from_millis: the time before which snapshots are passed over, until one from it or later was read.
     """
 
     snapshot_id: int | None
     position: int | None = None
     is_whole: bool = False
     plan: str = ""
+    from_millis: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form in Spark's checkpoint."""
@@ -241,38 +245,34 @@ class _Source:
 
     def initial(self) -> Offset:
         """Return where a new query begins."""
-        options, head = self._options, self.head()
-        if options.start_id is not None:
-            with self._lost(options.start_id):
-                snapshots_between(self._table.metadata, options.start_id, head)
-            return Offset(options.start_id)
-        if options.start_millis is None or head is None:
-            return Offset(None)
-        start: int | None = head
-        for snapshot in ancestors_of(self._table.metadata, head):
-            if snapshot.timestamp_ms < options.start_millis:
-                break
-            start = snapshot.parent_snapshot_id
-        return Offset(start)
+        start = self._options.start_id
+        if start is not None:
+            with self._lost(start):
+                snapshots_between(self._table.metadata, start, self.head())
+        return Offset(start, from_millis=self._options.start_millis)
 
     def pending(self, start: Offset, end_id: int | None) -> list[Step]:
         """Return the snapshots after an offset and up to a snapshot, oldest first.
 
         The first one is the offset's if this was read in part.
         """
-        metadata = self._table.metadata
+        metadata, millis = self._table.metadata, start.from_millis
         if end_id is None:
             return []
         if start.snapshot_id is None:
             with self._lost(end_id):
                 snapshot_of(metadata, end_id)
-            first, *others = [*ancestors_of(metadata, end_id)][::-1]
-            return [Step(first, first.parent_snapshot_id is not None), *map(Step, others)]
+            snapshots = [*ancestors_of(metadata, end_id)][::-1]
+            if millis is None:
+                return [Step(snapshots[0], snapshots[0].parent_snapshot_id is not None), *map(Step, snapshots[1:])]
+            return _from_time(snapshots, millis)
         with self._lost(start.snapshot_id):
-            later = [*map(Step, snapshots_between(metadata, start.snapshot_id, end_id))]
+            later = snapshots_between(metadata, start.snapshot_id, end_id)
+            if millis is not None:
+                return _from_time(later, millis)
             if start.position is None:
-                return later
-            return [Step(snapshot_of(metadata, start.snapshot_id), start.is_whole), *later]
+                return [*map(Step, later)]
+            return [Step(snapshot_of(metadata, start.snapshot_id), start.is_whole), *map(Step, later)]
 
     def latest(self, start: Offset, end_id: int | None, *, limited: bool) -> Offset:
         """Return the end of the next batch.
@@ -287,8 +287,10 @@ class _Source:
                 since the start are lost.
         """
         end, most = start, self._options.most if limited else {}
-        budget = _Budget(most)
-        for step, first in self._places(start, end_id):
+        budget, places = _Budget(most), [*self._places(start, end_id)]
+        if not places and start.from_millis is not None:
+            return start if end_id is None else replace(start, snapshot_id=end_id)
+        for step, first in places:
             if (refusal := self._refusal(step)) is not None:
                 if end == start:
                     raise refusal
@@ -365,6 +367,11 @@ class _Source:
             raise ValidationError(
                 f"{self._table.location()}: the stream can't go on after snapshot {snapshot_id}: {problem}: {_MEND}"
             ) from None
+
+
+def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[Step]:
+    """Return the first snapshot from a time or later and all after it."""
+    return [*map(Step, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
 
 
 _MIXINS = () if limits is None else (limits.SupportsTriggerAvailableNow,)

@@ -415,6 +415,29 @@ def test_starts(tmp_path: Path) -> None:
     assert sorted(row[0] for row in empty.drain()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_start_in_the_future(tmp_path: Path, first: int) -> None:
+    """Snapshots from before it are passed over, also those that came after the query's start or its restart."""
+    table = made(tmp_path, 2)
+    for n in range(first):
+        table = table.append(rows(n))
+    now = int(time.time())
+    query = Stream(place(table), **LIMITS, **{"stream-from-timestamp": (now + 60) * 1000})
+    initial = query.reader.initialOffset()
+    assert query.drain() == []
+    table = table.append(rows(3, 4))
+    again = Stream(place(table), **LIMITS, **{"stream-from-timestamp": (now + 60) * 1000})
+    assert again.reader.initialOffset() == initial
+    for each in (query, again):
+        assert each.drain() == []
+        each.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 61.0)
+        table = table.append(pa.concat_tables([rows(5), rows(6, part="y")])).append(rows(7))
+    for each in (query, again):
+        assert sorted(row[0] for row in each.drain()) == [5, 6, 7]
+
+
 def test_a_history_that_has_expired(spark: SparkSession, tmp_path: Path) -> None:
     """A stream without a start begins with the rows of the oldest snapshot."""
     table = made(tmp_path, 3).append(rows(1, 2)).append(rows(3, part="y")).delete("id = 2")
