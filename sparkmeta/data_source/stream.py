@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
 
-from sparkmeta.data_source.changes import APPEND, ChangePlans, Step
+from sparkmeta.data_source.changes import ChangePlans, Step
 from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, short_errors, whole
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
 from sparkmeta.errors import (
@@ -31,6 +31,7 @@ from sparkmeta.errors import (
     shown,
 )
 from sparkmeta.inspect.file_changes import snapshots_between
+from sparkmeta.rows.changed_files import APPEND
 from sparkmeta.rows.changelog import REPLACE
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 
@@ -318,7 +319,8 @@ class _Source:
             with self._lost(end.snapshot_id):
                 raise ValidationError(f"the history before snapshot {end.snapshot_id} has expired")
         shares = self._plans.shares(ranges)
-        self._plans.forget()
+        # The next batch reads the others.
+        self._plans.forget(step for step, _, stop in ranges if stop is None)
         return [datasource.InputPartition(share) for share in shares]
 
     def _refuse_other_plan(self, offset: Offset) -> None:

@@ -425,6 +425,20 @@ def test_starts(tmp_path: Path) -> None:
     assert sorted(row[0] for row in empty.drain()) == [0, 1, 2]
 
 
+def test_snapshots_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches read them."""
+    table = made(tmp_path, 2)
+    for _ in range(2):
+        table = table.append(pa.concat_tables([rows(n, part=part) for n, part in enumerate("xyz")]))
+    planned, plan = [], changes.appends_of
+    monkeypatch.setattr(changes, "appends_of", lambda *args: planned.append(args[1].snapshot_id) or plan(*args))
+    query = Stream(place(table), **{"streaming-max-files-per-micro-batch": 2})
+    while query.plan():
+        query.run()
+    assert (len(query.rows), query.batches) == (6, 3)
+    assert sorted(planned) == sorted(snapshot.snapshot_id for snapshot in table.snapshots())
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_start_in_the_future(tmp_path: Path, first: int) -> None:
     """Snapshots from before it are passed over, also those that came after the query's start or its restart."""
