@@ -360,11 +360,13 @@ class _Source:
 
         Args:
             snapshot_id: the last snapshot that was read.
-            by: the errors that say so.
+            by: the errors that say so, or whose causes do.
         """
         try:
             yield
-        except by as error:
+        except _LOSSES as error:
+            if not isinstance(error, by) and not isinstance(error.__cause__, by):
+                raise
             problem = first_line(error).removeprefix(f"{self._table.location()}: ")
             raise ValidationError(
                 f"{self._table.location()}: the stream can't go on after snapshot {snapshot_id}: {problem}: {_MEND}"

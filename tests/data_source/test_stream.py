@@ -39,6 +39,7 @@ from tests.maintain.test_expire import soon
 from tests.peers.java import Java
 from tests.peers.slices import SOAK
 from tests.peers.workshop import MERGE_ON_READ, Workshop
+from tests.trees import TreeTable, data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -520,6 +521,19 @@ def test_lost_changes(spark: SparkSession, tmp_path: Path) -> None:
     refs = table.refresh().manage_snapshots()
     refs.set_current_snapshot(json.loads(mended.offset or "")["snapshot_id"]).commit()
     assert mended.drain() == []
+
+
+def test_a_lost_parent_of_a_tree(tmp_path: Path) -> None:
+    """Only the parent's root says what a removed leaf had."""
+    tree = TreeTable(tmp_path / "t")
+    leaf = tree.leaf("m1", data("x"), data("y"))
+    tree.snapshot(added=[leaf])
+    tree.snapshot(deleted=[leaf])
+    tree.load(None, expired=[1])
+    with pytest.raises(
+        sm.ValidationError, match=r"can't go on after snapshot 1: .* no longer has snapshot 1: start a new query with"
+    ):
+        Stream(tree.location, table="changelog", start_snapshot_id=1).drain()
 
 
 def test_schema_changes(tmp_path: Path) -> None:
