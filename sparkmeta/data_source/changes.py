@@ -6,7 +6,7 @@ The planning process finds the changed files of each snapshot, and divides them 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from sparkmeta.data_source.tables import Read
 from sparkmeta.errors import InvalidArgumentError
 from sparkmeta.inspect.file_changes import snapshots_between
 from sparkmeta.rows.arrow_reader import PART_BYTES, row_shares, row_type
+from sparkmeta.rows.changed_files import APPEND
 from sparkmeta.rows.changelog import REPLACE, refuse_change_columns
 from sparkmeta.rows.file_rows import CHANGE_COLUMNS
 from sparkmeta.rows.snapshot_changes import ChangeReaders, appends_of, changes_of, rows_of_snapshot
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from sparkmeta.scan import Scan
     from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
-
-APPEND: Final = "append"
 
 
 def read_of(options: ReadOptions, table: Table) -> Read:
@@ -52,6 +51,10 @@ class Step:
 
     snapshot: Snapshot
     is_whole: bool = False
+
+
+def _key(step: Step) -> tuple[int, bool]:
+    return step.snapshot.snapshot_id, step.is_whole
 
 
 @dataclass
@@ -115,14 +118,15 @@ class ChangePlans:
             NoSuchSnapshotError: its parent is needed, and has expired.
             ValidationError: metadata or deletes contradict each other.
         """
-        key = (step.snapshot.snapshot_id, step.is_whole)
+        key = _key(step)
         if key not in self._plans:
             self._plans[key] = self._planned(step)
         return self._plans[key]
 
-    def forget(self) -> None:
-        """Forget the plans that were kept."""
-        self._plans.clear()
+    def forget(self, steps: Iterable[Step]) -> None:
+        """Forget the plans of some snapshots."""
+        for step in steps:
+            self._plans.pop(_key(step), None)
 
     def _planned(self, step: Step) -> SnapshotChanges | None:
         scan_filter, snapshot = self.scan.row_scan.filter, step.snapshot
@@ -185,9 +189,9 @@ class Share:
 def _plain_shares(readers: ChangeReaders, parts: Sequence[Parts]) -> Iterator[Share]:
     # Parts with deletes that select rows have a further column.
     for width in sorted({table.num_columns for table, _ in parts}):
-        alike = [(table, sizes) for table, sizes in parts if table.num_columns == width]
-        whole_table = pa.concat_tables([table for table, _ in alike], promote_options="permissive")
-        for share in row_shares(whole_table, np.concatenate([sizes for _, sizes in alike])):
+        same_width = [(table, sizes) for table, sizes in parts if table.num_columns == width]
+        whole_table = pa.concat_tables([table for table, _ in same_width], promote_options="permissive")
+        for share in row_shares(whole_table, np.concatenate([sizes for _, sizes in same_width])):
             yield Share(readers, plain=tables.bytes_of(share))
 
 

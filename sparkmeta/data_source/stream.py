@@ -2,22 +2,23 @@
 
 Spark makes the reader in a Python process on the driver, which plans batches and lives as long as the query, and in
 tasks. `pyspark.sql.datasource` is the interface. Spark 4.2 and newer tell a source where a batch starts and what
-limits it. Older ones ask for the end of a batch alone: the reader remembers where the last batch ended, which they tell
-when a query starts again.
+limits it. Older Sparks ask only for the end of a batch. When a query restarts, they tell the reader where the last
+batch ended; it remembers this.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
 
-from sparkmeta.data_source.changes import APPEND, ChangePlans, Step
+from sparkmeta.data_source.changes import ChangePlans, Step
 from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, short_errors, whole
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
 from sparkmeta.errors import (
@@ -30,17 +31,19 @@ from sparkmeta.errors import (
     shown,
 )
 from sparkmeta.inspect.file_changes import snapshots_between
+from sparkmeta.rows.changed_files import APPEND
 from sparkmeta.rows.changelog import REPLACE
 from sparkmeta.spec.metadata import ancestors_of, snapshot_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from sparkmeta.data_source.options import Catalogs
     from sparkmeta.rows.snapshot_changes import SnapshotChanges
+    from sparkmeta.spec.metadata import Snapshot
     from sparkmeta.table import Table
 
 limits: Any = None
@@ -145,12 +148,14 @@ class Offset:
         position: the number of its units that were read; None for all.
         is_whole: whether the units are those of all of its rows; see `Step`.
         plan: what the units depend on besides the snapshot.
+        from_millis: the time before which snapshots are passed over, until one from it or later was read.
     """
 
     snapshot_id: int | None
     position: int | None = None
     is_whole: bool = False
     plan: str = ""
+    from_millis: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form in Spark's checkpoint."""
@@ -171,26 +176,26 @@ class Offset:
 
 @dataclass
 class _Budget:
-    """What a batch may still have. It has at least one unit."""
+    """What a batch may still have. A batch has at least one unit."""
 
     most: dict[str, int]
     is_empty: bool = True
 
     def units(self, changes: SnapshotChanges, start: int) -> int:
-        """Return how many units from `start` fit, and take them."""
+        """Return how many units from `start` fit, and take them. All fit or none if the snapshot is mixed."""
         costs = {
             "files": changes.file_counts, "rows": changes.totals("record_count"),
             "bytes": changes.totals("file_size_in_bytes"),
         }  # fmt: skip
-        count = 0
-        for unit in range(start, len(changes)):
-            needed = {name: int(costs[name][unit]) for name in self.most}
+        stop, together = start, len(changes) - start if changes.is_mixed else 1
+        while stop < len(changes):
+            needed = {name: int(costs[name][stop : stop + together].sum()) for name in self.most}
             if not self.is_empty and any(needed[name] > left for name, left in self.most.items()):
                 break
             self.most = {name: left - needed[name] for name, left in self.most.items()}
             self.is_empty = False
-            count += 1
-        return count
+            stop += together
+        return stop - start
 
 
 # -- The reader -------------------------------------------------------------------------------------------------------
@@ -241,38 +246,34 @@ class _Source:
 
     def initial(self) -> Offset:
         """Return where a new query begins."""
-        options, head = self._options, self.head()
-        if options.start_id is not None:
-            with self._lost(options.start_id):
-                snapshots_between(self._table.metadata, options.start_id, head)
-            return Offset(options.start_id)
-        if options.start_millis is None or head is None:
-            return Offset(None)
-        start: int | None = head
-        for snapshot in ancestors_of(self._table.metadata, head):
-            if snapshot.timestamp_ms < options.start_millis:
-                break
-            start = snapshot.parent_snapshot_id
-        return Offset(start)
+        start = self._options.start_id
+        if start is not None:
+            with self._lost(start):
+                snapshots_between(self._table.metadata, start, self.head())
+        return Offset(start, from_millis=self._options.start_millis)
 
     def pending(self, start: Offset, end_id: int | None) -> list[Step]:
         """Return the snapshots after an offset and up to a snapshot, oldest first.
 
         The first one is the offset's if this was read in part.
         """
-        metadata = self._table.metadata
+        metadata, millis = self._table.metadata, start.from_millis
         if end_id is None:
             return []
         if start.snapshot_id is None:
             with self._lost(end_id):
                 snapshot_of(metadata, end_id)
-            first, *others = [*ancestors_of(metadata, end_id)][::-1]
-            return [Step(first, first.parent_snapshot_id is not None), *map(Step, others)]
+            snapshots = [*ancestors_of(metadata, end_id)][::-1]
+            if millis is None:
+                return [Step(snapshots[0], snapshots[0].parent_snapshot_id is not None), *map(Step, snapshots[1:])]
+            return _from_time(snapshots, millis)
         with self._lost(start.snapshot_id):
-            later = [*map(Step, snapshots_between(metadata, start.snapshot_id, end_id))]
+            later = snapshots_between(metadata, start.snapshot_id, end_id)
+            if millis is not None:
+                return _from_time(later, millis)
             if start.position is None:
-                return later
-            return [Step(snapshot_of(metadata, start.snapshot_id), start.is_whole), *later]
+                return [*map(Step, later)]
+            return [Step(snapshot_of(metadata, start.snapshot_id), start.is_whole), *map(Step, later)]
 
     def latest(self, start: Offset, end_id: int | None, *, limited: bool) -> Offset:
         """Return the end of the next batch.
@@ -287,8 +288,10 @@ class _Source:
                 since the start are lost.
         """
         end, most = start, self._options.most if limited else {}
-        budget = _Budget(most)
-        for step, first in self._places(start, end_id):
+        budget, places = _Budget(most), [*self._places(start, end_id)]
+        if not places and start.from_millis is not None:
+            return start if end_id is None else replace(start, snapshot_id=end_id)
+        for step, first in places:
             if (refusal := self._refusal(step)) is not None:
                 if end == start:
                     raise refusal
@@ -316,7 +319,8 @@ class _Source:
             with self._lost(end.snapshot_id):
                 raise ValidationError(f"the history before snapshot {end.snapshot_id} has expired")
         shares = self._plans.shares(ranges)
-        self._plans.forget()
+        # The next batch reads the others.
+        self._plans.forget(step for step, _, stop in ranges if stop is None)
         return [datasource.InputPartition(share) for share in shares]
 
     def _refuse_other_plan(self, offset: Offset) -> None:
@@ -356,15 +360,22 @@ class _Source:
 
         Args:
             snapshot_id: the last snapshot that was read.
-            by: the errors that say so.
+            by: the errors that say so, or whose causes do.
         """
         try:
             yield
-        except by as error:
+        except _LOSSES as error:
+            if not isinstance(error, by) and not isinstance(error.__cause__, by):
+                raise
             problem = first_line(error).removeprefix(f"{self._table.location()}: ")
             raise ValidationError(
                 f"{self._table.location()}: the stream can't go on after snapshot {snapshot_id}: {problem}: {_MEND}"
             ) from None
+
+
+def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[Step]:
+    """Return the first snapshot from a time or later and all after it."""
+    return [*map(Step, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
 
 
 _MIXINS = () if limits is None else (limits.SupportsTriggerAvailableNow,)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 # -- Rows that snapshots appended -------------------------------------------------------------------------------------
 
 
-_APPEND = "append"
+APPEND: Final = "append"
 
 
 def read_appended(scan: RowScan, from_exclusive: int | None, to_inclusive: int | None) -> DataFrame:
@@ -97,7 +97,7 @@ def appended_entries(
         columns: further columns of the entries to return.
     """
     snapshots = snapshots_between(scan_filter.state.metadata, from_exclusive, to_inclusive)
-    appends = [snapshot for snapshot in snapshots if snapshot.operation == _APPEND]
+    appends = [snapshot for snapshot in snapshots if snapshot.operation == APPEND]
     changes = entry_changes(scan_filter, appends, columns)
     matching = _matching_without_deletes(_added(changes), scan_filter)
     return None if matching is None else frame_of(matching, scan_filter.state)
@@ -122,7 +122,7 @@ def entry_changes(scan_filter: ScanFilter, snapshots: Iterable[Snapshot], column
 
 
 def _added(changes: EntryChanges) -> list[Relation]:
-    """Return the data files that snapshots added; see `EntryChanges.added`. A process without Spark gets one table."""
+    """Return the data files that snapshots added; see `EntryChanges.added`. Without a session, this is one table."""
     content = ContentType.DATA_MANIFEST
     return [changes.few_added(content)] if changes.state.access.alone else [*changes.added(content)]
 

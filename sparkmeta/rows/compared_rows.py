@@ -25,6 +25,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Codes = np.ndarray[Any, np.dtype[np.int64]]
 
 _LONG: Final = 8
+_INT_BITS: Final = 32
 # An odd number, whose products spread over all bits.
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -109,11 +110,16 @@ def _codes(values: pa.Array) -> Codes:
 
 
 def _exact(values: pa.Array) -> pa.Array:
-    """Return floating-point numbers as their bits, with one NaN; other values unchanged."""
-    if not pa.types.is_floating(values.type):
+    """Return values that Python can represent.
+
+    Floating-point numbers become their bits, with one NaN, and dates and times integers. Others are unchanged.
+    """
+    kind = values.type
+    if pa.types.is_floating(kind):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(float("nan"), kind), values)
+    elif not pa.types.is_temporal(kind):
         return values
-    single = pc.if_else(pc.is_nan(values), pa.scalar(float("nan"), values.type), values)
-    return single.view(pa.int32() if pa.types.is_float32(values.type) else pa.int64())
+    return values.view(pa.int32() if kind.bit_width == _INT_BITS else pa.int64())
 
 
 def _text(variant: dict[str, bytes]) -> str:

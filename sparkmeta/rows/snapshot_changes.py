@@ -2,7 +2,8 @@
 
 A unit is a file, or the files of a partition in which the snapshot both inserted and deleted rows: these are compared,
 since a row that it deleted and inserted again is no change. The units of a snapshot have an order that depends on
-nothing but its files.
+nothing but its files. Batches divide them only between inserts, or between deletes: a row that an update moves to
+another file is inserted and deleted, and whoever applies batches one after the other would delete it last.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ class SnapshotChanges:
     def __len__(self) -> int:
         return len(self.compared)
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the snapshot both inserted and deleted rows, which are then read in one batch."""
+        return bool(len(self.files.mixed_ordinals))
+
     @cached_property
     def file_counts(self) -> Indices:
         """The number of files of each unit."""
@@ -85,19 +91,21 @@ class SnapshotChanges:
     def plain(self, start: int, stop: int, ordinal: int) -> list[Parts]:
         """Return the parts of files in a range of units that are not compared, which are read in any order."""
         chosen = (self.units >= start) & (self.units < stop) & ~self.compared[self.units]
-        return self._parts(chosen, ordinal)
+        return self._parts(np.flatnonzero(chosen), ordinal)
 
     def of_compared(self, start: int, stop: int, ordinal: int) -> list[list[Parts]]:
         """Return the parts of the files of each compared unit in a range."""
         units = np.flatnonzero(self.compared[start:stop]) + start
-        return [self._parts(self.units == unit, ordinal) for unit in units.tolist()]
+        order = np.argsort(self.units, kind="stable")
+        starts, stops = (np.searchsorted(self.units[order], units, side) for side in ("left", "right"))
+        return [self._parts(order[first:last], ordinal) for first, last in zip(starts, stops, strict=True)]
 
-    def _parts(self, chosen: Flags, ordinal: int) -> list[Parts]:
-        sides, ends = (self.files.whole, self.files.partly), [len(self.files.whole)]
-        parts = []
-        for side, flags in zip(sides, np.split(chosen, ends), strict=True):
-            if flags.any():
-                table, sizes = parts_table(side.filter(flags).with_deletes())
+    def _parts(self, places: Indices, ordinal: int) -> list[Parts]:
+        count, parts = len(self.files.whole), []
+        sides = (self.files.whole, places[places < count]), (self.files.partly, places[places >= count] - count)
+        for side, rows in sides:
+            if len(rows):
+                table, sizes = parts_table(side.take(rows).with_deletes())
                 ordinals = pa.repeat(pa.scalar(ordinal, pa.int32()), len(table))
                 parts.append((table.set_column(table.column_names.index(_ORDINAL), _ORDINAL, ordinals), sizes))
         return parts
