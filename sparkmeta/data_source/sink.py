@@ -59,7 +59,7 @@ _OF_SPARK: Final = ("checkpointlocation", "queryname")
 # The query of a task, as Spark names it in the task's context.
 _QUERY: Final = "sql.streaming.queryId"
 UPSERT: Final = "upsert"
-# How often an upsert is tried if other commits change the rows that it was compared with.
+# How often an upsert is tried in all if other commits change the rows that it was compared with.
 _UPSERTS: Final = 4
 DYNAMIC: Final = "dynamic"
 # Arrow bytes of the rows of an upsert, which the driver holds.
@@ -200,15 +200,15 @@ class SinkTasks:
 
     def report(self, batches: Iterable[pa.RecordBatch]) -> Report:
         """Write the rows of a task, or take them for an upsert."""
-        given = TaskFunction(self._limited if self.files is None else self._written, [*self.names])
+        function = TaskFunction(self._limited if self.files is None else self._written, [*self.names])
         table, conf = self.state.metadata.table_uuid, _conf()
         if self.files is None:
             try:
-                rows = [*given(batches)]
+                rows = [*function(batches)]
             except UnsupportedError as error:  # raised by the driver, since Spark repeats tasks that raise errors
                 return Report(table, conf, None, problem=error)
             return Report(table, conf, pa.Table.from_batches(rows) if rows else None)
-        files = pa.Table.from_batches(given(batches), self.files.result_schema)
+        files = pa.Table.from_batches(function(batches), self.files.result_schema)
         problems = [ValidationError(text) for text in files.column(PROBLEM).drop_null().to_pylist()]
         written = files.filter(files.column(PROBLEM).is_null()).drop_columns([PROBLEM])
         return Report(table, conf, written, self.files.writer, self.files.name, next(iter(problems), None))
@@ -312,12 +312,12 @@ class Sink:
         Raises:
             SparkmetaError: see `Table.append` and `Table.upsert`. Data files are deleted, unless they may be committed.
         """
-        known = [report for report in reports if report is not None]
-        for left in reversed(range(_UPSERTS if self.options.mode == UPSERT else 1)):
+        ended = [report for report in reports if report is not None]
+        for more in reversed(range(_UPSERTS if self.options.mode == UPSERT else 1)):
             try:
-                self._commit(known, epoch)
+                self._commit(ended, epoch)
             except CommitConflictError:
-                if not left:
+                if not more:
                     raise
                 _log.info(
                     "%s: other commits have changed what was compared: the upsert is made again", self.options.path
@@ -338,18 +338,23 @@ class Sink:
 
     def abort(self, reports: Sequence[Report | None]) -> None:
         """Delete the data files of tasks, unless all have ended: a commit has begun then, and deletes what it can."""
-        if None in reports:
-            known = [report for report in reports if report is not None]
-            _discard(known)
-            names = ", ".join({f"*-{report.name}-*" for report in known}) or "like those of the table"
-            _log.warning("%s: files named %s may be left of tasks that did not end", self.options.path, names)
+        if None not in reports or self.options.mode == UPSERT:
+            return
+        ended = [report for report in reports if report is not None]
+        _discard(ended)
+        names = {report.name for report in ended}
+        # The copy that ends a batch of a stream has not planned it.
+        if (planned := vars(self).get("tasks")) is not None:
+            names.add(planned.files.name)
+        pattern = ", ".join(f"*-{name}-*" for name in sorted(names)) or "like those of the table"
+        _log.warning("%s: files named %s may be left of tasks that did not end", self.options.path, pattern)
 
     def _changed(self, reports: Sequence[Report], epoch: int | None) -> RowTransaction[Table] | None:
         """Return the transaction with the change; None if there is nothing to change."""
         for problem in (report.problem for report in reports if report.problem is not None):
             raise problem
-        given = [report.rows for report in reports if report.rows is not None]
-        rows = pa.concat_tables(given) if given else None
+        parts = [report.rows for report in reports if report.rows is not None]
+        rows = pa.concat_tables(parts) if parts else None
         # An empty batch stays empty when it is repeated.
         if rows is None or (epoch is not None and not len(rows) and not self.overwrites):
             return None
