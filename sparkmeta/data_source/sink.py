@@ -8,7 +8,7 @@ the table and commits what tasks report.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from sparkmeta.checks import one_of
 from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
-from sparkmeta.data_source.options import PROPERTY, ReadOptions
+from sparkmeta.data_source.options import PROPERTY, Options, option
 from sparkmeta.errors import (
     CommitConflictError,
     InvalidArgumentError,
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SNAPSHOT_PROPERTY: Final = "snapshot-property."
-# Options that Spark passes on.
-_OF_SPARK: Final = ("checkpointlocation", "queryname")
 # The query of a task, as Spark names it in the task's context.
 _QUERY: Final = "sql.streaming.queryId"
 UPSERT: Final = "upsert"
@@ -66,68 +63,33 @@ DYNAMIC: Final = "dynamic"
 MOST_UPSERTED: Final = 256 << 20
 
 
-def _option(name: str, default: Any = None, *allowed: str) -> Any:
-    return field(default=default, metadata={"name": name, "allowed": allowed})
-
-
 @dataclass(frozen=True)
-class SinkOptions:
-    """The options of a write; see docs/sql.md."""
+class SinkOptions(Options):
+    """The options of a write."""
 
-    path: str = _option("path", "")
-    catalog: str | None = _option("catalog")
-    branch: str | None = _option("branch")
-    mode: str = _option("mode", "append", "append", UPSERT)
-    keys: str | None = _option("keys")
-    overwrite_mode: str = _option("overwrite-mode", "static", "static", DYNAMIC)
-    properties: dict[str, str] = field(default_factory=dict, repr=False)
-    snapshot_properties: dict[str, str] = field(default_factory=dict)
+    path: str = option("path", "The table, as for reads.", "")
+    catalog: str | None = option("catalog", "A catalog, as for reads.")
+    branch: str | None = option("branch", "The branch to commit to.")
+    mode: str = option("mode", "Whether rows are appended or upserted.", "append", one_of("append", UPSERT))
+    keys: str | None = option("keys", "The key columns of an upsert, with commas between them.")
+    overwrite_mode: str = option(
+        "overwrite-mode", "Whether to replace all rows or partitions.", "static", one_of("static", DYNAMIC)
+    )
+    properties: dict[str, str] = field(default_factory=dict, repr=False, metadata={"prefix": PROPERTY})
+    snapshot_properties: dict[str, str] = field(default_factory=dict, metadata={"prefix": "snapshot-property."})
+    _kind = " of writes"
+    _example = "save"
+    _ignored = ("checkpointlocation", "queryname")  # Spark passes its own options on
 
-    @staticmethod
-    def of(options: Mapping[str, str]) -> SinkOptions:
-        """Return the options for texts by their names.
-
-        Raises:
-            InvalidArgumentError: an option is unknown, or has an unknown value.
-            ValidationError: a snapshot property is computed.
-        """
-        known = {each.metadata["name"]: each for each in fields(SinkOptions) if each.metadata}
-        values: dict[str, Any] = {}
-        prefixed: dict[str, dict[str, str]] = {PROPERTY: {}, _SNAPSHOT_PROPERTY: {}}
-        for key, text in options.items():
-            name = key.lower()
-            if (prefix := next((each for each in prefixed if name.startswith(each)), None)) is not None:
-                prefixed[prefix][key[len(prefix) :]] = text
-            elif name in known:
-                values[known[name].name] = _allowed(name, text, known[name].metadata["allowed"])
-            elif name not in _OF_SPARK:
-                taken = ", ".join([*known, f"{PROPERTY}*", f"{_SNAPSHOT_PROPERTY}*"])
-                raise InvalidArgumentError(f"{shown(key)} is not an option of writes; options are {taken}")
-        properties, of_snapshot = prefixed[PROPERTY], summary_properties(prefixed[_SNAPSHOT_PROPERTY])
-        write = SinkOptions(**values, properties=properties, snapshot_properties=of_snapshot)
-        if not write.path:
-            raise InvalidArgumentError("path is missing: it names the table, as in save('prod.db.events')")
-        if write.keys is not None and write.mode != UPSERT:
-            raise InvalidArgumentError(f"keys is {shown(write.keys)}, which is for the mode {UPSERT}")
-        return write
-
-    def open(self, catalogs: Catalogs) -> Table:
-        """Open the newest version of the table without a session; see `ReadOptions.open`."""
-        return ReadOptions(path=self.path, catalog=self.catalog, properties=self.properties).open(catalogs)
+    def __post_init__(self) -> None:
+        summary_properties(self.snapshot_properties)
+        if self.keys is not None and self.mode != UPSERT:
+            raise InvalidArgumentError(f"keys is {shown(self.keys)}, which is for the mode {UPSERT}")
 
     @property
     def key_columns(self) -> list[str] | None:
         """The key columns of an upsert; None for the schema's identifier fields."""
         return None if self.keys is None else [name.strip() for name in self.keys.split(",")]
-
-
-def _allowed(name: str, text: str, allowed: tuple[str, ...]) -> str:
-    if not allowed:
-        return text
-    rule = one_of(*allowed)
-    if not rule.fits(text.lower()):
-        raise InvalidArgumentError(f"{name} is {shown(text)}: expected {rule.expected}")
-    return text.lower()
 
 
 # -- What tasks do ----------------------------------------------------------------------------------------------------
