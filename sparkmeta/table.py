@@ -23,7 +23,7 @@ from sparkmeta.reports import Reports
 from sparkmeta.session import SessionSource
 from sparkmeta.settings import iceberg_catalogs
 from sparkmeta.spec.metadata import snapshot_of
-from sparkmeta.spec.stream_epochs import expired_epoch
+from sparkmeta.spec.stream_epochs import earlier_epoch
 from sparkmeta.spec.summary import last_version, summary_of
 from sparkmeta.state import TableState
 from sparkmeta.storage.files import files_for
@@ -306,17 +306,16 @@ class Table(BaseTable, RowChanges):
     def committed_version(self, application: str, *, branch: str | None = None) -> int | None:
         """Return the highest version of an application that snapshots of a branch have recorded by idempotency keys.
 
-        The result is None if there is none. Expired snapshots count only for streams, by their query id.
+        The result is None if there is none. Expired snapshots count only for streams, by their query id: the last one
+        counts if no snapshot that the branch has left records the stream.
         """
         from sparkmeta.commit.write_target import write_target
 
         NAME.check("application", application)
         target = write_target(self.state, branch)
-        versions = (
-            last_version(target.history(self.metadata), application),
-            expired_epoch(self.metadata, target.branch, application),
-        )
-        return max((version for version in versions if version is not None), default=None)
+        history = [*target.history(self.metadata)]
+        version = last_version(history, application)
+        return earlier_epoch(self.metadata, target.branch, history, application) if version is None else version
 
     def _change_rows(self, change: RequestedChange) -> Self:
         return self.transaction()._change_rows(change).commit()

@@ -52,7 +52,7 @@ from sparkmeta.plan.filter import ScanFilter
 from sparkmeta.spec.entry import ContentType
 from sparkmeta.spec.file_kind import FileKind
 from sparkmeta.spec.metadata import has_tree, lacks_definitions, refuse_encrypted
-from sparkmeta.spec.stream_epochs import expired_repetition, with_epoch
+from sparkmeta.spec.stream_epochs import earlier_repetition, with_epoch
 from sparkmeta.spec.summary import STREAM
 from sparkmeta.state import TableState
 
@@ -693,8 +693,9 @@ class SnapshotUpdate:
     def repeats(self, metadata: TableMetadata) -> bool:
         """Return whether a snapshot has recorded the idempotency key: `repetition_of`. For `Transaction`."""
         if self.key is not None:
-            recorded = self.key.recorded_by(self.target.history(metadata))
-            self.repetition_of = recorded or expired_repetition(metadata, self.target.branch, self.key)
+            history = [*self.target.history(metadata)]
+            recorded = self.key.recorded_by(history)
+            self.repetition_of = recorded or earlier_repetition(metadata, self.target.branch, history, self.key)
         return self.repetition_of is not None
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from sparkmeta.errors import InvalidArgumentError, NoSuchSnapshotError, SparkmetaError, shown
 from sparkmeta.operations.metadata_files import is_metadata_file
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sparkmeta.catalog import Catalog
+    from sparkmeta.checks import Rule
     from sparkmeta.scan import Scan
     from sparkmeta.state import TableState
     from sparkmeta.table import Table
@@ -35,77 +36,55 @@ Catalogs = dict[str, dict[str, str] | str]
 """Catalogs of Spark's configuration by name: their properties for pyiceberg, or why they have none."""
 
 
-def option(name: str, doc: str, default: Any = None) -> Any:
+def option(name: str, doc: str, default: Any = None, allowed: Rule | None = None) -> Any:
     """Return a field of a class of options.
 
     Args:
         name: the name that users give.
         doc: what the option means.
         default: the value if they don't.
+        allowed: the rule of its values, in lower case.
     """
-    return field(default=default, metadata={"name": name, "doc": doc})
+    return field(default=default, metadata={"name": name, "doc": doc, "allowed": allowed})
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """The options of a read, with the names that Iceberg's Spark source uses. The case of names does not matter."""
+class Options:
+    """What reads and writes have in common. Subclasses are dataclasses.
 
-    path: str = option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")
-    table: str = option("table", "What to read: rows, plan, or a metadata table such as files.", ROWS)
-    catalog: str | None = option("catalog", "A catalog of pyiceberg's configuration; path is an identifier in it.")
-    snapshot_id: str | None = option("snapshot-id", "The snapshot to read.")
-    ref: str | None = option("ref", "The branch or tag to read.")
-    branch: str | None = option("branch", "The branch to read.")
-    tag: str | None = option("tag", "The tag to read.")
-    as_of: str | None = option(
-        "as-of-timestamp", "Read the snapshot that was current then: milliseconds since 1970, or a time in ISO 8601."
-    )
-    filter: str | None = option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
-    columns: str | None = option("columns", "The columns to read, with commas between them.")
-    start_snapshot_id: str | None = option(
-        "start-snapshot-id", "The snapshot after which a changelog or a stream begins; by default with the first one."
-    )
-    end_snapshot_id: str | None = option("end-snapshot-id", "The last snapshot of a changelog.")
-    properties: dict[str, str] = field(default_factory=dict, repr=False)
+    Their fields are made by `option`, or are dicts whose metadata has the `prefix` of the names of options.
+    """
+
+    path: str
+    catalog: str | None
+    properties: dict[str, str]
+    _kind: ClassVar[str]
+    _example: ClassVar[str]
+    _ignored: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """Return the options for texts by their names.
 
         Raises:
-            InvalidArgumentError: an option is unknown, or contradicts another one.
+            InvalidArgumentError: an option is unknown, has an unknown value, or contradicts another one.
+            ValidationError: a snapshot property is computed.
         """
-        known = {each.metadata["name"]: each.name for each in fields(cls) if each.metadata}
-        values: dict[str, Any] = {}
-        properties = {}
+        described: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]
+        by_name = {each.metadata["name"]: each for each in described if "name" in each.metadata}
+        by_prefix = {each.metadata["prefix"]: each.name for each in described if "prefix" in each.metadata}
+        values: dict[str, Any] = {name: {} for name in by_prefix.values()}
         for key, text in options.items():
             name = key.lower()
-            if name.startswith(PROPERTY):
-                properties[name.removeprefix(PROPERTY)] = text
-            elif name in known:
-                values[known[name]] = text
-            else:
-                raise InvalidArgumentError(f"{shown(key)} is not an option; options are {', '.join(known)}, property.*")
-        read = cls(**values, properties=properties)
-        if not read.path:
-            raise InvalidArgumentError("path is missing: it names the table, as in load('prod.db.events')")
-        snapshot = ("snapshot_id", "ref", "branch", "tag", "as_of")
-        choices = [name for name, attribute in known.items() if attribute in snapshot and attribute in values]
-        if len(choices) > 1:
-            raise InvalidArgumentError(f"{choices[0]} and {choices[1]} each name a snapshot: give one of them")
-        return read
-
-    @property
-    def chooses_snapshot(self) -> bool:
-        """Whether an option names a snapshot."""
-        return any(chosen is not None for chosen in (self.snapshot_id, self.ref, self.branch, self.tag, self.as_of))
-
-    @property
-    def column_names(self) -> list[str] | None:
-        """The columns to read; None for all."""
-        return None if self.columns is None else [name.strip() for name in self.columns.split(",")]
-
-    # -- the table --------------------------------------------------------------------------------------------------
+            if (prefix := next(filter(name.startswith, by_prefix), None)) is not None:
+                values[by_prefix[prefix]][key[len(prefix) :]] = text
+            elif name in by_name:
+                values[by_name[name].name] = _allowed(name, text, by_name[name].metadata["allowed"])
+            elif name not in cls._ignored:
+                names = ", ".join([*by_name, *(f"{prefix}*" for prefix in by_prefix)])
+                raise InvalidArgumentError(f"{shown(key)} is not an option{cls._kind}; options are {names}")
+        if not values.get("path"):
+            raise InvalidArgumentError(f"path is missing: it names the table, as in {cls._example}('prod.db.events')")
+        return cls(**values)
 
     def open(self, catalogs: Catalogs) -> Table:
         """Open the table without a session.
@@ -133,6 +112,51 @@ class ReadOptions:
         if isinstance(configured, str):
             raise InvalidArgumentError(configured)
         return load_catalog(name, **{**configured, **self.properties}).with_sessions(NoSession())
+
+
+@dataclass(frozen=True)
+class ReadOptions(Options):
+    """The options of a read, with the names that Iceberg's Spark source uses. The case of names does not matter."""
+
+    path: str = option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")
+    table: str = option("table", "What to read: rows, plan, or a metadata table such as files.", ROWS)
+    catalog: str | None = option("catalog", "A catalog of pyiceberg's configuration; path is an identifier in it.")
+    snapshot_id: str | None = option("snapshot-id", "The snapshot to read.")
+    ref: str | None = option("ref", "The branch or tag to read.")
+    branch: str | None = option("branch", "The branch to read.")
+    tag: str | None = option("tag", "The tag to read.")
+    as_of: str | None = option(
+        "as-of-timestamp", "Read the snapshot that was current then: milliseconds since 1970, or a time in ISO 8601."
+    )
+    filter: str | None = option("filter", "The condition of a plan, or on rows: id = 7 AND name LIKE 'a%'.")
+    columns: str | None = option("columns", "The columns to read, with commas between them.")
+    start_snapshot_id: str | None = option(
+        "start-snapshot-id", "The snapshot after which a changelog or a stream begins; by default with the first one."
+    )
+    end_snapshot_id: str | None = option("end-snapshot-id", "The last snapshot of a changelog.")
+    properties: dict[str, str] = field(default_factory=dict, repr=False, metadata={"prefix": PROPERTY})
+    _kind = ""
+    _example = "load"
+
+    def __post_init__(self) -> None:
+        snapshot = ("snapshot_id", "ref", "branch", "tag", "as_of")
+        choices = [
+            each.metadata["name"]
+            for each in fields(self)
+            if each.name in snapshot and getattr(self, each.name) is not None
+        ]
+        if len(choices) > 1:
+            raise InvalidArgumentError(f"{choices[0]} and {choices[1]} each name a snapshot: give one of them")
+
+    @property
+    def chooses_snapshot(self) -> bool:
+        """Whether an option names a snapshot."""
+        return any(chosen is not None for chosen in (self.snapshot_id, self.ref, self.branch, self.tag, self.as_of))
+
+    @property
+    def column_names(self) -> list[str] | None:
+        """The columns to read; None for all."""
+        return None if self.columns is None else [name.strip() for name in self.columns.split(",")]
 
     # -- the snapshot -----------------------------------------------------------------------------------------------
 
@@ -182,6 +206,14 @@ def short_errors() -> Iterator[None]:
         yield
     except SparkmetaError as error:
         raise error.with_traceback(None) from None
+
+
+def _allowed(name: str, text: str, rule: Rule | None) -> str:
+    if rule is None:
+        return text
+    if not rule.fits(text.lower()):
+        raise InvalidArgumentError(f"{name} is {shown(text)}: expected {rule.expected}")
+    return text.lower()
 
 
 def _is_catalog(name: str, catalogs: Catalogs) -> bool:

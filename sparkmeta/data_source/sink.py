@@ -8,7 +8,7 @@ the table and commits what tasks report.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from sparkmeta.checks import one_of
 from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
-from sparkmeta.data_source.options import PROPERTY, ReadOptions
+from sparkmeta.data_source.options import PROPERTY, Options, option
 from sparkmeta.errors import (
     CommitConflictError,
     InvalidArgumentError,
@@ -53,81 +53,43 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SNAPSHOT_PROPERTY: Final = "snapshot-property."
-# Options that Spark passes on.
-_OF_SPARK: Final = ("checkpointlocation", "queryname")
 # The query of a task, as Spark names it in the task's context.
 _QUERY: Final = "sql.streaming.queryId"
 UPSERT: Final = "upsert"
-# How often an upsert is tried if other commits change the rows that it was compared with.
+# How often an upsert is tried in all if other commits change the rows that it was compared with.
 _UPSERTS: Final = 4
 DYNAMIC: Final = "dynamic"
 # Arrow bytes of the rows of an upsert, which the driver holds.
 MOST_UPSERTED: Final = 256 << 20
 
 
-def _option(name: str, default: Any = None, *allowed: str) -> Any:
-    return field(default=default, metadata={"name": name, "allowed": allowed})
-
-
 @dataclass(frozen=True)
-class SinkOptions:
-    """The options of a write; see docs/sql.md."""
+class SinkOptions(Options):
+    """The options of a write."""
 
-    path: str = _option("path", "")
-    catalog: str | None = _option("catalog")
-    branch: str | None = _option("branch")
-    mode: str = _option("mode", "append", "append", UPSERT)
-    keys: str | None = _option("keys")
-    overwrite_mode: str = _option("overwrite-mode", "static", "static", DYNAMIC)
-    properties: dict[str, str] = field(default_factory=dict, repr=False)
-    snapshot_properties: dict[str, str] = field(default_factory=dict)
+    path: str = option("path", "The table, as for reads.", "")
+    catalog: str | None = option("catalog", "A catalog, as for reads.")
+    branch: str | None = option("branch", "The branch to commit to.")
+    mode: str = option("mode", "Whether rows are appended or upserted.", "append", one_of("append", UPSERT))
+    keys: str | None = option("keys", "The key columns of an upsert, with commas between them.")
+    overwrite_mode: str = option(
+        "overwrite-mode", "Whether to replace all rows or partitions.", "static", one_of("static", DYNAMIC)
+    )
+    properties: dict[str, str] = field(default_factory=dict, repr=False, metadata={"prefix": PROPERTY})
+    snapshot_properties: dict[str, str] = field(default_factory=dict, metadata={"prefix": "snapshot-property."})
+    _kind = " of writes"
+    _example = "save"
+    _ignored = ("checkpointlocation", "queryname")  # Spark passes its own options on
 
-    @staticmethod
-    def of(options: Mapping[str, str]) -> SinkOptions:
-        """Return the options for texts by their names.
-
-        Raises:
-            InvalidArgumentError: an option is unknown, or has an unknown value.
-            ValidationError: a snapshot property is computed.
-        """
-        known = {each.metadata["name"]: each for each in fields(SinkOptions) if each.metadata}
-        values: dict[str, Any] = {}
-        prefixed: dict[str, dict[str, str]] = {PROPERTY: {}, _SNAPSHOT_PROPERTY: {}}
-        for key, text in options.items():
-            name = key.lower()
-            if (prefix := next((each for each in prefixed if name.startswith(each)), None)) is not None:
-                prefixed[prefix][key[len(prefix) :]] = text
-            elif name in known:
-                values[known[name].name] = _allowed(name, text, known[name].metadata["allowed"])
-            elif name not in _OF_SPARK:
-                taken = ", ".join([*known, f"{PROPERTY}*", f"{_SNAPSHOT_PROPERTY}*"])
-                raise InvalidArgumentError(f"{shown(key)} is not an option of writes; options are {taken}")
-        properties, of_snapshot = prefixed[PROPERTY], summary_properties(prefixed[_SNAPSHOT_PROPERTY])
-        write = SinkOptions(**values, properties=properties, snapshot_properties=of_snapshot)
-        if not write.path:
-            raise InvalidArgumentError("path is missing: it names the table, as in save('prod.db.events')")
-        if write.keys is not None and write.mode != UPSERT:
-            raise InvalidArgumentError(f"keys is {shown(write.keys)}, which is for the mode {UPSERT}")
-        return write
-
-    def open(self, catalogs: Catalogs) -> Table:
-        """Open the newest version of the table without a session; see `ReadOptions.open`."""
-        return ReadOptions(path=self.path, catalog=self.catalog, properties=self.properties).open(catalogs)
+    def __post_init__(self) -> None:
+        summary_properties(self.snapshot_properties)
+        if self.keys is not None and self.mode != UPSERT:
+            raise InvalidArgumentError(f"keys is {shown(self.keys)}, which is for the mode {UPSERT}")
 
     @property
     def key_columns(self) -> list[str] | None:
         """The key columns of an upsert; None for the schema's identifier fields."""
         return None if self.keys is None else [name.strip() for name in self.keys.split(",")]
-
-
-def _allowed(name: str, text: str, allowed: tuple[str, ...]) -> str:
-    if not allowed:
-        return text
-    rule = one_of(*allowed)
-    if not rule.fits(text.lower()):
-        raise InvalidArgumentError(f"{name} is {shown(text)}: expected {rule.expected}")
-    return text.lower()
 
 
 # -- What tasks do ----------------------------------------------------------------------------------------------------
@@ -200,15 +162,15 @@ class SinkTasks:
 
     def report(self, batches: Iterable[pa.RecordBatch]) -> Report:
         """Write the rows of a task, or take them for an upsert."""
-        given = TaskFunction(self._limited if self.files is None else self._written, [*self.names])
+        function = TaskFunction(self._limited if self.files is None else self._written, [*self.names])
         table, conf = self.state.metadata.table_uuid, _conf()
         if self.files is None:
             try:
-                rows = [*given(batches)]
+                rows = [*function(batches)]
             except UnsupportedError as error:  # raised by the driver, since Spark repeats tasks that raise errors
                 return Report(table, conf, None, problem=error)
             return Report(table, conf, pa.Table.from_batches(rows) if rows else None)
-        files = pa.Table.from_batches(given(batches), self.files.result_schema)
+        files = pa.Table.from_batches(function(batches), self.files.result_schema)
         problems = [ValidationError(text) for text in files.column(PROBLEM).drop_null().to_pylist()]
         written = files.filter(files.column(PROBLEM).is_null()).drop_columns([PROBLEM])
         return Report(table, conf, written, self.files.writer, self.files.name, next(iter(problems), None))
@@ -312,12 +274,12 @@ class Sink:
         Raises:
             SparkmetaError: see `Table.append` and `Table.upsert`. Data files are deleted, unless they may be committed.
         """
-        known = [report for report in reports if report is not None]
-        for left in reversed(range(_UPSERTS if self.options.mode == UPSERT else 1)):
+        ended = [report for report in reports if report is not None]
+        for more in reversed(range(_UPSERTS if self.options.mode == UPSERT else 1)):
             try:
-                self._commit(known, epoch)
+                self._commit(ended, epoch)
             except CommitConflictError:
-                if not left:
+                if not more:
                     raise
                 _log.info(
                     "%s: other commits have changed what was compared: the upsert is made again", self.options.path
@@ -338,18 +300,23 @@ class Sink:
 
     def abort(self, reports: Sequence[Report | None]) -> None:
         """Delete the data files of tasks, unless all have ended: a commit has begun then, and deletes what it can."""
-        if None in reports:
-            known = [report for report in reports if report is not None]
-            _discard(known)
-            names = ", ".join({f"*-{report.name}-*" for report in known}) or "like those of the table"
-            _log.warning("%s: files named %s may be left of tasks that did not end", self.options.path, names)
+        if None not in reports or self.options.mode == UPSERT:
+            return
+        ended = [report for report in reports if report is not None]
+        _discard(ended)
+        names = {report.name for report in ended}
+        # The copy that ends a batch of a stream has not planned it.
+        if (planned := vars(self).get("tasks")) is not None:
+            names.add(planned.files.name)
+        pattern = ", ".join(f"*-{name}-*" for name in sorted(names)) or "like those of the table"
+        _log.warning("%s: files named %s may be left of tasks that did not end", self.options.path, pattern)
 
     def _changed(self, reports: Sequence[Report], epoch: int | None) -> RowTransaction[Table] | None:
         """Return the transaction with the change; None if there is nothing to change."""
         for problem in (report.problem for report in reports if report.problem is not None):
             raise problem
-        given = [report.rows for report in reports if report.rows is not None]
-        rows = pa.concat_tables(given) if given else None
+        parts = [report.rows for report in reports if report.rows is not None]
+        rows = pa.concat_tables(parts) if parts else None
         # An empty batch stays empty when it is repeated.
         if rows is None or (epoch is not None and not len(rows) and not self.overwrites):
             return None

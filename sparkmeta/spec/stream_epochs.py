@@ -1,7 +1,8 @@
 """The last epoch of each stream, in a table property, so that it outlives the snapshot that records it.
 
-As long as the table has the snapshot, the history of its branch decides whether the epoch is committed, so that a
-rollback undoes it. Once the snapshot has expired, the property decides.
+The snapshots of a branch that the table still has decide whether an epoch is committed, so that a rollback undoes it.
+The property decides if they record nothing of the stream and older ones are missing. An epoch that is newer than the
+oldest of them is not among the missing ones: it was rolled back.
 """
 
 from __future__ import annotations
@@ -9,47 +10,70 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sparkmeta.spec.metadata import snapshot_of
 from sparkmeta.spec.metadata_model import Snapshot, Summary
+from sparkmeta.spec.summary import last_version
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkmeta.spec.metadata import TableMetadata
     from sparkmeta.spec.summary import IdempotencyKey
 
 _PROPERTY: Final = "sparkmeta.stream.{}.{}"
-_VALUE: Final = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})")
+_VALUE: Final = re.compile(" ".join(["([0-9]{1,19})"] * 4))
 
 
-class _Last(NamedTuple):
+class _Record(NamedTuple):
+    """The value of the property. Version 1 has no sequence numbers (0): times order its snapshots."""
+
     epoch: int
     snapshot_id: int
+    sequence_number: int
+    timestamp_ms: int
 
 
 def with_epoch(metadata: TableMetadata, branch: str, key: IdempotencyKey) -> TableMetadata:
     """Return metadata that keeps the epoch of the snapshot that has just become the head of a branch."""
-    head = metadata.refs[branch].snapshot_id
-    kept = {_PROPERTY.format(key.application, branch): f"{key.version} {head}"}
-    return metadata.model_copy(update={"properties": metadata.properties | kept})
+    head = snapshot_of(metadata, metadata.refs[branch].snapshot_id)
+    record = _Record(key.version, head.snapshot_id, head.sequence_number or 0, head.timestamp_ms)
+    name = _PROPERTY.format(key.application, branch)
+    return metadata.model_copy(update={"properties": metadata.properties | {name: " ".join(map(str, record))}})
 
 
-def expired_repetition(metadata: TableMetadata, branch: str, key: IdempotencyKey) -> Snapshot | None:
-    """Return the expired snapshot that recorded an epoch of a stream or a later one, or None.
+def earlier_repetition(
+    metadata: TableMetadata, branch: str, history: Sequence[Snapshot], key: IdempotencyKey
+) -> Snapshot | None:
+    """Return the snapshot before a branch's history that recorded an epoch of a stream or a later one, or None.
 
-    It has only an id, and the key in its summary.
+    If it has expired, it has only an id, and the key in its summary.
+
+    Args:
+        metadata: the metadata.
+        branch: the branch.
+        history: its snapshots that the table has, newest first.
+        key: the stream and its epoch.
     """
-    last = _last(metadata, branch, key.application)
-    if last is None or last.epoch < key.version:
+    record = _earlier(metadata, branch, history, key.application)
+    if record is None or record.epoch < key.version:
         return None
-    summary = Summary(**key._replace(version=last.epoch).properties)
-    return Snapshot.model_construct(snapshot_id=last.snapshot_id, summary=summary)
+    summary = Summary(**key._replace(version=record.epoch).properties)
+    expired = Snapshot.model_construct(snapshot_id=record.snapshot_id, summary=summary)
+    return metadata.snapshot_by_id(record.snapshot_id) or expired
 
 
-def expired_epoch(metadata: TableMetadata, branch: str, application: str) -> int | None:
-    """Return the last epoch of a stream if its snapshot has expired, or None."""
-    last = _last(metadata, branch, application)
-    return None if last is None else last.epoch
+def earlier_epoch(metadata: TableMetadata, branch: str, history: Sequence[Snapshot], application: str) -> int | None:
+    """Return the last epoch of a stream if a snapshot before a branch's history recorded it; see above."""
+    record = _earlier(metadata, branch, history, application)
+    return None if record is None else record.epoch
 
 
-def _last(metadata: TableMetadata, branch: str, application: str) -> _Last | None:
-    found = _VALUE.fullmatch(metadata.properties.get(_PROPERTY.format(application, branch), ""))
-    last = None if found is None else _Last(*map(int, found.groups()))
-    return None if last is None or metadata.snapshot_by_id(last.snapshot_id) is not None else last
+def _earlier(metadata: TableMetadata, branch: str, history: Sequence[Snapshot], application: str) -> _Record | None:
+    match = _VALUE.fullmatch(metadata.properties.get(_PROPERTY.format(application, branch), ""))
+    if match is None or not history or last_version(history, application) is not None:
+        return None
+    record, oldest = _Record(*map(int, match.groups())), history[-1]
+    if oldest.parent_snapshot_id is None:
+        return None
+    order = (record.sequence_number, record.timestamp_ms)
+    return record if order < (oldest.sequence_number or 0, oldest.timestamp_ms) else None

@@ -114,28 +114,83 @@ def test_a_query_and_its_epoch_are_a_key(table: sm.Table) -> None:
     assert table.committed_version("q") == 5
 
 
+def stream(table: sm.Table, epoch: int, number: int, branch: str = "main") -> Transaction[sm.Table]:
+    """The committed transaction of a batch that adds a file."""
+    return add(table, number, properties={QUERY: "q", EPOCH: str(epoch)}, branch=branch)
+
+
+def expired(table: sm.Table) -> sm.Table:
+    return table.refresh().maintenance.expire_snapshots(older_than=soon(), retain_last=1).commit()
+
+
 def test_an_epoch_outlives_its_snapshot(table: sm.Table) -> None:
-    """As long as the snapshot has not expired, the history decides, so that a rollback undoes the epoch."""
-
-    def repeats(table: sm.Table, epoch: int, branch: str = "main") -> int | None:
-        tx = table.transaction()
-        tx.update_snapshot(branch, {QUERY: "q", EPOCH: str(epoch)})
-        return None if (repetition := tx.commit() and tx.repetition_of) is None else repetition.snapshot_id
-
-    table = add(table, 1, properties={QUERY: "q", EPOCH: "3"}).commit()
+    table = stream(table, 3, 1).commit()
     first = head(table)
-    table = add(table, 2).commit().maintenance.expire_snapshots(older_than=soon()).commit()
+    table = expired(add(table, 2).commit())
     assert [snapshot.snapshot_id for snapshot in table.snapshots()] == [head(table)] != [first]
-    assert [repeats(table, epoch) for epoch in (2, 3)] == [first, first]
+    for epoch in (2, 3):
+        tx = stream(table, epoch, 3)
+        assert tx.repetition_of is not None
+        assert (tx.repetition_of.snapshot_id, tx.commit()) == (first, table)
     assert add(table, 3, ("q", 3)).commit() is table
     assert [table.committed_version(name) for name in ("q", "other")] == [3, None]
     table.manage_snapshots().create_branch(head(table), "other").commit()
-    assert repeats(table.refresh(), 3, "other") is None
+    assert stream(table.refresh(), 3, 4, "other").repetition_of is None
     second = head(table)
-    table = add(table.refresh(), 3, properties={QUERY: "q", EPOCH: "4"}).commit()
+    table = stream(table.refresh(), 4, 3).commit()
     table.manage_snapshots().rollback_to_snapshot(second).commit()
-    table = add(table.refresh(), 4, properties={QUERY: "q", EPOCH: "4"}).commit()
-    assert numbers(table) == [1, 2, 4]
+    table = stream(table.refresh(), 4, 5).commit()
+    assert numbers(table) == [1, 2, 5]
+
+
+@pytest.mark.parametrize("table", [1, 3], indirect=True)
+def test_an_epoch_of_a_tagged_snapshot_behind_expired_ones(table: sm.Table) -> None:
+    """The table has the snapshot, but the history of the branch does not reach it. Version 1 is upgraded on the way."""
+    table = stream(table, 10, 1).commit()
+    tagged = head(table)
+    table.manage_snapshots().create_tag(tagged, "audit").commit()
+    table = add(table.refresh(), 2).commit()
+    if table.format_version == 1:
+        table = table.maintenance.upgrade(2).commit()
+    table = expired(add(table, 3).commit())
+    assert {snapshot.snapshot_id for snapshot in table.snapshots()} == {tagged, head(table)}
+    assert table.committed_version("q") == 10
+    tx = stream(table, 10, 4)
+    assert tx.repetition_of == table.snapshot_by_id(tagged)
+    assert tx.commit() is table
+    table = stream(table, 11, 4).commit()
+    assert numbers(table) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("table", [1, 3], indirect=True)
+def test_epochs_are_done_again_after_a_rollback_and_an_expiry(table: sm.Table) -> None:
+    """The branch's head is rolled back to a snapshot that records an earlier epoch, or none."""
+    table = stream(table, 1, 1).commit()
+    first = head(table)
+    table = stream(stream(table, 2, 2).commit(), 3, 3).commit()
+    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    table = expired(table)
+    assert [snapshot.snapshot_id for snapshot in table.snapshots()] == [first]
+    assert table.committed_version("q") == 1
+    assert stream(table, 1, 4).commit() is table
+    table = expired(add(stream(table, 2, 5).commit(), 6).commit())
+    other = head(table)
+    assert table.committed_version("q") == 2
+    table = stream(table, 3, 7).commit()
+    undone = head(table)
+    table.manage_snapshots().rollback_to_snapshot(other).commit()
+    table = add(table.refresh(), 8).commit()
+    for each in (table, table.maintenance.expire_snapshots(snapshot_ids=[undone]).commit()):
+        assert each.committed_version("q") is None
+    table = stream(table, 3, 9).commit()
+    other = head(table)
+    table = stream(table, 5, 10).commit()
+    table.manage_snapshots().rollback_to_snapshot(other).commit()
+    # A record in the history decides, even if it has no property: Iceberg's own sink makes none.
+    table = expired(add(table.refresh(), 11, ("q", 4)).commit())
+    assert len(table.snapshots()) == 1
+    table = stream(table, 5, 12).commit()
+    assert numbers(table) == [1, 5, 6, 8, 9, 11, 12]
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,21 @@ def test_files_of_writes_that_fail(catalog: sm.Catalog, monkeypatch: pytest.Monk
     assert data_files(table) == set()
 
 
+def test_the_names_of_files_that_may_be_left(catalog: sm.Catalog, caplog: pytest.LogCaptureFixture) -> None:
+    """They are those of the write, even if no task has reported. An upsert's tasks write no files."""
+    table = new_table(catalog)
+    each = Write(table)
+    (report,) = each.tasks(arrow(row(1, "a")))
+    for reports in ([None, None], [report, None]):
+        caplog.clear()
+        each.abort(reports)
+        assert f"files named *-{report.name}-* may be left" in caplog.text
+    caplog.clear()
+    upsert = Write(table, mode="upsert", keys="id")
+    upsert.abort([*upsert.tasks(arrow(row(1, "a"))), None])
+    assert not caplog.records
+
+
 def failing(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from rows.to_batches()
     raise ZeroDivisionError
