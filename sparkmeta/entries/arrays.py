@@ -60,6 +60,11 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, values.type)
 
 
+def places_where(flags: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return the places of flags that are true. Arrow before version 26 crashes on a column without chunks."""
+    return pc.indices_nonzero(whole(flags))
+
+
 def with_plain_types(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
     """Return rows with UTC and small offsets, as in this package's schemas; session settings may change both."""
     return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))

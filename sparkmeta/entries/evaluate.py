@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
-from sparkmeta.entries.arrays import compact_lists, uuid_bytes, uuid_texts, whole
+from sparkmeta.entries.arrays import compact_lists, places_where, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _coalesce(rows: _Rows, *operands: Sql) -> Values:
     if not others or not (values.null_count if isinstance(values, pa.Array) else not values.is_valid):
         return values
     array = _array(values, rows.length)
-    present, missing = (pc.indices_nonzero(flags) for flags in (array.is_valid(), array.is_null()))
+    present, missing = (places_where(flags) for flags in (array.is_valid(), array.is_null()))
     filled = _array(_coalesce(rows.take(missing), *others), len(missing))
     return _scattered([(present, array.take(present)), (missing, filled)])
 

@@ -20,7 +20,7 @@ from pyiceberg.types import BinaryType, DecimalType, PrimitiveType, StringType
 from sparkmeta.arrow_types import spark_schema
 from sparkmeta.columns.bounds import bound_arrow_type
 from sparkmeta.columns.transforms import OrderedTransform
-from sparkmeta.entries.arrays import sorted_places, whole
+from sparkmeta.entries.arrays import places_where, sorted_places, whole
 from sparkmeta.errors import SparkmetaError, ValidationError, first_line
 from sparkmeta.rows.columns import child_fields
 from sparkmeta.spec.schema import way_to
@@ -146,7 +146,7 @@ class _Values:
         assert isinstance(kind, PrimitiveType)
         source = self._source(field.source_id, str(kind))
         values = transformed(transform, kind, source)
-        unfit = pc.indices_nonzero(pc.and_(source.is_valid(), values.is_null()))
+        unfit = places_where(pc.and_(source.is_valid(), values.is_null()))
         if len(unfit):
             name, value = self._schema.find_column_name(field.source_id), source[unfit[0].as_py()].as_py()
             problem = f"column {name} is {value}: {transform} of it does not fit {kind}"
