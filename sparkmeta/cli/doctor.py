@@ -43,7 +43,7 @@ _SPARK_OF_NEWEST_JAVA: Final = (4, 1)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What the command found out about a part.
 
     Attributes:
@@ -90,12 +90,12 @@ def doctor(source: CatalogSource, table: str, no_spark: bool, as_json: bool) -> 
         click.get_current_context().exit(1)
 
 
-def _findings(source: CatalogSource, table: str, *, with_spark: bool) -> Iterator[Finding]:
-    yield Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+def _findings(source: CatalogSource, table: str, *, with_spark: bool) -> Iterator[Diagnosis]:
+    yield Diagnosis("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _packages()
     if remote := _remote(source):
         server, _, _ = remote.partition(";")
-        yield Finding("Spark Connect", "ok", f"sessions are on {re.sub('//[^/]*@', '//', server)}")
+        yield Diagnosis("Spark Connect", "ok", f"sessions are on {re.sub('//[^/]*@', '//', server)}")
     else:
         yield _java()
         yield from _spark_home()
@@ -109,12 +109,12 @@ def _findings(source: CatalogSource, table: str, *, with_spark: bool) -> Iterato
         yield _tried(f"table {table}", lambda: _manifests(source, table))
 
 
-def _tried(part: str, look: Callable[[], str]) -> Finding:
+def _tried(part: str, look: Callable[[], str]) -> Diagnosis:
     try:
         with progress(f"Looking at the {part}"):
-            return Finding(part, "ok", look())
+            return Diagnosis(part, "ok", look())
     except Exception as error:  # noqa: BLE001  whatever a catalog or store raises is what the user asks about
-        return Finding(part, "fails", error_line(error, ""))
+        return Diagnosis(part, "fails", error_line(error, ""))
 
 
 def _remote(source: CatalogSource) -> str:
@@ -137,8 +137,8 @@ def _secrets(source: CatalogSource) -> dict[str, Any]:
 # -- Packages ---------------------------------------------------------------------------------------------------------
 
 
-def _packages() -> Iterator[Finding]:
-    yield Finding("sparkmeta", "ok", metadata.version("sparkmeta"))
+def _packages() -> Iterator[Diagnosis]:
+    yield Diagnosis("sparkmeta", "ok", metadata.version("sparkmeta"))
     required = dict(_requirements("sparkmeta"))
     yield from (_package(name, limits) for name, limits in required.items())
     markers = (requirement.partition(";")[2] for requirement in metadata.requires("sparkmeta") or ())
@@ -147,9 +147,9 @@ def _packages() -> Iterator[Finding]:
         problems = [each for each in packages if each.status != "ok"]
         shown = ", ".join(f"{each.part} {each.detail}" for each in problems or packages)
         if problems:
-            yield Finding(f"extra {extra}", "absent", shown, f"pip install 'sparkmeta[{extra}]'")
+            yield Diagnosis(f"extra {extra}", "absent", shown, f"pip install 'sparkmeta[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", "ok", shown)
+            yield Diagnosis(f"extra {extra}", "ok", shown)
 
 
 def _requirements(package: str, extra: str = "") -> Iterator[tuple[str, str]]:
@@ -171,15 +171,15 @@ def _extra(marker: str) -> str:
     return named[1] if named else ""
 
 
-def _package(name: str, limits: str) -> Finding:
+def _package(name: str, limits: str) -> Diagnosis:
     """Return the finding for a package that sparkmeta requires, with limits such as `>=4.0,<4.4`."""
     version = _version(name)
     mend = f"pip install '{name}{limits}'"
     if version is None:
-        return Finding(name, "absent" if name in _FAST else "fails", _FAST.get(name, "is not installed"), mend)
+        return Diagnosis(name, "absent" if name in _FAST else "fails", _FAST.get(name, "is not installed"), mend)
     if not all(_within(version, limit) for limit in limits.split(",") if limit):
-        return Finding(name, "fails", f"{version} is not {limits}", mend)
-    return Finding(name, "ok", version)
+        return Diagnosis(name, "fails", f"{version} is not {limits}", mend)
+    return Diagnosis(name, "ok", version)
 
 
 def _version(name: str) -> str | None:
@@ -206,49 +206,49 @@ def _numbers(version: str) -> tuple[int, ...]:
 # -- Java and Spark ---------------------------------------------------------------------------------------------------
 
 
-def _java() -> Finding:
+def _java() -> Diagnosis:
     try:
         home = java_home()
     except SessionError as error:
-        return Finding("Java", "fails", str(error))
+        return Diagnosis("Java", "fails", str(error))
     version = java_version(home)
     if version > _NEWEST_JAVA and _numbers(metadata.version("pyspark"))[:2] <= _SPARK_OF_NEWEST_JAVA:
         mend = f"set JAVA_HOME to Java {MINIMUM_JAVA} or {_NEWEST_JAVA}"
-        return Finding("Java", "fails", f"{version} in {home} is too new for this Spark", mend)
-    return Finding("Java", "ok", f"{version} in {home}")
+        return Diagnosis("Java", "fails", f"{version} in {home} is too new for this Spark", mend)
+    return Diagnosis("Java", "ok", f"{version} in {home}")
 
 
-def _spark_home() -> Iterator[Finding]:
+def _spark_home() -> Iterator[Diagnosis]:
     home = os.environ.get("SPARK_HOME")
     if not home:
         return
     jars = sorted(Path(home, "jars").glob("spark-core_*.jar"))
     ours = _version("pyspark")
     if not jars:
-        yield Finding("SPARK_HOME", "fails", f"{home} has no Spark", "unset SPARK_HOME, to use PySpark's own")
+        yield Diagnosis("SPARK_HOME", "fails", f"{home} has no Spark", "unset SPARK_HOME, to use PySpark's own")
         return
     version = jars[0].stem.rpartition("-")[2]
     if ours is not None and _numbers(version)[:2] != _numbers(ours)[:2]:
         mend = f"pip install 'pyspark=={version}', or unset SPARK_HOME"
-        yield Finding("SPARK_HOME", "fails", f"{home} is Spark {version}, and PySpark is {ours}", mend)
+        yield Diagnosis("SPARK_HOME", "fails", f"{home} is Spark {version}, and PySpark is {ours}", mend)
     else:
-        yield Finding("SPARK_HOME", "ok", f"{home}, Spark {version}")
+        yield Diagnosis("SPARK_HOME", "ok", f"{home}, Spark {version}")
 
 
-def _session(source: CatalogSource) -> Iterator[Finding]:
+def _session(source: CatalogSource) -> Iterator[Diagnosis]:
     try:
         with progress("Starting Spark"):
             spark = source.sessions().get()
             detail = f"{spark.version}, {'Connect' if _is_remote(spark) else spark.conf.get('spark.master', '')}"
     except Exception as error:  # noqa: BLE001  Spark's start fails in many ways
-        yield Finding("Spark", "fails", error_line(error, " (--verbose shows its log)"))
+        yield Diagnosis("Spark", "fails", error_line(error, " (--verbose shows its log)"))
         return
-    yield Finding("Spark", "ok", detail)
+    yield Diagnosis("Spark", "ok", detail)
     try:
         with progress("Running a job"):
             versions = {row["package"]: row["version"] for row in _on_executor(spark)}
     except Exception as error:  # noqa: BLE001  the job may fail in many ways
-        yield Finding("executors", "fails", error_line(error, ""))
+        yield Diagnosis("executors", "fails", error_line(error, ""))
         return
     yield from (_compared(name, version) for name, version in versions.items())
 
@@ -279,28 +279,28 @@ def _on_executor(spark: SparkSession) -> list[Any]:
     return spark.range(1).coalesce(1).mapInArrow(versions, "package string, version string").collect()
 
 
-def _compared(name: str, version: str | None) -> Finding:
+def _compared(name: str, version: str | None) -> Diagnosis:
     part, ours = f"{name} of executors", _version(name)
     if version is None:
-        return Finding(part, "fails", "is not installed", f"install {name} {ours} on the executors")
+        return Diagnosis(part, "fails", "is not installed", f"install {name} {ours} on the executors")
     if name == "sparkmeta" and version != ours:
-        return Finding(part, "fails", f"{version}, and the driver has {ours}", "install the same version on both")
-    return Finding(part, "ok", version)
+        return Diagnosis(part, "fails", f"{version}, and the driver has {ours}", "install the same version on both")
+    return Diagnosis(part, "ok", version)
 
 
 # -- Catalogs and tables ----------------------------------------------------------------------------------------------
 
 
-def _configuration() -> Finding:
+def _configuration() -> Diagnosis:
     from pyiceberg.utils.config import Config
 
     try:
         catalogs = sorted((Config().config.get("catalog") or {}).keys())  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001  the message may show a credential
-        return Finding("catalogs", "fails", f"pyiceberg's configuration is not valid: {type(error).__name__}")
+        return Diagnosis("catalogs", "fails", f"pyiceberg's configuration is not valid: {type(error).__name__}")
     if not catalogs:
-        return Finding("catalogs", "absent", "pyiceberg's configuration names none", "write ~/.pyiceberg.yaml")
-    return Finding("catalogs", "ok", f"pyiceberg's configuration names {', '.join(catalogs)}")
+        return Diagnosis("catalogs", "absent", "pyiceberg's configuration names none", "write ~/.pyiceberg.yaml")
+    return Diagnosis("catalogs", "ok", f"pyiceberg's configuration names {', '.join(catalogs)}")
 
 
 def _namespaces(source: CatalogSource) -> str:

@@ -41,7 +41,7 @@ def read_of(options: ReadOptions, table: Table) -> Read:
 
 
 @dataclass(frozen=True)
-class Step:
+class SnapshotStep:
     """A snapshot whose changes are read.
 
     Attributes:
@@ -53,7 +53,7 @@ class Step:
     is_whole: bool = False
 
 
-def _key(step: Step) -> tuple[int, bool]:
+def _key(step: SnapshotStep) -> tuple[int, bool]:
     return step.snapshot.snapshot_id, step.is_whole
 
 
@@ -111,7 +111,7 @@ class ChangePlans:
         columns = tuple(CHANGE_COLUMNS) if self.is_changelog else scan.metadata_columns
         return row_type(scan.state.at(scan.snapshot()), scan.projection(), columns)
 
-    def changes(self, step: Step) -> SnapshotChanges | None:
+    def changes(self, step: SnapshotStep) -> SnapshotChanges | None:
         """Return the files in which a snapshot changed rows; None if there are none. Plans are kept.
 
         Raises:
@@ -123,12 +123,12 @@ class ChangePlans:
             self._plans[key] = self._planned(step)
         return self._plans[key]
 
-    def forget(self, steps: Iterable[Step]) -> None:
+    def forget(self, steps: Iterable[SnapshotStep]) -> None:
         """Forget the plans of some snapshots."""
         for step in steps:
             self._plans.pop(_key(step), None)
 
-    def _planned(self, step: Step) -> SnapshotChanges | None:
+    def _planned(self, step: SnapshotStep) -> SnapshotChanges | None:
         scan_filter, snapshot = self.scan.row_scan.filter, step.snapshot
         if step.is_whole:
             return rows_of_snapshot(scan_filter, snapshot)
@@ -136,7 +136,7 @@ class ChangePlans:
             return None if snapshot.operation == REPLACE else changes_of(scan_filter, snapshot)
         return appends_of(scan_filter, snapshot) if snapshot.operation == APPEND else None
 
-    def shares(self, ranges: Iterable[tuple[Step, int, int | None]]) -> list[Share]:
+    def shares(self, ranges: Iterable[tuple[SnapshotStep, int, int | None]]) -> list[Share]:
         """Divide changes among tasks.
 
         Args:
@@ -227,7 +227,7 @@ class ChangelogRead(Read):
     def shares(self) -> list[Any]:
         plans, start, end = self.planning
         snapshots = snapshots_between(plans.scan.state.metadata, start, end)
-        return plans.shares((Step(snapshot), 0, None) for snapshot in snapshots)
+        return plans.shares((SnapshotStep(snapshot), 0, None) for snapshot in snapshots)
 
     def rows(self, share: Any, columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG002
         yield from share.rows()

@@ -48,7 +48,7 @@ def option(name: str, doc: str, default: Any = None, allowed: Rule | None = None
     return field(default=default, metadata={"name": name, "doc": doc, "allowed": allowed})
 
 
-class Options:
+class SourceOptions:
     """What reads and writes have in common. Subclasses are dataclasses.
 
     Their fields are made by `option`, or are dicts whose metadata has the `prefix` of the names of options.
@@ -115,7 +115,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class ReadOptions(Options):
+class ReadOptions(SourceOptions):
     """The options of a read, with the names that Iceberg's Spark source uses. The case of names does not matter."""
 
     path: str = option("path", "The table: catalog.namespace.table, a folder, or a metadata file.", "")

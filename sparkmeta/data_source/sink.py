@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from sparkmeta.checks import one_of
 from sparkmeta.commit.write_target import SESSION_WAP, refuse_session_wap
-from sparkmeta.data_source.options import PROPERTY, Options, option
+from sparkmeta.data_source.options import PROPERTY, SourceOptions, option
 from sparkmeta.errors import (
     CommitConflictError,
     InvalidArgumentError,
@@ -64,7 +64,7 @@ MOST_UPSERTED: Final = 256 << 20
 
 
 @dataclass(frozen=True)
-class SinkOptions(Options):
+class SinkOptions(SourceOptions):
     """The options of a write."""
 
     path: str = option("path", "The table, as for reads.", "")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
 
-from sparkmeta.data_source.changes import ChangePlans, Step
+from sparkmeta.data_source.changes import ChangePlans, SnapshotStep
 from sparkmeta.data_source.options import CHANGELOG, ROWS, ReadOptions, moment, option, short_errors, whole
 from sparkmeta.data_source.tables import refuse_misfits, spark_batches
 from sparkmeta.errors import (
@@ -146,7 +146,7 @@ class Offset:
     Attributes:
         snapshot_id: the last snapshot that was read; None before the first one.
         position: the number of its units that were read; None for all.
-        is_whole: whether the units are those of all of its rows; see `Step`.
+        is_whole: whether the units are those of all of its rows; see `SnapshotStep`.
         plan: what the units depend on besides the snapshot.
         from_millis: the time before which snapshots are passed over, until one from it or later was read.
     """
@@ -252,7 +252,7 @@ class _Source:
                 snapshots_between(self._table.metadata, start, self.head())
         return Offset(start, from_millis=self._options.start_millis)
 
-    def pending(self, start: Offset, end_id: int | None) -> list[Step]:
+    def pending(self, start: Offset, end_id: int | None) -> list[SnapshotStep]:
         """Return the snapshots after an offset and up to a snapshot, oldest first.
 
         The first one is the offset's if this was read in part.
@@ -265,15 +265,18 @@ class _Source:
                 snapshot_of(metadata, end_id)
             snapshots = [*ancestors_of(metadata, end_id)][::-1]
             if millis is None:
-                return [Step(snapshots[0], snapshots[0].parent_snapshot_id is not None), *map(Step, snapshots[1:])]
+                return [
+                    SnapshotStep(snapshots[0], snapshots[0].parent_snapshot_id is not None),
+                    *map(SnapshotStep, snapshots[1:]),
+                ]
             return _from_time(snapshots, millis)
         with self._lost(start.snapshot_id):
             later = snapshots_between(metadata, start.snapshot_id, end_id)
             if millis is not None:
                 return _from_time(later, millis)
             if start.position is None:
-                return [*map(Step, later)]
-            return [Step(snapshot_of(metadata, start.snapshot_id), start.is_whole), *map(Step, later)]
+                return [*map(SnapshotStep, later)]
+            return [SnapshotStep(snapshot_of(metadata, start.snapshot_id), start.is_whole), *map(SnapshotStep, later)]
 
     def latest(self, start: Offset, end_id: int | None, *, limited: bool) -> Offset:
         """Return the end of the next batch.
@@ -308,7 +311,7 @@ class _Source:
     def partitions(self, start: Offset, end: Offset) -> list[datasource.InputPartition]:
         """Divide a batch among tasks."""
         self._refuse_other_plan(end)
-        ranges: list[tuple[Step, int, int | None]] = []
+        ranges: list[tuple[SnapshotStep, int, int | None]] = []
         for step, first in self._places(start, end.snapshot_id):
             if (refusal := self._refusal(step)) is not None:
                 raise refusal
@@ -330,17 +333,17 @@ class _Source:
                 f"table and filter {shown(offset.plan)}, not {shown(self.plan)}: keep them until it has read all"
             )
 
-    def _places(self, start: Offset, end_id: int | None) -> Iterator[tuple[Step, int]]:
+    def _places(self, start: Offset, end_id: int | None) -> Iterator[tuple[SnapshotStep, int]]:
         """Yield the steps of `pending`, each with its first unit that was not read."""
         self._refuse_other_plan(start)
         for place, step in enumerate(self.pending(start, end_id)):
             yield step, (start.position or 0) if place == 0 else 0
 
-    def _changes(self, step: Step) -> SnapshotChanges | None:
+    def _changes(self, step: SnapshotStep) -> SnapshotChanges | None:
         with self._lost(step.snapshot.parent_snapshot_id, by=(NoSuchSnapshotError,)):
             return self._plans.changes(step)
 
-    def _refusal(self, step: Step) -> ValidationError | None:
+    def _refusal(self, step: SnapshotStep) -> ValidationError | None:
         """Return why a stream of rows can't read a snapshot; None if it can."""
         operation = step.snapshot.operation
         if self._plans.is_changelog or step.is_whole or operation in (APPEND, REPLACE):
@@ -373,9 +376,9 @@ class _Source:
             ) from None
 
 
-def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[Step]:
+def _from_time(snapshots: Iterable[Snapshot], millis: int) -> list[SnapshotStep]:
     """Return the first snapshot from a time or later and all after it."""
-    return [*map(Step, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
+    return [*map(SnapshotStep, dropwhile(lambda snapshot: snapshot.timestamp_ms < millis, snapshots))]
 
 
 _MIXINS = () if limits is None else (limits.SupportsTriggerAvailableNow,)
