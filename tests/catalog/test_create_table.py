@@ -119,7 +119,7 @@ def test_properties_that_are_no_text(spark: SparkSession, catalog: sm.Catalog, p
 
 
 OTHER_TYPES: list[tuple[tuple[Any, ...], str]] = [
-    (("id long",), "schema is 'id long': expected a Schema of pyiceberg.schema"),
+    (("id long",), "schema is 'id long': expected a Schema of pyiceberg or Arrow"),
     ((SCHEMA, ["id"]), "partition_spec is ['id']: expected a PartitionSpec of pyiceberg.partitioning"),
     ((SCHEMA, PartitionSpec(), "id"), "sort_order is 'id': expected a SortOrder of pyiceberg.table.sorting"),
     (
