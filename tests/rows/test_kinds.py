@@ -216,7 +216,9 @@ def test_counts_limits_and_small_results(table: sm.Table, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(sm.UnsupportedError, match="pip install polars"):
         table.scan().to_polars()
-    monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(from_arrow=lambda rows: rows.num_rows))
+    monkeypatch.setitem(
+        sys.modules, "polars", SimpleNamespace(__version__="2.1.0", from_arrow=lambda rows: rows.num_rows)
+    )
     assert table.scan("id < 3").to_polars() == 3
 
 
