@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyiceberg import types
+from pyiceberg.schema import Schema
 from pyspark.sql.types import (
     CalendarIntervalType,
     DecimalType,
@@ -18,11 +20,13 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+import sparkmeta as sm
 from sparkmeta.arrow_types import arrow_schema, arrow_type_of, spark_schema, spark_type_of
 from sparkmeta.session import local_frame, map_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -136,3 +140,16 @@ def test_required_fields_of_elements(spark: SparkSession, kind: str) -> None:
     column = pa.array(values, pa.list_(struct) if kind == "list" else pa.map_(pa.string(), struct))
     frame = local_frame(spark, pa.table({"value": column}))
     assert [row.asDict(recursive=True)["value"] for row in frame.collect()] == shown
+
+
+def test_rows_of_null_structs_with_required_fields(tmp_path: Path) -> None:
+    point = types.StructType(
+        types.NestedField(2, "x", types.IntegerType(), required=True), types.NestedField(3, "y", types.IntegerType())
+    )
+    catalog = sm.load_catalog("structs", type="hadoop", warehouse=str(tmp_path))
+    table = catalog.create_table("db.t", Schema(types.NestedField(1, "point", point)))
+    rows = [{"point": {"x": 1, "y": None}}, {"point": None}, {"point": {"x": 2, "y": 3}}]
+    kind = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.int32())])
+    table = table.append(pa.Table.from_pylist(rows, pa.schema([("point", kind)])))
+    assert table.scan().to_arrow().to_pylist() == rows
+    assert table.scan("point.x = 2").to_arrow().to_pylist() == rows[2:]

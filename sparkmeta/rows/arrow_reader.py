@@ -238,8 +238,12 @@ class MatchingRows:
         """Yield the rows of parts of files; see `RowReader.read`."""
         for batch in self.rows.read(parts):
             matching = where(pa.Table.from_batches([batch]), self.condition)
-            rows = pa.Table.from_arrays(matching.columns[: len(self.schema)], self.schema.names)
-            yield from rows.cast(self.schema).to_batches()
+            # A cast to the same type would refuse required fields of structs that are null.
+            columns = [
+                column if column.type == field.type else column.cast(field.type)
+                for column, field in zip(matching.columns, self.schema, strict=False)
+            ]
+            yield from pa.Table.from_arrays(columns, schema=self.schema).to_batches()
 
 
 def parts_table(planned: pa.Table) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]:
