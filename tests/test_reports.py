@@ -89,7 +89,7 @@ def until(is_done: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def location(tmp_path: Path) -> str:
-    """A table with two data manifests, one of which the filter `part = 'a'` skips, and deletes."""
+    """A table with deletes and two data manifests. The filter `part = 'a'` skips one of them."""
     table = HandmadeTable(tmp_path, summaries=True)
     of = {"partition": {"part": "a"}}
     table.add(0, 1, *(data(f"file:///t/{place}", **of, **long_bounds(place, place)) for place in range(4)))
@@ -115,7 +115,7 @@ MANIFESTS = {
 }  # fmt: skip
 FILES = {"result-data-files": 2, "skipped-data-files": 2}
 DELETES = {"result-delete-files": 3, "total-file-size-in-bytes": 200, "total-delete-file-size-in-bytes": 240}
-# Plans of which the driver knows no more than the manifests, if Spark makes them.
+# If Spark makes these plans, the driver knows only their manifests.
 LAZY = {"plan_files", "plan_tasks", "plan_task_json_arrow", "to_rest_tasks", "report"}
 
 

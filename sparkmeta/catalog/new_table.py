@@ -54,7 +54,7 @@ _TYPES: Final[dict[type[spark.DataType], Callable[[Any], t.IcebergType]]] = {
 }
 
 
-def metadata_of_new_table(  # noqa: PLR0913  those of `Catalog.create_table`
+def metadata_of_new_table(  # noqa: PLR0913  the parameters of `Catalog.create_table`
     location: str,
     schema: Schema | pa.Schema | spark.StructType,
     spec: PartitionSpec,

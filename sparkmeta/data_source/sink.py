@@ -308,7 +308,7 @@ class Sink:
         # The copy that ends a batch of a stream has not planned it.
         if (planned := vars(self).get("tasks")) is not None:
             names.add(planned.files.name)
-        pattern = ", ".join(f"*-{name}-*" for name in sorted(names)) or "like those of the table"
+        pattern = ", ".join(f"*-{name}-*" for name in sorted(names)) or "like the files of the table"
         _log.warning("%s: files named %s may be left of tasks that did not end", self.options.path, pattern)
 
     def _changed(self, reports: Sequence[Report], epoch: int | None) -> RowTransaction[Table] | None:

@@ -146,7 +146,7 @@ class Offset:
     Attributes:
         snapshot_id: the last snapshot that was read; None before the first one.
         position: the number of its units that were read; None for all.
-        is_whole: whether the units are those of all of its rows; see `SnapshotStep`.
+        is_whole: whether the units cover all rows of the snapshot, not only its changes; see `SnapshotStep`.
         plan: what the units depend on besides the snapshot.
         from_millis: the time before which snapshots are passed over, until one from it or later was read.
     """

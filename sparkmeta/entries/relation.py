@@ -103,10 +103,10 @@ def pairs(rows: Relation, others: Relation, key: str) -> Relation:
         pa.table({key: table.column(key), name: pa.array(range(len(table)), pa.int64())})
         for name, table in sides.items()
     ]
-    found = places[0].join(places[1], key, join_type="inner")
+    matches = places[0].join(places[1], key, join_type="inner")
     return pa.table(
         {
-            column: table.column(column).take(found.column(name))
+            column: table.column(column).take(matches.column(name))
             for name, table in sides.items()
             for column in table.column_names
         }

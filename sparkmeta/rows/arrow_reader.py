@@ -151,7 +151,7 @@ def streamed_rows(scan_filter: ScanFilter, projected: Schema, metadata_columns: 
 def read_in_batches(
     rows: MatchingRows, planned: Iterable[pa.Table], row_limit: int | None = None
 ) -> pa.RecordBatchReader:
-    """Return a reader of rows, which the driver reads file after file, as they are asked for.
+    """Return a reader of rows. The driver reads one file after another, when the reader is asked for more.
 
     It holds a batch of one file, and what `DeleteReader` caches.
 

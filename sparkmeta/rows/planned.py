@@ -378,7 +378,7 @@ class RowPlan:
 
     @staticmethod
     def union(plans: Sequence[RowPlan], state: TableState) -> RowPlan:
-        """Return the union of one or more plans, all of which are tables or none."""
+        """Return the union of one or more plans. Either all of them are tables, or none is."""
         tables = [plan.rows for plan in plans if isinstance(plan.rows, pa.Table)]
         if tables:
             return RowPlan(pa.concat_tables(tables))

@@ -177,7 +177,7 @@ def read_rows_arrow(scan: RowScan, choice: Choice, row_limit: int | None = None)
 
 
 def read_rows_in_batches(scan: RowScan, choice: Choice, row_limit: int | None = None) -> pa.RecordBatchReader:
-    """Plan a scan and return a reader of its rows, which the driver reads as they are asked for.
+    """Plan a scan and return a reader of its rows. The driver reads them when the reader is asked for more.
 
     Args:
         scan: what to read.

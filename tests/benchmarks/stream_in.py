@@ -79,7 +79,7 @@ def add_files(table: sm.Table, count: int) -> None:
 
 def contenders(spark: SparkSession, folder: Path, files: int) -> list[Contender]:
     """Create the tables."""
-    made = []
+    contenders = []
     for name in ("Iceberg, v3", "sparkmeta, v3", "sparkmeta, tree"):
         shop = Workshop(Java(spark), f"s{uuid.uuid4().hex[:8]}", catalog_name="bench")
         shop.create(COLUMNS, version=3)
@@ -92,8 +92,8 @@ def contenders(spark: SparkSession, folder: Path, files: int) -> list[Contender]
         add_files(table, files)
         by_iceberg = name.startswith("Iceberg")
         target = shop.sql_name.replace("`", "") if by_iceberg else table.location()
-        made.append(Contender(name, "iceberg" if by_iceberg else "sparkmeta", target, table.location(), folder))
-    return made
+        contenders.append(Contender(name, "iceberg" if by_iceberg else "sparkmeta", target, table.location(), folder))
+    return contenders
 
 
 def require_equal_rows(spark: SparkSession, tables: list[Contender], rows: int) -> None:

@@ -1,7 +1,7 @@
 """Streams into tables whose processes are killed, and that start again from their checkpoint: nothing twice or lost.
 
-The slice kills Python's processes, both those of tasks and those that plan and commit. The soak also kills drivers with
-their JVM, and runs maintenance beside.
+The slice kills Python's processes, both in tasks and where batches are planned and committed. The soak also kills
+drivers with their JVM, and runs maintenance beside.
 """
 
 from __future__ import annotations

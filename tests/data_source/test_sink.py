@@ -286,7 +286,7 @@ def test_files_of_writes_that_fail(catalog: sm.Catalog, monkeypatch: pytest.Monk
 
 
 def test_the_names_of_files_that_may_be_left(catalog: sm.Catalog, caplog: pytest.LogCaptureFixture) -> None:
-    """They are those of the write, even if no task has reported. An upsert's tasks write no files."""
+    """The log names the files of the write, even if no task has reported. An upsert's tasks write no files."""
     table = new_table(catalog)
     each = Write(table)
     (report,) = each.tasks(arrow(row(1, "a")))
@@ -306,7 +306,7 @@ def failing(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def test_tables_that_change_during_a_write(catalog: sm.Catalog) -> None:
-    """Files of an earlier schema and spec are committed; those of a table that is gone are deleted."""
+    """Files of an earlier schema and spec are committed; files of a table that is gone are deleted."""
     table = new_table(catalog)
     each = Write(table)
     reports = each.tasks(arrow(row(1, "a", "x")), arrow())

@@ -182,8 +182,8 @@ class Changes:
 
     def copy(self) -> sm.Table:
         """Write the rows of a partition again, and one more."""
-        kept = self.table.scan("part = 'x'").to_arrow()
-        return self.table.overwrite(pa.concat_tables([kept.cast(rows().schema), rows(1)]), "part = 'x'")
+        others = self.table.scan("part = 'x'").to_arrow()
+        return self.table.overwrite(pa.concat_tables([others.cast(rows().schema), rows(1)]), "part = 'x'")
 
     def delete_by_equality(self) -> sm.Table:
         keys = pa.table({"id": pa.array([self.rng.randint(0, 9), self.rng.randint(0, 9)], pa.int64())})
