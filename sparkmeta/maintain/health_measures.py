@@ -26,6 +26,7 @@ from sparkmeta.errors import translated_errors
 from sparkmeta.inspect.text import middle_out, printable
 from sparkmeta.maintain.dangling_deletes import ENTRY_COLUMNS
 from sparkmeta.maintain.rewrite_position_deletes import SmallPuffinFiles, small_puffin_files
+from sparkmeta.manifests.placement import MOST_WIDE_ENTRIES
 from sparkmeta.manifests.v4.tree_manifests import IN_ROOT, MASKED
 from sparkmeta.plan.deletes.rules import SEQUENCE, data_path, is_dv, is_global_delete, partition_key
 from sparkmeta.plan.prune import live_manifests
@@ -568,9 +569,9 @@ class _Measurement:
 
     @cached_property
     def _is_small(self) -> bool:
-        """Whether the driver can read all entries."""
+        """Whether one task reads all entries fast: the driver would."""
         manifests = live_manifests(self.state.manifests)
-        return self.state.reader.driver_reads(manifests, self.state.projection(_DATA_COLUMNS))
+        return self.state.reader.driver_reads(manifests, self.state.projection(_DATA_COLUMNS), MOST_WIDE_ENTRIES)
 
     def _together(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a small table in one partition, which Spark groups and joins without a shuffle."""
