@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
@@ -415,13 +414,10 @@ class Table(BaseTable, RowChanges):
     def __repr__(self) -> str:
         return f"Table({self.full_name}, v{self.format_version}, {self.metadata_location})"
 
-    def _partition_texts(self) -> list[str]:
-        schema = self.schema()
-        sources = [schema.find_column_name(field.source_id) or field.source_id for field in self.spec().fields]
-        return [f"{field.transform}({source})" for field, source in zip(self.spec().fields, sources, strict=True)]
-
     def _repr_html_(self) -> str:
         """Describe the table in a notebook by its metadata file, without a job."""
+        from sparkmeta.inspect.text import fact_table, partition_terms
+
         snapshot = self.current_snapshot()
         summary = summary_of(snapshot)
         facts = {
@@ -431,13 +427,12 @@ class Table(BaseTable, RowChanges):
             "snapshots": len(self.snapshots()),
             "refs": ", ".join(list(self.refs())[:10]),
             "columns": len(self.schema().fields),
-            "partitioned by": ", ".join(self._partition_texts()[:10]) or "nothing",
+            "partitioned by": ", ".join(partition_terms(self.spec(), self.schema())[:10]) or "nothing",
             "data files": summary.get("total-data-files", "unknown"),
             "delete files": summary.get("total-delete-files", "unknown"),
             "records": summary.get("total-records", "unknown"),
         }
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
-        return f"<table><caption>{escape(self.full_name[:300])}</caption>{rows}</table>"
+        return fact_table(self.full_name, facts)
 
 
 def load_table(location: str, spark: SparkSession | None = None) -> Table:

@@ -46,7 +46,7 @@ from sparkmeta.cli.tables import (
     text_columns,
 )
 from sparkmeta.columns import sql
-from sparkmeta.inspect.text import byte_size, printable, printable_lines
+from sparkmeta.inspect.text import byte_size, partition_terms, printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -156,11 +156,8 @@ def time_text(milliseconds: int) -> str:
 
 
 def _partition_fields(table: Table) -> list[str]:
-    schema = table.schema()
-    return [
-        f"{field.name} = {field.transform}({schema.find_column_name(field.source_id) or field.source_id})"
-        for field in table.spec().fields
-    ]
+    terms = partition_terms(table.spec(), table.schema())
+    return [f"{field.name} = {term}" for field, term in zip(table.spec().fields, terms, strict=True)]
 
 
 def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:

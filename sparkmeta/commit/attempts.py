@@ -22,6 +22,7 @@ from sparkmeta.errors import (
     proves_failure,
     translated_errors,
 )
+from sparkmeta.inspect.text import fact_table
 from sparkmeta.operations.table_operations import TableT, metadata_folder, new_snapshot_ids
 from sparkmeta.reports import commit_report
 from sparkmeta.spec.summary import summary_number, summary_properties
@@ -284,8 +285,7 @@ class Plan(ABC, Generic[TableT, DoneT]):
         names = [each.name for each in fields(self) if each.name != "table" and not each.name.startswith("_")]
         options = {name: getattr(self, name) for name in names}
         facts = {"table": self.table.full_name, **options, "committed": "yes" if self._committed else "no"}
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
-        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+        return fact_table(type(self).__name__, facts)
 
     def result(self) -> dict[str, Any]:
         """Return the summary and the committed changes (null before the commit), in JSON-compatible types."""

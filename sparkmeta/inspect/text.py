@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -18,6 +26,19 @@ def byte_size(count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Format a number with a noun, such as `1 file` or `2,000 files`. The noun is plural by an s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def partition_terms(spec: PartitionSpec, schema: Schema) -> list[str]:
+    """Return the fields of a partition spec as terms, such as `day(ts)`."""
+    return [
+        f"{field.transform}({schema.find_column_name(field.source_id) or field.source_id})" for field in spec.fields
+    ]
+
+
+def fact_table(caption: str, facts: Mapping[str, object]) -> str:
+    """Return an HTML table of values by their names, each cut to 300 characters."""
+    rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value)[:300])}</td></tr>" for name, value in facts.items())
+    return f"<table><caption>{escape(caption[:300])}</caption>{rows}</table>"
 
 
 def printable(text: str) -> str:
