@@ -20,7 +20,7 @@ from tests.benchmarks.report import Results, print_decodings, print_deletes, pri
 from tests.benchmarks.session import bench_session
 from tests.benchmarks.timing import Plan, Timer
 from tests.benchmarks.trees import tree_location
-from tests.benchmarks.workload import BUILD, QUERIES, WORKLOADS, Workload, metadata_location
+from tests.benchmarks.workload import BUILD, QUERIES, SMALL, WORKLOADS, Query, Workload, metadata_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class Run:
     warmups: int = 3
     repeats: int = 5
     heap: str = "4g"
-    parts: tuple[str, ...] = ("plan", "peer", "decode", "deletes", "growth", "memory")
+    parts: tuple[str, ...] = ("plan", "small", "peer", "decode", "deletes", "growth", "memory")
     growth: tuple[int, ...] = (1_000_000, 10_000_000)
     memory_scales: tuple[float, ...] = (0.1, 1.0)
     memory_heap: str = "1g"
@@ -86,7 +86,7 @@ def main(quick: bool, parts: tuple[str, ...], **options: float | str | None) -> 
 
 def measure(run: Run, results: Results) -> Iterator[None]:
     """Run the parts one after the other; yield after each table that was printed and added to `results`."""
-    if {"plan", "peer", "deletes"} & set(run.parts):
+    if {"plan", "small", "peer", "deletes"} & set(run.parts):
         spark = bench_session(run.heap)
         for plans in compare_planners(spark, run):
             results.plans.extend(plans)
@@ -135,16 +135,22 @@ def compare_planners(spark: SparkSession, run: Run) -> Iterator[list[Plan]]:
             with console.status(f"making the tree of {workload.name}, {workload.files:,} files"):
                 trees[table(workload)] = tree_location(spark, workload)
             yield plans_of(timer, contenders, workload)
+    if "small" in run.parts:
+        for workload, queries in SMALL:
+            trees[table(workload)] = tree_location(spark, workload)
+            yield plans_of(timer, [planners.Pyiceberg(), *contenders], workload, queries)
     if "peer" in run.parts:
         for version, deletes in WORKLOADS[:2]:
             yield plans_of(timer, [planners.Pyiceberg(), java, ours], Workload(version, deletes, run.peer_scale))
 
 
-def plans_of(timer: Timer, contenders: Sequence[planners.Contender], workload: Workload) -> list[Plan]:
-    """Plan every query on one table with every contender."""
+def plans_of(
+    timer: Timer, contenders: Sequence[planners.Contender], workload: Workload, queries: Sequence[Query] = QUERIES
+) -> list[Plan]:
+    """Plan each query on one table with every contender."""
     location = table(workload)
     plans: list[Plan] = []
-    for query in QUERIES:
+    for query in queries:
         with console.status(f"{workload.name}, {workload.files:,} files: {query.name}"):
             plans += timer.compare(contenders, workload, location, query)
     return plans

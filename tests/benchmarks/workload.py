@@ -56,11 +56,12 @@ NEEDLE = QUERIES[3].row_filter
 
 @dataclass(frozen=True)
 class Workload:
-    """A generated table. `scale` 1 is 1.5 million data files."""
+    """A generated table. `scale` 1 is 50,000 data files a partition, and one more: 1.5 million."""
 
     format_version: int
     deletes: Deletes
     scale: float
+    partitions: int = PARTITIONS
 
     @property
     def name(self) -> str:
@@ -73,20 +74,26 @@ class Workload:
 
     @property
     def files(self) -> int:
-        return PARTITIONS * (self.files_per_partition + 1)
+        return self.partitions * (self.files_per_partition + 1)
 
     def expected(self, query: Query) -> tuple[int, int]:
         """Return the number of data files of a plan, and the number of their deletes.
 
         One file of each partition matches the min/max filter. It has no DV.
         """
-        partitions = 1 if "ss_ticket_number" in query.row_filter else PARTITIONS
+        partitions = 1 if "ss_ticket_number" in query.row_filter else self.partitions
         others = 0 if "ss_sold_date_sk" in query.row_filter else partitions * self.files_per_partition
         files = partitions + others
         return files, {"none": 0, "partition": files * POSITION_DELETES_PER_PARTITION, "dv": others}[self.deletes]
 
 
 WORKLOADS: tuple[tuple[int, Deletes], ...] = ((2, "none"), (2, "partition"), (3, "none"), (3, "dv"))
+SMALL = (
+    (Workload(3, "none", 0, 1), QUERIES[:2]),
+    (Workload(3, "none", 4 / FILES_PER_PARTITION, 20), (QUERIES[0], QUERIES[3])),
+    (Workload(3, "none", 249 / FILES_PER_PARTITION, 20), (QUERIES[0], QUERIES[3])),
+)
+"""Tables of 1, 100 and 5,000 files; without a filter, and with one that selects one file."""
 
 
 def metadata_location(workload: Workload) -> str:
@@ -95,7 +102,7 @@ def metadata_location(workload: Workload) -> str:
     folder = BUILD / "tables" / f"v{workload.format_version}-{workload.files}"
     result = folder / "states.txt"
     if not result.exists():
-        shape = (PARTITIONS, workload.files_per_partition)
+        shape = (workload.partitions, workload.files_per_partition)
         generate(folder, result, workload.format_version, shape, deletes, _MANIFEST_BYTES)
     states = dict(line.split("=", 1) for line in result.read_text().splitlines())
     return states["plain" if workload.deletes == "none" else "deletes"]
