@@ -92,7 +92,7 @@ class PositionBitmap:
         return position & 0xFFFFFFFF in self.bitmaps.get(position >> 32, ())
 
     def flags(self, start: int, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return for each of the positions from `start` on whether it is in the bitmap."""
+        """Return whether each of the `length` positions from `start` on is in the bitmap."""
         from pyroaring import BitMap
 
         flags = np.zeros(length, np.bool_)
@@ -261,9 +261,9 @@ def _bitmap_length(data: bytes, start: int, location: str) -> int:
     runs, header = _run_flags(data, start, location)
     containers = len(runs)
     with_offsets = containers >= _OFFSETS_FROM or _uint(data, start, 2, "bitmap cookie", location) == _WITHOUT_RUNS
-    described = np.frombuffer(_take(data, header, 4 * containers, "bitmap containers", location), "<u2")
+    descriptions = np.frombuffer(_take(data, header, 4 * containers, "bitmap containers", location), "<u2")
     position = header + (8 if with_offsets else 4) * containers
-    cardinalities = described[1::2].astype(np.int64) + 1
+    cardinalities = descriptions[1::2].astype(np.int64) + 1
     sizes = np.where(cardinalities <= _ARRAY_MAX, 2 * cardinalities, _BITSET_BYTES)
     for size, is_run in zip(sizes.tolist(), runs.tolist(), strict=True):
         position += _run_length(data, position, location) if is_run else size
@@ -271,7 +271,7 @@ def _bitmap_length(data: bytes, start: int, location: str) -> int:
 
 
 def _run_flags(data: bytes, start: int, location: str) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], int]:
-    """Return for each container whether it is a run container, and the offset of the container descriptions."""
+    """Return whether each container is a run container, and the offset of the container descriptions."""
     cookie = _uint(data, start, 4, "bitmap cookie", location)
     if cookie & 0xFFFF == _WITH_RUNS:
         containers = (cookie >> 16) + 1

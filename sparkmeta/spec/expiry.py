@@ -43,9 +43,9 @@ class ExpiryRules:
     Attributes:
         now_ms: the time from which ages are counted, in milliseconds since 1970.
         older_than_ms: older snapshots expire. Defaults to the table's `history.expire.max-snapshot-age-ms`.
-        retain_last: a branch's newest snapshots that stay whatever their age. Defaults to the table's
+        retain_last: the number of a branch's newest snapshots that stay at any age. Defaults to the table's
             `history.expire.min-snapshots-to-keep`. A branch's own settings take precedence over both.
-        snapshot_ids: snapshots that expire whatever their age.
+        snapshot_ids: snapshots that expire at any age.
         clean_metadata: whether to remove unused schemas and partition specs.
     """
 
@@ -95,7 +95,7 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
         if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
             oldest = cutoff if ref.max_snapshot_age_ms is None else rules.now_ms - ref.max_snapshot_age_ms
             ancestors = [*ancestors_of(metadata, ref.snapshot_id)]
-            retained |= _last(ancestors, oldest, ref.min_snapshots_to_keep or least)
+            retained |= _retained(ancestors, oldest, ref.min_snapshots_to_keep or least)
             referenced |= {snapshot.snapshot_id for snapshot in ancestors}
         else:
             referenced.add(ref.snapshot_id)
@@ -112,10 +112,10 @@ def choose_expired(metadata: TableMetadata, rules: ExpiryRules) -> Expired:
 
 
 def expired_ids(metadata: TableMetadata, expired: Expired) -> set[int]:
-    """Return the ids of expiring snapshots, and of missing snapshots that left statistics."""
+    """Return the ids of expiring snapshots, and of missing snapshots whose statistics are still listed."""
     ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
-    described = {file.snapshot_id for file in (*metadata.statistics, *metadata.partition_statistics)}
-    return {snapshot.snapshot_id for snapshot in expired.snapshots} | (described - ids)
+    ids_with_statistics = {file.snapshot_id for file in (*metadata.statistics, *metadata.partition_statistics)}
+    return {snapshot.snapshot_id for snapshot in expired.snapshots} | (ids_with_statistics - ids)
 
 
 def without_expired(
@@ -125,7 +125,7 @@ def without_expired(
 
     Args:
         metadata: the metadata.
-        expired: what expires.
+        expired: the snapshots, branches and tags that expire.
         used_spec_ids: the partition specs of the remaining snapshots' manifests. Other specs are removed, except for
             the default. Schemas are removed too, except for the current one, the newest, the schemas of remaining
             snapshots, and the newest schema with the source column of a remaining spec or a column that equality
@@ -139,8 +139,8 @@ def without_expired(
         "snapshots": snapshots,
         "refs": {name: ref for name, ref in metadata.refs.items() if name not in expired.refs},
         "snapshot_log": log_after_gap(metadata, log, removed),
-        "statistics": _of_others(metadata.statistics, removed),
-        "partition_statistics": _of_others(metadata.partition_statistics, removed),
+        "statistics": _without_snapshots(metadata.statistics, removed),
+        "partition_statistics": _without_snapshots(metadata.partition_statistics, removed),
         "last_updated_ms": max(now_ms, metadata.last_updated_ms),
     }
     if used_spec_ids is not None:
@@ -174,11 +174,13 @@ def _may_have_equality_deletes(metadata: TableMetadata, snapshot: Snapshot) -> b
 
 
 def _typing_schemas(metadata: TableMetadata, columns: set[int], schema_ids: Collection[int | None]) -> set[int]:
-    """Return the newest schemas that have columns that the other schemas lack."""
+    """Return the newest schema of each column that the schemas of `schema_ids` lack."""
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
     known = set().union(*(schema.field_ids for schema in metadata.schemas if schema.schema_id in schema_ids))
-    having = ([schema.schema_id for schema in newest_first if column in schema.field_ids] for column in columns - known)
-    return {ids[0] for ids in having if ids}
+    candidates = (
+        [schema.schema_id for schema in newest_first if column in schema.field_ids] for column in columns - known
+    )
+    return {ids[0] for ids in candidates if ids}
 
 
 def refuse_without_gc(metadata: TableMetadata) -> None:
@@ -211,16 +213,16 @@ def _check_named(metadata: TableMetadata, snapshot_ids: Iterable[int], refs: dic
             )
 
 
-def _last(lineage: list[Snapshot], oldest_ms: int, least: int) -> set[int]:
-    """Return the ids of a branch's snapshots, ending before one that is too old and not among the last `least`."""
+def _retained(lineage: list[Snapshot], oldest_ms: int, least: int) -> set[int]:
+    """Return the ids of a lineage's newest snapshots, until one is too old and not among the first `least`."""
     end = next(
-        (place for place, snapshot in enumerate(lineage) if place >= least and snapshot.timestamp_ms < oldest_ms),
+        (index for index, snapshot in enumerate(lineage) if index >= least and snapshot.timestamp_ms < oldest_ms),
         len(lineage),
     )
     return {snapshot.snapshot_id for snapshot in lineage[:end]}
 
 
-def _of_others(files: Iterable[Any], removed: Collection[int]) -> list[Any]:
+def _without_snapshots(files: Iterable[Any], removed: Collection[int]) -> list[Any]:
     return [file for file in files if file.snapshot_id not in removed]
 
 

@@ -22,7 +22,7 @@ _ISO_TIMESTAMP: Final = re.compile(f"{_DATE}(?:[T ]{_TIME}{_OFFSET}?)?", re.ASCI
 
 
 def iso_days(text: str) -> int:
-    """Return the days of a date since 1970-01-01."""
+    """Return the number of days from 1970-01-01 to a date."""
     return _days(_matched(_ISO_DATE, text, "a date, YYYY-MM-DD"))
 
 
@@ -32,7 +32,7 @@ def iso_nanos_of_day(text: str) -> int:
 
 
 def iso_nanos(text: str, zoned: bool) -> int:
-    """Return the nanoseconds of a timestamp since 1970-01-01T00:00:00; with `zoned`, it has an offset from UTC."""
+    """Return the nanoseconds from 1970-01-01T00:00:00 to a timestamp, which has an offset from UTC if `zoned`."""
     parts = _matched(_ISO_TIMESTAMP, text, "a timestamp, YYYY-MM-DDTHH:MM[:SS[.ffffff]]")
     if zoned and not parts["offset"]:
         raise ValueError("a timestamptz needs its offset from UTC, as in 2026-01-31T00:00:00+00:00")
@@ -48,13 +48,13 @@ def _matched(pattern: re.Pattern[str], text: str, expected: str) -> dict[str, st
 
 
 def _days(parts: dict[str, str | None]) -> int:
-    year, month, day = (int(parts[part] or 0) for part in ("year", "month", "day"))
+    year, month, day = (int(parts[unit] or 0) for unit in ("year", "month", "day"))
     cycles, year_of_cycle = divmod(year - 2000, _CYCLE_YEARS)
     return date(2000 + year_of_cycle, month, day).toordinal() - EPOCH_DAY + cycles * _CYCLE_DAYS
 
 
 def _nanos_of_day(parts: dict[str, str | None]) -> int:
-    hour, minute, second = (int(parts[part] or 0) for part in ("hour", "minute", "second"))
+    hour, minute, second = (int(parts[unit] or 0) for unit in ("hour", "minute", "second"))
     if hour > 23 or minute > 59 or second > 59:
         raise ValueError("hours go up to 23, minutes and seconds up to 59")
     return (hour * 3600 + minute * 60 + second) * 1_000_000_000 + int((parts["fraction"] or "").ljust(9, "0"))
@@ -68,12 +68,12 @@ def _offset_nanos(offset: str | None) -> int:
 
 
 def iso_date(days: int) -> str:
-    """Return the date of days since 1970-01-01 in ISO 8601. Years before 0 and after 9999 have a sign."""
+    """Return the date of a number of days since 1970-01-01 in ISO 8601. Years before 0 and after 9999 have a sign."""
     cycles, day_of_cycle = divmod(days + EPOCH_DAY - date(2000, 1, 1).toordinal(), _CYCLE_DAYS)
-    within = date.fromordinal(date(2000, 1, 1).toordinal() + day_of_cycle)
-    year = within.year + cycles * _CYCLE_YEARS
+    date_in_cycle = date.fromordinal(date(2000, 1, 1).toordinal() + day_of_cycle)
+    year = date_in_cycle.year + cycles * _CYCLE_YEARS
     sign = "-" if year < 0 else "+" if year > 9999 else ""
-    return f"{sign}{abs(year):04}-{within.month:02}-{within.day:02}"
+    return f"{sign}{abs(year):04}-{date_in_cycle.month:02}-{date_in_cycle.day:02}"
 
 
 def iso_time(ticks: int, per_second: int = 1_000_000) -> str:
@@ -84,7 +84,7 @@ def iso_time(ticks: int, per_second: int = 1_000_000) -> str:
 
 
 def iso_timestamp(ticks: int, per_second: int = 1_000_000) -> str:
-    """Return the time of ticks since 1970-01-01T00:00:00 in ISO 8601."""
+    """Return the timestamp of a number of ticks since 1970-01-01T00:00:00 in ISO 8601."""
     days, ticks_of_day = divmod(ticks, 86_400 * per_second)
     return f"{iso_date(days)}T{iso_time(ticks_of_day, per_second)}"
 

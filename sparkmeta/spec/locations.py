@@ -37,24 +37,26 @@ def with_locations(document: Mapping[str, Any], change: Callable[[str, str], str
         document: the JSON object.
         change: takes a location and the path of its field, and returns another location.
     """
-    changed = dict(document)
+    result = dict(document)
     for array, fields in _FIELDS.items():
         elements = document.get(array)
         if isinstance(elements, list):
-            changed[array] = [_changed(each, fields, f"{array}[{i}]", change) for i, each in enumerate(elements)]
-    return changed
+            result[array] = [
+                _with_changed_fields(element, fields, f"{array}[{i}]", change) for i, element in enumerate(elements)
+            ]
+    return result
 
 
-def _changed(element: Any, fields: tuple[str, ...], path: str, change: Callable[[str, str], str]) -> Any:
+def _with_changed_fields(element: Any, fields: tuple[str, ...], path: str, change: Callable[[str, str], str]) -> Any:
     if not isinstance(element, dict):
         return element
-    known = {field: element[field] for field in fields if field in element}
-    return element | {field: _value(value, f"{path}.{field}", change) for field, value in known.items()}
+    values = {field: element[field] for field in fields if field in element}
+    return element | {field: _value(value, f"{path}.{field}", change) for field, value in values.items()}
 
 
 def _value(value: Any, path: str, change: Callable[[str, str], str]) -> Any:
     if isinstance(value, list):
-        return [_value(each, f"{path}[{i}]", change) for i, each in enumerate(value)]
+        return [_value(item, f"{path}[{i}]", change) for i, item in enumerate(value)]
     return change(value, path) if isinstance(value, str) else value
 
 
@@ -109,7 +111,7 @@ def _split(location: str) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Locations:
-    """How the metadata of a table names files. Picklable.
+    """The rules by which the metadata of a table names files. Picklable.
 
     Attributes:
         table: the table's location.
@@ -127,7 +129,7 @@ class Locations:
     def of(
         table: str, format_version: int, layout_revision: int | None = None, *, writes_relative: bool = False
     ) -> Locations:
-        """Return how metadata of a format version names files.
+        """Return the rules of a format version.
 
         In version 4, a location that begins with a slash is relative, as in Iceberg's Java library. It is absolute if
         the table's location has no scheme either, or if the table has a metadata tree of the first layout revision.
@@ -179,11 +181,11 @@ class Locations:
 
     def relativize(self, location: str) -> str:
         """Return an absolute location, made relative to the table's if it is below it."""
-        below = location.removeprefix(self.folder)
-        return location if below == location or not below or is_absolute(below) else below
+        path = location.removeprefix(self.folder)
+        return location if path == location or not path or is_absolute(path) else path
 
     def written(self, location: str) -> str:
-        """Return how new files of format version 4 spell an absolute location."""
+        """Return an absolute location as new files of format version 4 spell it."""
         spelled = self.relativize(location) if self.writes_relative else location
         return LOCAL + spelled if self.rooted and spelled.startswith("/") else spelled
 

@@ -96,25 +96,25 @@ def add_expressions(metadata: TableMetadataV4, spec: PartitionSpec) -> TableMeta
     Raises:
         UnsupportedError: A new id would be too large for content_stats.
     """
-    known = expressions_by_key(metadata.expressions)
+    by_key = expressions_by_key(metadata.expressions)
     added: list[Expression] = []
-    last = max([metadata.last_column_id, *_column_ids(metadata)])
+    last_id = max([metadata.last_column_id, *_column_ids(metadata)])
     for key, partition_field in zip(spec_keys(spec), spec.fields, strict=True):
-        if key not in known:
-            last += 1
-            _check_stats_id(metadata, partition_field, last)
+        if key not in by_key:
+            last_id += 1
+            _check_stats_id(metadata, partition_field, last_id)
             sources, transform, partition_field_id, name = key
-            known[key] = Expression(
-                expr_id=last,
+            by_key[key] = Expression(
+                expr_id=last_id,
                 source_ids=sources,
                 transform=transform,
                 name=name,
                 partition_field_id=partition_field_id,
             )
-            added.append(known[key])
+            added.append(by_key[key])
     if not added:
         return metadata
-    return metadata.model_copy(update={"expressions": [*metadata.expressions, *added], "last_column_id": last})
+    return metadata.model_copy(update={"expressions": [*metadata.expressions, *added], "last_column_id": last_id})
 
 
 def check_expressions(metadata: TableMetadataV4, location: str) -> None:
@@ -199,7 +199,7 @@ def table_metadata_from_json(node: JsonNode) -> TableMetadata:
     if version not in _VERSIONS:
         node.get("format-version").fail("there is no such version")
     defaults = _defaults(node, version)
-    complete = _absolute(_at_its_place(JsonNode(node.object() | defaults, location)), version)
+    complete = _absolute(_with_current_location(JsonNode(node.object() | defaults, location)), version)
     metadata = _validated(_VERSIONS[version], _typed(complete), location)
     metadata.model_fields_set.difference_update(_field_name(metadata, key) for key in defaults)
     _check_snapshots(metadata, location)
@@ -297,7 +297,7 @@ def metadata_file_text(metadata: TableMetadata) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
-def _at_its_place(node: JsonNode) -> JsonNode:
+def _with_current_location(node: JsonNode) -> JsonNode:
     """Return the document with the table's location: the folder of the file if the table has been moved or copied.
 
     Only trees with relative locations can be moved. Their metadata files are in the table's folder.
@@ -404,30 +404,30 @@ def _check_layout(node: JsonNode) -> None:
         revision.fail("there is no such layout")
 
 
-def _check_current(node: JsonNode, listed: str, current: str, ids: list[int]) -> None:
-    check_unique_ids(zip(node.get(listed).items(), ids, strict=True), "id")
-    if node.get(current).integer() not in ids:
-        node.get(current).fail(f"{listed} has only {ids[:20]}")
+def _check_current(node: JsonNode, list_key: str, id_key: str, ids: list[int]) -> None:
+    check_unique_ids(zip(node.get(list_key).items(), ids, strict=True), "id")
+    if node.get(id_key).integer() not in ids:
+        node.get(id_key).fail(f"{list_key} has only {ids[:20]}")
 
 
 def _validated(model: type[TableMetadata], typed: dict[str, Any], location: str) -> TableMetadata:
     try:
         return model.model_validate(typed)
     except PydanticError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        missing = first["type"] == "missing"
+        details = error.errors(include_url=False, include_context=False)[0]
+        missing = details["type"] == "missing"
         raise CorruptFileError(
             location,
-            _path(first["loc"]),
-            None if missing else first["input"],
-            "it is required" if missing else first["msg"],
+            _path(details["loc"]),
+            None if missing else details["input"],
+            "it is required" if missing else details["msg"],
         ) from None
     except ValidationError as error:
         raise CorruptFileError(location, "refs", typed.get("refs"), str(error)) from None
 
 
-def _path(place: tuple[str | int, ...]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
+def _path(steps: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
 
 
 def _field_name(metadata: TableMetadata, alias: str) -> str:

@@ -86,7 +86,7 @@ class Summary(snapshots.Summary):
 class Snapshot(snapshots.Snapshot):
     """A snapshot of the table.
 
-    Exactly one of its attributes gives the location of the manifests.
+    Exactly one of these attributes is set.
 
     Attributes:
         manifest_list: The manifest list.
@@ -283,7 +283,7 @@ class _Metadata(iceberg.TableMetadataCommonFields):
 class TableMetadataV1(_Metadata, iceberg.TableMetadataV1):
     """Metadata of format version 1.
 
-    Has the lists of schemas, specs and sort orders even if the file has only the single fields of early writers.
+    It has the lists of schemas, specs and sort orders even if the file has only the single fields of early writers.
     """
 
     table_uuid: uuid.UUID | None = Field(alias="table-uuid", default=None)  # type: ignore[assignment]
@@ -311,7 +311,7 @@ class TableMetadataV1(_Metadata, iceberg.TableMetadataV1):
 
     @property
     def last_sequence_number(self) -> int:
-        """Return 0, since version 1 has no sequence numbers."""
+        """Always 0, since version 1 has no sequence numbers."""
         return 0
 
     # "schema" and "partition-spec" repeat the current schema and spec, for readers that don't know the lists.
@@ -379,12 +379,12 @@ class TableMetadataV4(TableMetadataV3):
 
     @field_serializer("partition_specs")
     def _partition_specs(self, specs: list[PartitionSpec]) -> list[dict[str, Any]]:
-        written = [referring_spec_json(spec, self.expressions) for spec in specs]
-        return written if self.layout_revision is None else [without_empty_fields(spec) for spec in written]
+        documents = [referring_spec_json(spec, self.expressions) for spec in specs]
+        return documents if self.layout_revision is None else [without_empty_fields(spec) for spec in documents]
 
 
 def locations_of(metadata: TableMetadataV1 | TableMetadataV2 | TableMetadataV3 | TableMetadataV4) -> Locations:
-    """Return how the files of a table name other files."""
+    """Return the rules by which the files of a table name other files."""
     revision = metadata.layout_revision if isinstance(metadata, TableMetadataV4) else None
     is_relative = isinstance(metadata, TableMetadataV4) and metadata.relative_locations
     return Locations.of(metadata.location, metadata.format_version, revision, writes_relative=is_relative)

@@ -49,10 +49,10 @@ def metrics_modes(metadata: TableMetadata, schema: Schema) -> dict[int, int]:
     else:
         default = NO_METRICS
         modes = dict.fromkeys(islice(_primitives(metadata.schema().as_struct()), most), _DEFAULT)
-    of_sorted = _DEFAULT if default in (NO_METRICS, COUNTS_ONLY) else default
+    sort_column_mode = _DEFAULT if default in (NO_METRICS, COUNTS_ONLY) else default
     for field in metadata.sort_order().fields:
         if not isinstance(field.transform, BucketTransform | VoidTransform | UnknownTransform):
-            modes[field.source_id] = of_sorted
+            modes[field.source_id] = sort_column_mode
     for key in properties:
         name = key.removeprefix(_COLUMN_KEY)
         if key.startswith(_COLUMN_KEY) and name in schema._name_to_id:
@@ -72,8 +72,8 @@ def _size(kind: IcebergType) -> int:
         case ListType():
             return isinstance(kind.element_type, PrimitiveType) + _size(kind.element_type)
         case MapType():
-            of_both = 2 if isinstance(kind.value_type, PrimitiveType) else 0
-            return of_both + _size(kind.key_type) + _size(kind.value_type)
+            key_and_value = 2 if isinstance(kind.value_type, PrimitiveType) else 0
+            return key_and_value + _size(kind.key_type) + _size(kind.value_type)
     return 0
 
 

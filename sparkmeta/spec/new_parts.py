@@ -1,4 +1,4 @@
-"""Refuse schemas, partition specs, sort orders and properties that a table must not get."""
+"""Refuse schemas, partition specs, sort orders and properties that a table must not have."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def refuse_unsupported(version: int, schemas: Iterable[Schema], specs: Iterable[
     """
     if version >= 3:
         return
-    where = f"{location}: version {version} does not support"
+    problem = f"{location}: version {version} does not support"
     for column in (column for schema in schemas for column in index_by_id(schema).values()):
         if str(column.field_type).startswith(_TYPES_SINCE_VERSION_3):
-            raise ValidationError(f"{where} column {column.name} of type {column.field_type}")
+            raise ValidationError(f"{problem} column {column.name} of type {column.field_type}")
         if column.initial_default is not None or column.write_default is not None:
-            raise ValidationError(f"{where} the default of column {column.name}")
+            raise ValidationError(f"{problem} the default of column {column.name}")
     for spec in specs:
         for field, sources in zip(spec.fields, partition_sources(spec), strict=True):
             if len(sources) > 1:
-                raise ValidationError(f"{where} partition field {field.name}, which is computed of several columns")
+                raise ValidationError(f"{problem} partition field {field.name}, which is computed of several columns")
 
 
 # -- Reserved table properties (semantics 11.4) -----------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _refuse_names(location: str, spec: PartitionSpec) -> None:
         names.add(field.name)
 
 
-def _refuse_transform(location: str, schema: Schema, field: PartitionField | SortField, what: str) -> None:
+def _refuse_transform(location: str, schema: Schema, field: PartitionField | SortField, subject: str) -> None:
     transform, name = field.transform, schema.find_column_name(field.source_id)
     if name is None or isinstance(transform, VoidTransform | UnknownTransform):
         return
@@ -174,9 +174,9 @@ def _refuse_transform(location: str, schema: Schema, field: PartitionField | Sor
     try:
         schema.accessor_for_field(field.source_id)
     except ValueError as error:
-        raise ValidationError(f"{location}: {what}: column {name} is inside a list or a map") from error
+        raise ValidationError(f"{location}: {subject}: column {name} is inside a list or a map") from error
     if not transform.can_transform(kind) or isinstance(kind, VariantType | GeometryType | GeographyType):
-        raise ValidationError(f"{location}: {what}: {transform} does not fit column {name} of type {kind}")
+        raise ValidationError(f"{location}: {subject}: {transform} does not fit column {name} of type {kind}")
 
 
 def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
@@ -186,8 +186,8 @@ def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
         name = schema.find_column_name(field_id)
         if field.required and isinstance(field.field_type, UnknownType):
             raise ValidationError(f"{location}: {name} is of type unknown: it must be optional")
-        same = read_fields[field_id]
-        defaults = (field.initial_default, same.initial_default), (field.write_default, same.write_default)
+        read_field = read_fields[field_id]
+        defaults = (field.initial_default, read_field.initial_default), (field.write_default, read_field.write_default)
         for default, read_default in defaults:
             if default is not None and (read_default is None or not _fits(default, field.field_type)):
                 problem = f"it is no value of type {field.field_type} that can be a default"
@@ -195,7 +195,7 @@ def _refuse_fields(location: str, schema: Schema, read: Schema) -> None:
 
 
 def _fits(default: Any, kind: IcebergType) -> bool:
-    """Return whether JSON has the form of a number, and whether a decimal has no more digits than its type."""
+    """Return whether JSON can represent a number, and whether a decimal has no more digits than its type."""
     if isinstance(default, float):
         return math.isfinite(default)
     if not isinstance(default, Decimal) or not isinstance(kind, DecimalType):
@@ -218,12 +218,12 @@ def _read(location: str, reader: Callable[[dict[str, Any]], Any], data: dict[str
 def _refuse_unknown(
     location: str,
     fields: Iterable[PartitionField | SortField],
-    read: Iterable[PartitionField | SortField],
+    read_fields: Iterable[PartitionField | SortField],
     part: str,
 ) -> None:
-    for place, (field, same) in enumerate(zip(fields, read, strict=True)):
-        if isinstance(same.transform, UnknownTransform) and not isinstance(field.transform, UnknownTransform):
+    for index, (field, read_field) in enumerate(zip(fields, read_fields, strict=True)):
+        if isinstance(read_field.transform, UnknownTransform) and not isinstance(field.transform, UnknownTransform):
             raise ValidationError(
-                f"{location}: fields[{place}].transform of the new {part} is '{field.transform}': there is no such "
+                f"{location}: fields[{index}].transform of the new {part} is '{field.transform}': there is no such "
                 "transform"
             )

@@ -97,8 +97,8 @@ def partition_spec_from_json(data: Mapping[str, Any], location: str = "spec", pa
     check_unique_ids(
         ((entry, field.field_id) for entry, field in zip(entries, fields, strict=True)), "partition field id"
     )
-    known: dict[str, Any] = {"spec-id": node.get("spec-id").integer()}
-    spec = TableSpec(*fields, **known)
+    arguments: dict[str, Any] = {"spec-id": node.get("spec-id").integer()}
+    spec = TableSpec(*fields, **arguments)
     spec._json = node.object()
     return spec
 
@@ -168,8 +168,8 @@ def sort_order_from_json(data: Mapping[str, Any], location: str = "sort order", 
     """
     node = JsonNode(data, location, path)
     fields = [_sort_field(field) for field in node.get("fields").items()]
-    known: dict[str, Any] = {"order-id": node.get("order-id").integer()}
-    order = TableSortOrder(*fields, **known)
+    arguments: dict[str, Any] = {"order-id": node.get("order-id").integer()}
+    order = TableSortOrder(*fields, **arguments)
     order._json = node.object()
     return order
 
@@ -231,7 +231,7 @@ def partition_type(
 def with_unique_ids(specs: Mapping[int, PartitionSpec], default_spec_id: int) -> dict[int, PartitionSpec]:
     """Return specs in which each partition field id belongs to one field. Version 1 does not require this.
 
-    If several fields have an id, the field of the default spec keeps it, or else the field of the newest spec. The
+    If several fields share an id, the field of the default spec keeps it, or else the field of the newest spec. The
     other fields get unused ids, and the JSON of their specs stays the same. A field may be void in some specs.
     """
     newest_first = sorted(specs.values(), key=lambda spec: (spec.spec_id != default_spec_id, -spec.spec_id))
@@ -241,15 +241,15 @@ def with_unique_ids(specs: Mapping[int, PartitionSpec], default_spec_id: int) ->
     for spec in newest_first:
         ids = []
         for field in spec.fields:
-            alike = assigned.setdefault(field.field_id, [])
-            place = next((place for place, (other, _) in enumerate(alike) if _is_same(other, field)), None)
-            if place is not None:
-                other, field_id = alike[place]
-                alike[place] = (field if _is_void(other) else other, field_id)
+            assigned_fields = assigned.setdefault(field.field_id, [])
+            index = next((index for index, (other, _) in enumerate(assigned_fields) if _is_same(other, field)), None)
+            if index is not None:
+                other, field_id = assigned_fields[index]
+                assigned_fields[index] = (field if _is_void(other) else other, field_id)
             else:
-                field_id = next_id if alike else field.field_id
-                next_id += bool(alike)
-                alike.append((field, field_id))
+                field_id = next_id if assigned_fields else field.field_id
+                next_id += bool(assigned_fields)
+                assigned_fields.append((field, field_id))
             ids.append(field_id)
         unique[spec.spec_id] = _with_field_ids(spec, ids)
     return {spec_id: unique[spec_id] for spec_id in specs}
@@ -259,14 +259,14 @@ def _with_field_ids(spec: PartitionSpec, ids: Sequence[int]) -> PartitionSpec:
     if ids == [field.field_id for field in spec.fields]:
         return spec
     fields = (field.model_copy(update={"field_id": field_id}) for field, field_id in zip(spec.fields, ids, strict=True))
-    known: dict[str, Any] = {"spec-id": spec.spec_id}
-    renumbered = TableSpec(*fields, **known)
+    arguments: dict[str, Any] = {"spec-id": spec.spec_id}
+    renumbered = TableSpec(*fields, **arguments)
     renumbered._json = partition_spec_to_json(spec)
     return renumbered
 
 
 def _is_same(field: PartitionField, other: PartitionField) -> bool:
-    """Return whether fields with one id are the same field: all that are not void have the same transform."""
+    """Return whether fields with the same id are one field: they have one source, and one transform unless void."""
     same = field.transform == other.transform or _is_void(field) or _is_void(other)
     return field.source_id == other.source_id and same
 
@@ -290,7 +290,7 @@ def _partition_struct_field(field: PartitionField, schemas: Sequence[Schema], cu
 
 
 def source_type(source_id: int, schemas: Sequence[Schema], current: Schema | None = None) -> IcebergType | None:
-    """Return the type of a column in the current schema, or in the newest that has it; None if none has."""
+    """Return the type of a column in the current schema, or in the newest schema that has it; None if none has it."""
     newest_first = sorted(schemas, key=lambda schema: schema.schema_id, reverse=True)
     for schema in [current, *newest_first] if current is not None else newest_first:
         if (source := schema._lazy_id_to_field.get(source_id)) is not None:
@@ -439,10 +439,10 @@ def expression_to_json(expression: Expression) -> dict[str, Any]:
     if expression._json is not None:
         return expression._json
     expr = _sources_json(expression.source_ids) | {"transform": expression.transform, "name": expression.name}
-    written = {"expr-id": expression.expr_id, "expr": {key: value for key, value in expr.items() if value is not None}}
+    document = {"expr-id": expression.expr_id, "expr": {key: value for key, value in expr.items() if value is not None}}
     if expression.partition_field_id is not None:
-        written["partition-field-id"] = expression.partition_field_id
-    return written
+        document["partition-field-id"] = expression.partition_field_id
+    return document
 
 
 def resolved_spec_json(

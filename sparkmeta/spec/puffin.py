@@ -125,7 +125,7 @@ def _limited(hashes: Words, theta: int) -> ThetaSketch:
 # -- Hashes: the first half of MurmurHash3_x64_128 --------------------------------------------------------------------
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
-# By number of bytes: a mask of the bits that they have in a word.
+# Number of bytes -> mask of their bits in a word.
 _PRESENT = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
 
@@ -156,19 +156,19 @@ def hash_bytes(
     order = np.argsort(-blocks, kind="stable")
     counts = blocks[order]
     for number in range(int(counts[0]) if len(counts) else 0):
-        having = order[: np.searchsorted(-counts, -number, side="left")]
-        words = _words(padded, starts[having] + number * _BLOCK)
-        first[having], second[having] = _with_block(first[having], second[having], *words)
+        with_block = order[: np.searchsorted(-counts, -number, side="left")]
+        words = _words(padded, starts[with_block] + number * _BLOCK)
+        first[with_block], second[with_block] = _with_block(first[with_block], second[with_block], *words)
     tail = _words(padded, starts + blocks * _BLOCK)
-    rest = lengths % _BLOCK
-    second ^= _mixed_second(tail[1] & _PRESENT[np.clip(rest - _WORD, 0, _WORD)])
-    first ^= _mixed_first(tail[0] & _PRESENT[np.clip(rest, 0, _WORD)])
+    tail_lengths = lengths % _BLOCK
+    second ^= _mixed_second(tail[1] & _PRESENT[np.clip(tail_lengths - _WORD, 0, _WORD)])
+    first ^= _mixed_first(tail[0] & _PRESENT[np.clip(tail_lengths, 0, _WORD)])
     return _finished(first, second, lengths.astype(np.uint64))
 
 
-def _words(padded: np.ndarray[Any, np.dtype[np.uint8]], places: np.ndarray[Any, Any]) -> tuple[Words, Words]:
-    """Return the two words at each place."""
-    block = padded[places[:, None] + np.arange(_BLOCK)].view("<u8").astype(np.uint64, copy=False)
+def _words(padded: np.ndarray[Any, np.dtype[np.uint8]], starts: np.ndarray[Any, Any]) -> tuple[Words, Words]:
+    """Return the two words that begin at each of the offsets."""
+    block = padded[starts[:, None] + np.arange(_BLOCK)].view("<u8").astype(np.uint64, copy=False)
     return block[:, 0], block[:, 1]
 
 
@@ -205,7 +205,6 @@ def _rotated_words(words: Words, bits: int) -> Words:
 
 
 # -- Puffin files (Puffin spec, format version 1) ---------------------------------------------------------------------
-# Spark tasks import this module, so it imports little.
 
 
 MAGIC = b"PFA1"
@@ -215,7 +214,7 @@ MAX_INFLATED_BYTES = 1 << 30
 """The largest footer or blob, uncompressed, that is read."""
 
 _TAIL_BYTES = 4 + 4 + len(MAGIC)
-_PART_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _COMPRESSED = 1
 _CREATED_BY = "created-by"
 _ROW_POSITION = 2147483645  # the reserved field id that Iceberg's Java library names in deletion vectors
@@ -273,7 +272,7 @@ class PuffinFile:
 
     Attributes:
         data: The bytes of the file.
-        blobs: The blobs with their places in the file, in the order in which they were passed.
+        blobs: The blobs with their offsets in the file, in the order in which they were passed.
         footer_size: The size of the footer in bytes.
     """
 
@@ -307,18 +306,21 @@ def write_puffin(
     Raises:
         UnsupportedError: A codec is neither lz4 nor zstd.
     """
-    parts, placed, offset = [MAGIC], [], len(MAGIC)
+    parts, footer_blobs, offset = [MAGIC], [], len(MAGIC)
     for blob in blobs:
         stored = blob.content if blob.compression_codec is None else _deflate(blob.content, blob.compression_codec)
-        placed.append(_placed(blob, offset, len(stored)))
+        footer_blobs.append(_footer_blob(blob, offset, len(stored)))
         parts.append(stored)
         offset += len(stored)
-    content = {"blobs": list(map(_blob_json, placed)), "properties": {_CREATED_BY: _library(), **(properties or {})}}
+    content = {
+        "blobs": list(map(_blob_json, footer_blobs)),
+        "properties": {_CREATED_BY: _library(), **(properties or {})},
+    }
     payload = json.dumps(content, separators=(",", ":")).encode()
     if compress_footer:
         payload = _deflate(payload, "lz4")
     footer = [MAGIC, payload, struct.pack("<iI", len(payload), _COMPRESSED if compress_footer else 0), MAGIC]
-    return PuffinFile(b"".join(parts + footer), tuple(placed), sum(map(len, footer)))
+    return PuffinFile(b"".join(parts + footer), tuple(footer_blobs), sum(map(len, footer)))
 
 
 def read_footer(data: bytes, location: str) -> PuffinFooter:
@@ -365,7 +367,7 @@ def read_blob(data: bytes, blob: FooterBlob, location: str) -> bytes:
     return stored if blob.compression_codec is None else _inflate(stored, blob.compression_codec, location)
 
 
-def _placed(blob: Blob, offset: int, length: int) -> FooterBlob:
+def _footer_blob(blob: Blob, offset: int, length: int) -> FooterBlob:
     return FooterBlob(
         type=blob.type,
         fields=tuple(blob.fields),
@@ -379,7 +381,7 @@ def _placed(blob: Blob, offset: int, length: int) -> FooterBlob:
 
 
 def _blob_json(blob: FooterBlob) -> dict[str, Any]:
-    written: dict[str, Any] = {
+    document: dict[str, Any] = {
         "type": blob.type,
         "fields": list(blob.fields),
         "snapshot-id": blob.snapshot_id,
@@ -388,8 +390,8 @@ def _blob_json(blob: FooterBlob) -> dict[str, Any]:
         "length": blob.length,
     }
     if blob.compression_codec is not None:
-        written["compression-codec"] = blob.compression_codec
-    return written | ({"properties": blob.properties} if blob.properties else {})
+        document["compression-codec"] = blob.compression_codec
+    return document | ({"properties": blob.properties} if blob.properties else {})
 
 
 def _library() -> str:
@@ -413,18 +415,18 @@ def _with_content_size(frame: bytes, size: int) -> bytes:
     is set. A checksum of the descriptor follows.
     """
     descriptor = bytes([frame[4] | 8, frame[5]]) + struct.pack("<Q", size)
-    rest = frame[7 + (8 if frame[4] & 8 else 0) :]
-    return frame[:4] + descriptor + bytes([_xxh32_short(descriptor) >> 8 & 0xFF]) + rest
+    blocks = frame[7 + (8 if frame[4] & 8 else 0) :]
+    return frame[:4] + descriptor + bytes([_xxh32_short(descriptor) >> 8 & 0xFF]) + blocks
 
 
 def _xxh32_short(data: bytes) -> int:
     """Return the xxHash32 with seed 0 of less than 16 bytes."""
     primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
-    mask, whole = 0xFFFFFFFF, len(data) // 4 * 4
+    mask, word_bytes = 0xFFFFFFFF, len(data) // 4 * 4
     result = primes[4] + len(data)
-    for (word,) in struct.iter_unpack("<I", data[:whole]):
+    for (word,) in struct.iter_unpack("<I", data[:word_bytes]):
         result = _rotated(result + word * primes[2] & mask, 17) * primes[3] & mask
-    for byte in data[whole:]:
+    for byte in data[word_bytes:]:
         result = _rotated(result + byte * primes[4] & mask, 11) * primes[0] & mask
     result = (result ^ result >> 15) * primes[1] & mask
     result = (result ^ result >> 13) * primes[2] & mask
@@ -450,12 +452,12 @@ def _inflate(packed: bytes, codec: str, location: str) -> bytes:
 
 
 def _read_up_to(limit: int, packed: bytes, codec: str) -> bytes:
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     with pa.CompressedInputStream(pa.BufferReader(packed), codec) as stream:
-        while limit > 0 and (part := stream.read(min(limit, _PART_BYTES))):
-            parts.append(part)
-            limit -= len(part)
-    return b"".join(parts)
+        while limit > 0 and (chunk := stream.read(min(limit, _CHUNK_BYTES))):
+            chunks.append(chunk)
+            limit -= len(chunk)
+    return b"".join(chunks)
 
 
 def _footer(payload: bytes, location: str, end: int) -> PuffinFooter:

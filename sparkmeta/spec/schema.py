@@ -96,10 +96,10 @@ def schema_to_json(schema: Schema) -> dict[str, Any]:
     """Return the JSON object of a schema; if it was read from one, that object."""
     if isinstance(schema, TableSchema) and schema._json is not None:
         return schema._json
-    written: dict[str, Any] = {"type": "struct", "schema-id": schema.schema_id}
+    document: dict[str, Any] = {"type": "struct", "schema-id": schema.schema_id}
     if schema.identifier_field_ids:
-        written["identifier-field-ids"] = list(schema.identifier_field_ids)
-    return written | {"fields": [_field_json(field) for field in schema.fields]}
+        document["identifier-field-ids"] = list(schema.identifier_field_ids)
+    return document | {"fields": [_field_json(field) for field in schema.fields]}
 
 
 def type_from_json(node: JsonNode) -> t.IcebergType:
@@ -163,12 +163,12 @@ def _schema(node: JsonNode) -> TableSchema:
     schema_id = node.optional("schema-id")
     identifiers = node.optional("identifier-field-ids")
     check_unique_ids(((field_id, field_id.integer()) for field_id in _field_ids(node)), "field id")
-    known: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "schema-id": schema_id.integer() if schema_id else 0,
         "identifier-field-ids": [field_id.integer() for field_id in identifiers.items()] if identifiers else [],
     }
     try:
-        schema = TableSchema(*fields, **known)
+        schema = TableSchema(*fields, **arguments)
     except ValueError as error:
         node.fail(first_line(error))
     schema._json = node.object()
@@ -177,8 +177,8 @@ def _schema(node: JsonNode) -> TableSchema:
 
 def _named_type(node: JsonNode) -> t.PrimitiveType:
     text = node.text()
-    if (known := _TYPES.get(text.lower())) is not None:
-        return known
+    if (kind := _TYPES.get(text.lower())) is not None:
+        return kind
     if match := _FIXED.fullmatch(text.lower()):
         return t.FixedType(int(match[1]))
     if match := _DECIMAL.fullmatch(text.lower()):
@@ -250,14 +250,14 @@ def _json_type(kind: t.IcebergType) -> type | tuple[type, ...]:
 
 
 def _field_json(field: t.NestedField) -> dict[str, Any]:
-    written: dict[str, Any] = {"id": field.field_id, "name": field.name, "required": field.required}
-    written["type"] = type_to_json(field.field_type)
+    document: dict[str, Any] = {"id": field.field_id, "name": field.name, "required": field.required}
+    document["type"] = type_to_json(field.field_type)
     if field.doc is not None:
-        written["doc"] = field.doc
+        document["doc"] = field.doc
     for key, value in (("initial-default", field.initial_default), ("write-default", field.write_default)):
         if value is not None:
-            written[key] = _default_json(field.field_type, value)
-    return written
+            document[key] = _default_json(field.field_type, value)
+    return document
 
 
 def _default_json(kind: t.IcebergType, value: Any) -> Any:
@@ -293,7 +293,7 @@ def _field_ids(kind: JsonNode, depth: int = 0) -> list[JsonNode]:
 def way_to(schema: Schema, field_id: int) -> list[t.NestedField]:
     """Return the fields from the top of a schema to one of its fields."""
     parents = schema._lazy_id_to_parent
-    ids = [field_id]
-    while ids[-1] in parents:
-        ids.append(parents[ids[-1]])
-    return [schema.find_field(each) for each in reversed(ids)]
+    path_ids = [field_id]
+    while path_ids[-1] in parents:
+        path_ids.append(parents[path_ids[-1]])
+    return [schema.find_field(path_id) for path_id in reversed(path_ids)]

@@ -1,8 +1,8 @@
-"""The last epoch of each stream, in a table property, so that it outlives the snapshot that records it.
+"""Keep the last epoch of each stream in a table property, so that it outlives the snapshot that records it.
 
-The snapshots of a branch that the table still has decide whether an epoch is committed, so that a rollback undoes it.
-The property decides if they record nothing of the stream and older ones are missing. An epoch that is newer than the
-oldest of them is not among the missing ones: it was rolled back.
+The remaining snapshots of a branch decide whether an epoch is committed, so that a rollback undoes it. If they record
+no epoch of the stream, and older snapshots have expired, the property decides. An epoch in the property that is newer
+than the oldest remaining snapshot does not count: its snapshot did not expire, but was rolled back.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def earlier_repetition(
 ) -> Snapshot | None:
     """Return the snapshot before a branch's history that recorded an epoch of a stream or a later one, or None.
 
-    If it has expired, it has only an id, and the key in its summary.
+    An expired snapshot is returned with only its id, and the key in its summary.
 
     Args:
         metadata: the metadata.
@@ -63,7 +63,7 @@ def earlier_repetition(
 
 
 def earlier_epoch(metadata: TableMetadata, branch: str, history: Sequence[Snapshot], application: str) -> int | None:
-    """Return the last epoch of a stream if a snapshot before a branch's history recorded it; see above."""
+    """Return the last epoch of a stream that a snapshot before a branch's history recorded, or None."""
     record = _earlier(metadata, branch, history, application)
     return None if record is None else record.epoch
 

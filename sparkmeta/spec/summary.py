@@ -204,11 +204,11 @@ def totals(summary: Mapping[str, str], parent: Snapshot | None) -> dict[str, str
         parent: The head of the branch before the commit.
     """
     after = {}
-    for total, added, removed in _TOTALS:
-        before = 0 if parent is None else summary_number(parent, total)
+    for total_key, added_key, removed_key in _TOTALS:
+        before = 0 if parent is None else summary_number(parent, total_key)
         if before is not None:
-            after[total] = before + int(summary.get(added, 0)) - int(summary.get(removed, 0))
-    return {total: str(number) for total, number in after.items() if number >= 0}
+            after[total_key] = before + int(summary.get(added_key, 0)) - int(summary.get(removed_key, 0))
+    return {total_key: str(number) for total_key, number in after.items() if number >= 0}
 
 
 # -- Idempotency keys -------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ _KEY = Rule(f"a tuple of an application's name and a version, a whole number fro
 
 
 class IdempotencyKey(NamedTuple):
-    """Identifies a commit of an application. Later commits of the application have higher versions."""
+    """The key that identifies a commit of an application. Later commits of the application have higher versions."""
 
     application: str
     version: int

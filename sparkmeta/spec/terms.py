@@ -38,14 +38,14 @@ _SIZED: Final[dict[str, Any]] = {"bucket": transforms.BucketTransform, "truncate
 def parts_of(text: str) -> Iterator[str]:
     """Yield the parts between commas that are not in parentheses or backquotes."""
     depth, start, is_quoted = 0, 0, False
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         is_quoted ^= character == "`"
         if is_quoted:
             continue
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == "," and not depth:
-            yield text[start:place].strip()
-            start = place + 1
+            yield text[start:index].strip()
+            start = index + 1
     yield text[start:].strip()
 
 
@@ -53,7 +53,7 @@ def parts_of(text: str) -> Iterator[str]:
 class Terms:
     """Terms of a schema: columns and their transforms.
 
-    All methods raise ValidationError for what the schema does not have or a transform does not support.
+    All methods raise ValidationError for a column that the schema lacks, or that a transform does not support.
 
     Attributes:
         schema: the schema.
@@ -96,19 +96,19 @@ class Terms:
 
     def column(self, name: str) -> NestedField:
         """Return a primitive column that is not in a list or map."""
-        plain = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
+        unquoted = _QUOTED.sub(lambda part: part[1].replace("``", "`"), name)
         try:
-            field = self.schema.find_field(plain)
+            field = self.schema.find_field(unquoted)
         except ValueError:
-            raise ValidationError(f"{self.where}: the table has no column {shown(plain)}") from None
+            raise ValidationError(f"{self.where}: the table has no column {shown(unquoted)}") from None
         self.check(field, transforms.IdentityTransform())
         return field
 
     def check(self, column: NestedField, transform: Transform[Any, Any]) -> None:
         """Raise ValidationError for a column that has no order or does not support the transform."""
-        structs = all(parent.field_type.is_struct for parent in way_to(self.schema, column.field_id)[:-1])
+        is_in_structs = all(parent.field_type.is_struct for parent in way_to(self.schema, column.field_id)[:-1])
         problem = None
-        if not isinstance(column.field_type, PrimitiveType) or not structs:
+        if not isinstance(column.field_type, PrimitiveType) or not is_in_structs:
             name = self.schema.find_column_name(column.field_id)
             problem = f"column {name} of type {column.field_type} can't be {self.use} by"
         elif not transform.can_transform(column.field_type):

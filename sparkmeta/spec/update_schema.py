@@ -75,7 +75,7 @@ _Builder = TypeVar("_Builder", bound=type)
 
 
 def names_table(builder: _Builder) -> _Builder:
-    """Let a subclass of a pyiceberg builder raise InvalidChangeError, which names the table, for pyiceberg's errors."""
+    """Make a subclass of a pyiceberg builder raise InvalidChangeError, with the table's location, for its errors."""
     for name, method in inspect.getmembers(builder, inspect.isfunction):
         # Both `commit` and the end of a `with` block compute the changes by `_commit`.
         if name == "_commit" or (not name.startswith("_") and name != "commit"):
@@ -132,7 +132,7 @@ def _type_with_defaults(kind: IcebergType, defaults: Mapping[int, Defaults]) -> 
     if isinstance(kind, ListType):
         return list_of(kind.element_id, _type_with_defaults(kind.element_type, defaults), kind.element_required)
     if isinstance(kind, MapType):
-        key, value = (_type_with_defaults(each, defaults) for each in (kind.key_type, kind.value_type))
+        key, value = (_type_with_defaults(child, defaults) for child in (kind.key_type, kind.value_type))
         return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
     return kind
 
@@ -184,21 +184,21 @@ _OF_COLUMNS = (
 
 @dataclass(frozen=True)
 class _AssertColumnProperties:
-    """Requires that the name mapping and the properties of columns are still the ones that an update was based on."""
+    """The requirement that the name mapping and the properties of columns are those that an update was based on."""
 
     properties: dict[str, str]
 
     def validate(self, metadata: TableMetadata) -> None:
         """Raise CommitFailedException if the table has other values."""
         current = _column_properties(metadata.properties)
-        changed = [key for key in current | self.properties if current.get(key) != self.properties.get(key)]
-        if changed:
-            raise CommitFailedException(f"another commit has changed the property {min(changed)}")
+        changed_keys = [key for key in current | self.properties if current.get(key) != self.properties.get(key)]
+        if changed_keys:
+            raise CommitFailedException(f"another commit has changed the property {min(changed_keys)}")
 
 
 @names_table
 class UpdateSchema(IcebergUpdateSchema):
-    """pyiceberg's builder of schema changes, extended by what Java's does.
+    """pyiceberg's builder of schema changes, with the rules of Java's builder and others.
 
     - It requires that no other commit has assigned ids of columns or changed properties of columns meanwhile.
     - The name mapping gets the names of new and renamed columns.
@@ -252,11 +252,11 @@ class UpdateSchema(IcebergUpdateSchema):
         if field_type is not None:
             field_type = self._type(path, field_type)
         column = self._schema.find_field(_full_name(path), self._case_sensitive)
-        old = column.field_type
-        if field_type is not None and not self._allow_incompatible_changes and not _may_become(old, field_type):
-            raise self._error(path, f"is of type {old}: it can't become {field_type}")
+        old_type = column.field_type
+        if field_type is not None and not self._allow_incompatible_changes and not _may_become(old_type, field_type):
+            raise self._error(path, f"is of type {old_type}: it can't become {field_type}")
         super().update_column(path, field_type, required, doc)
-        if isinstance(old, FloatType) and isinstance(field_type, DoubleType):
+        if isinstance(old_type, FloatType) and isinstance(field_type, DoubleType):
             initial, write = self._defaults[column.field_id]
             self._defaults[column.field_id] = _widened(initial), _widened(write)
         return self

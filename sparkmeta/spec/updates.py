@@ -93,7 +93,7 @@ def update_table_metadata(
         raise ValidationError(f"{metadata.location}: {error}") from error
     changed = cast("TableMetadata", updated)
     for update in updates:
-        refuse_unfit(metadata.location, changed.schema(), *_added_orders(update))
+        refuse_unfit(metadata.location, changed.schema(), *_added_specs_and_orders(update))
     parts = _converted_parts(metadata, changed) | _lists(metadata, changed, updates)
     restored = changed.model_copy(update=counters | parts | _times(metadata, changed, parts["snapshot_log"]))
     return _with_expressions(restored) if isinstance(restored, TableMetadataV4) else restored
@@ -200,10 +200,10 @@ def _refuse_later_version(update: TableUpdate, metadata: TableMetadata) -> None:
 def _refuse_unreadable(update: TableUpdate, metadata: TableMetadata) -> None:
     """Raise ValidationError if readers would refuse an added schema, spec or sort order."""
     schemas = [update.schema_] if isinstance(update, iceberg.AddSchemaUpdate) else []
-    refuse_unreadable(metadata.location, schemas, *_added_orders(update))
+    refuse_unreadable(metadata.location, schemas, *_added_specs_and_orders(update))
 
 
-def _added_orders(update: TableUpdate) -> tuple[list[PartitionSpec], list[SortOrder]]:
+def _added_specs_and_orders(update: TableUpdate) -> tuple[list[PartitionSpec], list[SortOrder]]:
     """Return the partition spec and the sort order that an update adds, one of them at most."""
     return (
         [update.spec] if isinstance(update, iceberg.AddPartitionSpecUpdate) else [],
@@ -327,15 +327,15 @@ def log_after_gap(base: TableMetadata, log: list[SnapshotLogEntry], removed: set
 
 def _times(base: TableMetadata, changed: TableMetadata, log: Sequence[SnapshotLogEntry]) -> dict[str, Any]:
     """Return the snapshot log and the time of the last update, neither before the times in the base."""
-    known = {(entry.snapshot_id, entry.timestamp_ms) for entry in base.snapshot_log}
-    last = max((entry.timestamp_ms for entry in base.snapshot_log), default=0)
+    base_entries = {(entry.snapshot_id, entry.timestamp_ms) for entry in base.snapshot_log}
+    last_ms = max((entry.timestamp_ms for entry in base.snapshot_log), default=0)
     logged = []
     for entry in log:
-        if (entry.snapshot_id, entry.timestamp_ms) in known:
+        if (entry.snapshot_id, entry.timestamp_ms) in base_entries:
             logged.append(entry)
         else:
-            last = max(last + 1, entry.timestamp_ms)
-            logged.append(entry.model_copy(update={"timestamp_ms": last}))
+            last_ms = max(last_ms + 1, entry.timestamp_ms)
+            logged.append(entry.model_copy(update={"timestamp_ms": last_ms}))
     updated = max([base.last_updated_ms, changed.last_updated_ms, *(entry.timestamp_ms for entry in logged)])
     return {"snapshot_log": logged, "last_updated_ms": updated}
 
@@ -366,7 +366,7 @@ def _with_expressions(metadata: TableMetadataV4) -> TableMetadataV4:
 # -- Updates and requirements of a change, for REST catalogs ----------------------------------------------------------
 
 
-# The lists of a metadata file whose elements have ids, by the keys of these.
+# The lists of a metadata file whose elements have ids, and the keys of these ids.
 _ID_KEYS = {
     "schemas": "schema-id",
     "partition-specs": "spec-id",
@@ -424,7 +424,7 @@ def has_changes(metadata: TableMetadata, changes: Changes) -> bool:
 
 
 def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
-    """Return the updates that make changes.
+    """Return the updates of the REST protocol that make changes.
 
     Args:
         changes: the changes.
@@ -435,7 +435,7 @@ def updates_of(changes: Changes, new: TableMetadata) -> list[dict[str, Any]]:
     """
     if unknown := next((part.field for part in changes if part.field not in _UPDATES), None):
         raise UnsupportedError(f"{new.location}: REST catalogs have no update that changes {unknown}")
-    return [update for field, updates in _UPDATES.items() for update in updates(_Changed(field, changes, new))]
+    return [update for field, updates in _UPDATES.items() for update in updates(_FieldChanges(field, changes, new))]
 
 
 def requirements_of(base: TableMetadata, changes: Changes) -> list[dict[str, Any]]:
@@ -460,7 +460,7 @@ def requirements_of(base: TableMetadata, changes: Changes) -> list[dict[str, Any
     return required
 
 
-class _Changed(NamedTuple):
+class _FieldChanges(NamedTuple):
     """The changes of one field."""
 
     field: str
@@ -477,25 +477,25 @@ class _Changed(NamedTuple):
     def removed(self) -> list[Any]:
         return [key for key, value in self.elements().items() if value is None]
 
-    def of(self, field: str) -> _Changed:
+    def of(self, field: str) -> _FieldChanges:
         """Return the changes of another field."""
         return self._replace(field=field)
 
 
-def _field_update(action: str, key: str) -> Callable[[_Changed], Iterator[dict[str, Any]]]:
-    def updates(changed: _Changed) -> Iterator[dict[str, Any]]:
-        for value in changed.set().values():
+def _field_update(action: str, key: str) -> Callable[[_FieldChanges], Iterator[dict[str, Any]]]:
+    def updates(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+        for value in changes.set().values():
             yield {"action": action, key: value}
 
     return updates
 
 
-def _selection(action: str, key: str, elements: str) -> Callable[[_Changed], Iterator[dict[str, Any]]]:
-    """Return the update that selects the current one of some elements."""
+def _selection(action: str, key: str, elements: str) -> Callable[[_FieldChanges], Iterator[dict[str, Any]]]:
+    """Return a function that yields the update that makes an element the current one."""
 
-    def updates(changed: _Changed) -> Iterator[dict[str, Any]]:
-        for selected in changed.set().values():
-            added = changed.of(elements).set()
+    def updates(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+        for selected in changes.set().values():
+            added = changes.of(elements).set()
             yield {"action": action, key: _LAST_ADDED if selected == max(added, default=None) else selected}
 
     return updates
@@ -503,62 +503,62 @@ def _selection(action: str, key: str, elements: str) -> Callable[[_Changed], Ite
 
 def _additions(
     action: str, key: str, removal: tuple[str, str] | None = None
-) -> Callable[[_Changed], Iterator[dict[str, Any]]]:
-    """Return the updates that add elements, and the one that removes some.
+) -> Callable[[_FieldChanges], Iterator[dict[str, Any]]]:
+    """Return a function that yields the updates that add elements, and the one that removes elements.
 
     Args:
         removal: the action that removes elements, and its key for their ids; None if there is no such action.
     """
 
-    def updates(changed: _Changed) -> Iterator[dict[str, Any]]:
-        for element in changed.set().values():
+    def updates(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+        for element in changes.set().values():
             yield {"action": action, key: element}
-        if ids := changed.removed():
+        if ids := changes.removed():
             if removal is None:
-                raise UnsupportedError(f"{changed.new.location}: {changed.field} can't be removed in a REST catalog")
+                raise UnsupportedError(f"{changes.new.location}: {changes.field} can't be removed in a REST catalog")
             yield {"action": removal[0], removal[1]: ids}
 
     return updates
 
 
-def _schemas(changed: _Changed) -> Iterator[dict[str, Any]]:
-    for update in _additions("add-schema", "schema", ("remove-schemas", "schema-ids"))(changed):
-        yield update | ({"last-column-id": changed.new.last_column_id} if "schema" in update else {})
+def _schemas(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+    for update in _additions("add-schema", "schema", ("remove-schemas", "schema-ids"))(changes):
+        yield update | ({"last-column-id": changes.new.last_column_id} if "schema" in update else {})
 
 
-def _snapshots(changed: _Changed) -> Iterator[dict[str, Any]]:
-    added = changed.set()
+def _snapshots(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+    added = changes.set()
     # Catalogs refuse a snapshot with a lower sequence number than an earlier one.
-    in_order = (snapshot.snapshot_id for snapshot in changed.new.snapshots)
+    in_order = (snapshot.snapshot_id for snapshot in changes.new.snapshots)
     for snapshot_id in filter(added.__contains__, in_order):
         yield {"action": "add-snapshot", "snapshot": added[snapshot_id]}
-    if snapshot_ids := changed.removed():
+    if snapshot_ids := changes.removed():
         yield {"action": "remove-snapshots", "snapshot-ids": snapshot_ids}
 
 
-def _properties(changed: _Changed) -> Iterator[dict[str, Any]]:
-    if values := changed.set():
+def _properties(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+    if values := changes.set():
         yield {"action": "set-properties", "updates": values}
-    if names := changed.removed():
+    if names := changes.removed():
         yield {"action": "remove-properties", "removals": names}
 
 
-def _refs(changed: _Changed) -> Iterator[dict[str, Any]]:
-    for name, ref in changed.set().items():
+def _refs(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+    for name, ref in changes.set().items():
         yield {"action": "set-snapshot-ref", "ref-name": name, **ref}
-    for name in changed.removed():
+    for name in changes.removed():
         yield {"action": "remove-snapshot-ref", "ref-name": name}
 
 
-def _statistics(changed: _Changed) -> Iterator[dict[str, Any]]:
-    for snapshot_id, file in changed.set().items():
-        yield {"action": f"set-{changed.field}", "snapshot-id": snapshot_id, changed.field: file}
-    for snapshot_id in changed.removed():
-        yield {"action": f"remove-{changed.field}", "snapshot-id": snapshot_id}
+def _statistics(changes: _FieldChanges) -> Iterator[dict[str, Any]]:
+    for snapshot_id, file in changes.set().items():
+        yield {"action": f"set-{changes.field}", "snapshot-id": snapshot_id, changes.field: file}
+    for snapshot_id in changes.removed():
+        yield {"action": f"remove-{changes.field}", "snapshot-id": snapshot_id}
 
 
 # In the order of requests: updates follow what they refer to.
-_UPDATES: dict[str, Callable[[_Changed], Iterator[dict[str, Any]]]] = {
+_UPDATES: dict[str, Callable[[_FieldChanges], Iterator[dict[str, Any]]]] = {
     "format-version": _field_update("upgrade-format-version", "format-version"),
     "location": _field_update("set-location", "location"),
     "schemas": _schemas,

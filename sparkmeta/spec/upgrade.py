@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Keys that repeat the current schema and spec for readers that don't know the lists.
 _ONLY_V1 = {"schema", "partition-spec"}
+_SINCE_VERSION_3 = ("next-row-id", "encryption-keys")
 
 
 def upgrade_metadata(metadata: TableMetadata, table_uuid: uuid.UUID | None = None) -> TableMetadataV4:
@@ -125,18 +126,20 @@ def undo_upgrade(metadata: TableMetadataV4, version: int) -> TableMetadata:
         raise ValidationError(f"{metadata.location}: last-sequence-number is {number}: in format version 1 it is 0")
     refuse_unsupported(version, metadata.schemas, metadata.partition_specs, metadata.location)
     document = json.loads(serialize_table_metadata(metadata))
-    dropped = {LAYOUT_REVISION_KEY, RELATIVE_LOCATIONS_KEY, "expressions", *(_SINCE_VERSION_3 if version < 3 else ())}
+    removed_keys = {
+        LAYOUT_REVISION_KEY,
+        RELATIVE_LOCATIONS_KEY,
+        "expressions",
+        *(_SINCE_VERSION_3 if version < 3 else ()),
+    }
     specs = [partition_spec_to_json(spec) for spec in metadata.partition_specs]
     document |= {"format-version": version, "partition-specs": specs}
     if version == 1:
-        dropped |= {"last-sequence-number"}
+        removed_keys |= {"last-sequence-number"}
         document["schema"] = schema_to_json(metadata.schema())
         document["partition-spec"] = partition_spec_to_json(metadata.spec())["fields"]
-    remaining = {key: value for key, value in document.items() if key not in dropped}
+    remaining = {key: value for key, value in document.items() if key not in removed_keys}
     return table_metadata_from_json(JsonNode(remaining, f"{metadata.location}/metadata/undone.metadata.json"))
-
-
-_SINCE_VERSION_3 = ("next-row-id", "encryption-keys")
 
 
 def _lists(metadata: TableMetadataV1) -> dict[str, Any]:
@@ -210,7 +213,7 @@ def tree_metadata(metadata: TableMetadata) -> TableMetadataV4:
 
 
 def keeps_changes(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot removed no file, so that a manifest list of live files tells all its changes."""
+    """Return whether a snapshot removed no file, so that a manifest list of live files shows all its changes."""
     return snapshot.operation in _WITHOUT_REMOVALS
 
 

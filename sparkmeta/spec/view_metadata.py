@@ -91,8 +91,8 @@ class ViewVersion:
 
     def sql_for(self, dialect: str) -> SQLViewRepresentation | None:
         """Return the query in a dialect, of any case, or None."""
-        named = (sql for sql in self.sql_representations if sql.dialect.casefold() == dialect.casefold())
-        return next(named, None)
+        queries = (sql for sql in self.sql_representations if sql.dialect.casefold() == dialect.casefold())
+        return next(queries, None)
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ def view_metadata_from_json(node: JsonNode) -> ViewMetadata:
     if version < 1:
         node.get("format-version").fail("there is no such version")
     view_uuid, properties = node.optional(_VIEW_UUID), node.optional("properties")
-    draft = view_uuid is None
-    schemas = list(node.get("schemas").items() if node.has("schemas") or not draft else ())
+    is_draft = view_uuid is None
+    schemas = list(node.get("schemas").items() if node.has("schemas") or not is_draft else ())
     versions = list(node.get("versions").items())
     check_unique_ids(((child, child.get("version-id").integer()) for child in versions), "version-id")
     metadata = ViewMetadata(
@@ -195,7 +195,7 @@ def view_metadata_from_json(node: JsonNode) -> ViewMetadata:
         location=node.get("location").text(),
         schemas=tuple(schema_from_json(child.object(), child.location, child.path) for child in schemas),
         current_version_id=node.get("current-version-id").integer(),
-        versions=tuple(view_version_from_json(_lifted(child, node) if draft else child) for child in versions),
+        versions=tuple(view_version_from_json(_lifted(child, node) if is_draft else child) for child in versions),
         version_log=tuple(_log_entry(child) for child in node.get("version-log").items()),
         properties={} if properties is None else properties.texts(),
         unknown=_unknown(node, _VIEW_KEYS),
@@ -276,15 +276,15 @@ def _lifted(version: JsonNode, view: JsonNode) -> JsonNode:
     If neither has a schema id, it is the id of the only schema.
     """
     sql = (child for child in version.get("representations").items() if child.object().get("type") == _SQL)
-    first = next(sql, None)
+    first_sql = next(sql, None)
     schemas = list(view.get("schemas").items()) if view.has("schemas") else []
     ids = [schema.object().get("schema-id", 0) for schema in schemas] or [0]
     only_id = ids[0] if len(ids) == 1 else None
     schema_id = view.object().get(_CURRENT_SCHEMA_ID, only_id)
     lifted: dict[str, Any] = {"default-namespace": [], "schema-id": schema_id}
     for key in ("schema-id", "default-catalog", "default-namespace"):
-        if first is not None and first.has(key):
-            lifted[key] = first.value[key]
+        if first_sql is not None and first_sql.has(key):
+            lifted[key] = first_sql.value[key]
     return JsonNode(lifted | version.object(), version.location, version.path)
 
 
@@ -297,10 +297,10 @@ def _representation(node: JsonNode) -> SQLViewRepresentation | OtherRepresentati
 
 
 def _representation_json(representation: SQLViewRepresentation | OtherRepresentation) -> dict[str, Any]:
-    known = {"type": representation.type}
+    document = {"type": representation.type}
     if isinstance(representation, SQLViewRepresentation):
-        known |= {"sql": representation.sql, "dialect": representation.dialect}
-    return known | dict(representation.unknown)
+        document |= {"sql": representation.sql, "dialect": representation.dialect}
+    return document | dict(representation.unknown)
 
 
 def _log_entry(node: JsonNode) -> ViewHistoryEntry:
@@ -348,7 +348,7 @@ def new_view(location: str, schema: Schema, version: ViewVersion, properties: Ma
 def replace_view(
     base: ViewMetadata, schema: Schema, version: ViewVersion, properties: Mapping[str, str] | None = None
 ) -> ViewMetadata:
-    """Make a version current, a new one unless the view has an equal one, and add properties.
+    """Make a version current, and add properties. The version is added unless the view has an equal one.
 
     Versions are equal if they differ at most in their ids and times. Old versions expire: the property
     `version.history.num-entries` says how many to keep.
@@ -379,8 +379,8 @@ def set_view_properties(base: ViewMetadata, updates: Mapping[str, str], removals
     Raises:
         ValidationError: A property has an invalid value.
     """
-    removed = set(removals)
-    properties = {key: value for key, value in base.properties.items() if key not in removed}
+    removed_keys = set(removals)
+    properties = {key: value for key, value in base.properties.items() if key not in removed_keys}
     return _built(base, _with_properties(replace(base, properties=properties), updates))
 
 
@@ -395,26 +395,26 @@ def same_columns(left: Schema, right: Schema) -> bool:
 
 
 def _with_properties(base: ViewMetadata, updates: Mapping[str, str]) -> ViewMetadata:
-    refuse_invalid_retries(updates, _place(base))
+    refuse_invalid_retries(updates, _label(base))
     return replace(base, properties={**base.properties, **updates})
 
 
 def _with_version(base: ViewMetadata, schema: Schema, version: ViewVersion) -> ViewMetadata:
-    _check_representations(_place(base), version)
+    _check_representations(_label(base), version)
     instance_of(Schema).check(f"{base.location}: schema", schema)
-    schema_id = next((known.schema_id for known in base.schemas if same_columns(known, schema)), None)
+    schema_id = next((existing.schema_id for existing in base.schemas if same_columns(existing, schema)), None)
     schemas = base.schemas
     if schema_id is None:
-        schema_id = max((known.schema_id for known in schemas), default=-1) + 1
+        schema_id = max((existing.schema_id for existing in schemas), default=-1) + 1
         schemas = (*schemas, schema_from_json(schema_to_json(schema) | {"schema-id": schema_id}))
     version = replace(version, schema_id=schema_id)
-    version_id = next((known.version_id for known in base.versions if same_definition(known, version)), None)
+    version_id = next((existing.version_id for existing in base.versions if same_definition(existing, version)), None)
     versions = base.versions
     if version_id is None:
-        version_id = max((known.version_id for known in versions), default=_FIRST_VERSION_ID - 1) + 1
+        version_id = max((existing.version_id for existing in versions), default=_FIRST_VERSION_ID - 1) + 1
         versions = (*versions, replace(version, version_id=version_id))
-    changed = replace(base, schemas=schemas, versions=versions)
-    return _built(base, _with_current(changed, version_id, version.timestamp_ms))
+    extended = replace(base, schemas=schemas, versions=versions)
+    return _built(base, _with_current(extended, version_id, version.timestamp_ms))
 
 
 def _check_representations(location: str, version: ViewVersion) -> None:
@@ -430,7 +430,7 @@ def _check_representations(location: str, version: ViewVersion) -> None:
         raise ValidationError(f"{location}: two queries have the dialect {shown(repeated)}")
 
 
-def _place(metadata: ViewMetadata) -> str:
+def _label(metadata: ViewMetadata) -> str:
     """Return the view's location for error messages; a server chooses the location of a new view."""
     return metadata.location or "new view"
 
@@ -468,7 +468,7 @@ def _history_entries(metadata: ViewMetadata) -> int:
     text = metadata.properties.get(HISTORY_ENTRIES, str(_DEFAULT_ENTRIES))
     if not _POSITIVE.fullmatch(text):
         raise ValidationError(
-            f"{_place(metadata)}: the property {HISTORY_ENTRIES} is {shown(text)}: expected a positive whole number"
+            f"{_label(metadata)}: the property {HISTORY_ENTRIES} is {shown(text)}: expected a positive whole number"
         )
     return int(text)
 
@@ -476,8 +476,8 @@ def _history_entries(metadata: ViewMetadata) -> int:
 def _without_old_versions(metadata: ViewMetadata, entries: int) -> ViewMetadata:
     """Keep the current version and the ones with the highest ids, and the log after the last entry of a removed one."""
     current = metadata.current_version_id
-    others = sorted({version.version_id for version in metadata.versions} - {current}, reverse=True)
-    ids = {current, *others[: entries - 1]}
+    other_ids = sorted({version.version_id for version in metadata.versions} - {current}, reverse=True)
+    ids = {current, *other_ids[: entries - 1]}
     return replace(
         metadata,
         versions=tuple(version for version in metadata.versions if version.version_id in ids),
@@ -486,5 +486,5 @@ def _without_old_versions(metadata: ViewMetadata, entries: int) -> ViewMetadata:
 
 
 def _unbroken(log: Sequence[ViewHistoryEntry], ids: Collection[int]) -> tuple[ViewHistoryEntry, ...]:
-    last_gap = max((place for place, entry in enumerate(log) if entry.version_id not in ids), default=-1)
+    last_gap = max((index for index, entry in enumerate(log) if entry.version_id not in ids), default=-1)
     return tuple(log[last_gap + 1 :])
