@@ -174,13 +174,13 @@ def print_next_commands(location: str, tree: str, output: Output) -> None:
 
 def _next_commands(location: str, tree: str) -> Iterator[str]:
     program = Path(sys.executable).parent / "sparkmeta"
-    shown = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    command = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
     table = location.removeprefix("file://")
-    yield f"{shown} describe {table}"
-    yield f"{shown} files {table} --where 'content > 0' --limit 5"
-    yield f'{shown} plan {table} --filter "{BY_STATS}" --report'
-    yield f"{shown} plan {table} --output json | head -1"
-    yield f"{shown} tree {tree.removeprefix('file://')} --svg tree.svg"
+    yield f"{command} describe {table}"
+    yield f"{command} files {table} --where 'content > 0' --limit 5"
+    yield f'{command} plan {table} --filter "{BY_STATS}" --report'
+    yield f"{command} plan {table} --output json | head -1"
+    yield f"{command} tree {tree.removeprefix('file://')} --svg tree.svg"
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ def write_with_java(spark: SparkSession, warehouse: Path, months: int, say: Call
     table = f"{CATALOG}.{NAME}"
     properties = {"format-version": "2", "write.distribution-mode": "none", "write.spark.fanout.enabled": "true"}
     properties |= {f"write.{command}.mode": "merge-on-read" for command in ("delete", "update", "merge")}
-    listed = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
+    pairs = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
     spark.sql(
-        f"CREATE TABLE {table} ({_COLUMNS}) USING iceberg PARTITIONED BY (days(ts), country) TBLPROPERTIES ({listed})"
+        f"CREATE TABLE {table} ({_COLUMNS}) USING iceberg PARTITIONED BY (days(ts), country) TBLPROPERTIES ({pairs})"
     )
     for month in range(1, months + 1):
         day = F.to_date("ts")
@@ -91,9 +91,9 @@ def _parquet_files(rows: pa.Table, folder: Path) -> list[str]:
     )
     paths = []
     for start in range(0, len(keyed), ORDERS_PER_FILE):
-        part = keyed.slice(start, ORDERS_PER_FILE)
-        path = folder / f"{part['day'][0]}-{part['country'][0]}.parquet"
-        parquet.write_table(part.drop_columns("day"), path)
+        orders_of_file = keyed.slice(start, ORDERS_PER_FILE)
+        path = folder / f"{orders_of_file['day'][0]}-{orders_of_file['country'][0]}.parquet"
+        parquet.write_table(orders_of_file.drop_columns("day"), path)
         paths.append(path.as_uri())
     return paths
 

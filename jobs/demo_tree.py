@@ -46,13 +46,13 @@ def write_tree(spark: SparkSession, warehouse: Path, say: Callable[[str], None])
     catalog = sm.load_catalog("demo", type="hadoop", warehouse=warehouse.as_uri())
     table = catalog.create_table(NAME, SCHEMA, SPEC, properties=PROPERTIES, format_version=4, spark=spark)
     say("created by load_catalog(...).create_table(..., format_version=4)")
-    written = parquet_files(warehouse / "shop" / "orders" / "data")
+    files = parquet_files(warehouse / "shop" / "orders" / "data")
     with table.transaction() as transaction:
-        transaction.update_snapshot().append(spark.createDataFrame(written[:-2], _FILES))
-    say(f"an append of {len(written) - 2} files: their entries are in a leaf")
+        transaction.update_snapshot().append(spark.createDataFrame(files[:-2], _FILES))
+    say(f"an append of {len(files) - 2} files: their entries are in a leaf")
     table = table.refresh()
     with table.transaction() as transaction:
-        transaction.update_snapshot().append(spark.createDataFrame(written[-2:], _FILES))
+        transaction.update_snapshot().append(spark.createDataFrame(files[-2:], _FILES))
     say("an append of 2 files: their entries are in the root, the only manifest that is written")
     table = table.refresh()
     with table.transaction() as transaction:
@@ -76,13 +76,13 @@ def parquet_files(folder: Path) -> list[tuple[Any, ...]]:
     folder.mkdir(parents=True)
     rows = orders(1).sort_by([("country", "ascending"), ("order_id", "ascending")])
     kinds = schema_to_pyarrow(SCHEMA)
-    parts = [rows.slice(start, ORDERS_PER_FILE).cast(kinds) for start in range(0, len(rows), ORDERS_PER_FILE)]
-    return [_written(part, folder / f"{number:02}.parquet") for number, part in enumerate(parts[::5])]
+    tables = [rows.slice(start, ORDERS_PER_FILE).cast(kinds) for start in range(0, len(rows), ORDERS_PER_FILE)]
+    return [_write_file(table, folder / f"{number:02}.parquet") for number, table in enumerate(tables[::5])]
 
 
-def _written(part: pa.Table, path: Path) -> tuple[Any, ...]:
-    parquet.write_table(part, path)
-    ids, country = part["order_id"].to_pylist(), part["country"][0].as_py()
+def _write_file(rows: pa.Table, path: Path) -> tuple[Any, ...]:
+    parquet.write_table(rows, path)
+    ids, country = rows["order_id"].to_pylist(), rows["country"][0].as_py()
     counts = {1: len(ids)}
     bounds = [{1: bytearray(struct.pack("<q", bound))} for bound in (min(ids), max(ids))]
     return path.as_uri(), "PARQUET", len(ids), path.stat().st_size, (country,), counts, {1: 0}, *bounds

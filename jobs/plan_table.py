@@ -81,13 +81,15 @@ def _scan(table: sm.Table, args: argparse.Namespace) -> sm.Scan:
 
 def _write(plan: DataFrame, args: argparse.Namespace) -> dict[str, int]:
     """Write the plan, and count its rows in the same pass."""
-    counted = Observation()
-    writer = plan.observe(counted, *_counts(tasks=args.tasks)).write.mode("overwrite" if args.overwrite else "error")
+    observation = Observation()
+    writer = plan.observe(observation, *_counts(tasks=args.tasks)).write.mode(
+        "overwrite" if args.overwrite else "error"
+    )
     if args.format == "json":
         writer.options(**JSON_OPTIONS).json(args.output)
     else:
         writer.parquet(args.output)
-    return {name: int(value or 0) for name, value in counted.get.items()}
+    return {name: int(value or 0) for name, value in observation.get.items()}
 
 
 def _counts(*, tasks: bool) -> list[Column]:

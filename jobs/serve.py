@@ -46,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep-seconds", type=float, help="how long plans, pages and tokens last")
     parser.add_argument("--vend-credentials", action="store_true", help="hand out credentials that the catalog vends")
     parsed = vars(parser.parse_args(arguments))
-    of_catalog = dict(parsed.pop("properties"))
+    properties = dict(parsed.pop("properties"))
     try:
         name = parsed.pop("catalog")
-        options = serve_options(of_catalog, **parsed)
+        options = serve_options(properties, **parsed)
         options.check()
         spark = SparkSession.builder.appName("sparkmeta serve").getOrCreate()
         log_to_stderr()
-        sm.serve(configured_catalog(name, of_catalog), spark, options=options).run()
+        sm.serve(configured_catalog(name, properties), spark, options=options).run()
     except Exception as error:  # noqa: BLE001  report_error raises what it does not know
         report_error("serve", error)
         return 1

@@ -109,14 +109,14 @@ def _arrow_field(field: spark.StructField) -> pa.Field:
 
 
 def with_required_fields(rows: pa.Table) -> pa.Table:
-    """Give required fields any value where the struct that has them is null.
+    """Fill the required fields of null structs with any value.
 
-    Arrow allows a null there. PySpark refuses to make a DataFrame of it.
+    Arrow allows nulls there. PySpark refuses to make a DataFrame of them.
     """
-    for place, kind in enumerate(rows.schema.types):
+    for index, kind in enumerate(rows.schema.types):
         if _has_required(kind):
-            chunks = map(_with_required, rows.column(place).chunks)
-            rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(chunks, kind))
+            chunks = map(_with_required, rows.column(index).chunks)
+            rows = rows.set_column(index, rows.schema.field(index), pa.chunked_array(chunks, kind))
     return rows
 
 
@@ -124,7 +124,7 @@ def _has_required(kind: pa.DataType) -> bool:
     """Return whether a struct in a type has a field that is not nullable."""
     if pa.types.is_map(kind):
         return _has_required(kind.item_type)
-    fields = [kind.field(place) for place in range(kind.num_fields)]
+    fields = [kind.field(index) for index in range(kind.num_fields)]
     is_struct = pa.types.is_struct(kind)
     return any((is_struct and not field.nullable) or _has_required(field.type) for field in fields)
 
@@ -134,7 +134,7 @@ def _with_required(values: pa.Array) -> pa.Array:
     if not _has_required(kind):
         return values
     if pa.types.is_struct(kind):
-        children = [_with_required(values.field(place)) for place in range(kind.num_fields)]
+        children = [_with_required(values.field(index)) for index in range(kind.num_fields)]
         present = [
             child if field.nullable or not child.null_count else _without_nulls(child)
             for field, child in zip(kind, children, strict=True)
@@ -154,11 +154,11 @@ def _without_nulls(values: pa.Array) -> pa.Array:
     """Return values without nulls: a null becomes the value that its buffers hold."""
     kind = values.type
     if pa.types.is_struct(kind):
-        children = [values.field(place) for place in range(kind.num_fields)]
+        children = [values.field(index) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind))
-    below = [_elements(values)] if pa.types.is_nested(kind) else None
+    children = [_elements(values)] if pa.types.is_nested(kind) else None
     buffers = [None, *values.buffers()[1 : kind.num_buffers]]
-    return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=below)
+    return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=children)
 
 
 def _elements(lists: pa.Array) -> pa.Array:

@@ -90,17 +90,17 @@ _BY_TYPE = {
 
 
 def at_least(least: int) -> Rule:
-    """Return the rule of whole numbers from a least one on."""
+    """Return the rule of whole numbers of at least `least`."""
     return Rule(f"a whole number of {least} or more", lambda value: is_whole(value) and value >= least)
 
 
 def between(least: int, most: int) -> Rule:
-    """Return the rule of whole numbers from a least to a greatest one."""
+    """Return the rule of whole numbers from `least` to `most`, both included."""
     return Rule(f"a whole number from {least} to {most}", lambda value: is_whole(value) and least <= value <= most)
 
 
 def one_of(*allowed: Any) -> Rule:
-    """Return the rule of some strings or whole numbers."""
+    """Return the rule of a few strings or whole numbers."""
     *others, last = map(str, allowed)
     kind = type(allowed[0])
     expected, choices = f"{', '.join(others)} or {last}", allowed if kind is str else ()
@@ -164,7 +164,7 @@ def option(default: ValueT, about: str, rule: Rule | None = None) -> ValueT:
     Args:
         default: its default.
         about: what it means, in the words of a docstring.
-        rule: its values, if not all of the annotated type.
+        rule: the rule of its values. Defaults to the rule of the annotated type.
     """
     return field(default=default, metadata=described(about, rule))
 
@@ -175,7 +175,7 @@ def described(about: str, rule: Rule | None = None, usual: Any = None) -> dict[s
     Args:
         about: see `option`.
         rule: see `option`.
-        usual: the value that commands, jobs and configurations take if none is given.
+        usual: the value that commands, jobs and configurations use if none is given.
     """
     return {_ABOUT: about, _RULE: rule, _USUAL: usual}
 
@@ -185,45 +185,47 @@ class Options:
     """The options of an operation. Each field is defined by `option`, and only there."""
 
     def check(self) -> None:
-        """Check values as far as possible without a table.
+        """Check all values that can be checked without a table.
 
-        None fits where the annotation allows it. A value without a rule has the rule of its annotated type.
+        None is valid where the annotation allows it. An option without a rule has the rule of its annotated type.
 
         Raises:
             ValidationError: a value is out of range or of the wrong type.
         """
-        for each in fields(self):
-            value, annotation = getattr(self, each.name), str(each.type)
-            rule = rule_of_option(each) or rule_of(annotation)
+        for definition in fields(self):
+            value, annotation = getattr(self, definition.name), str(definition.type)
+            rule = rule_of_option(definition) or rule_of(annotation)
             if rule is not None and not (value is None and annotation.endswith("| None")):
-                rule.check(each.name, value)
+                rule.check(definition.name, value)
 
 
-def rule_of_option(each: Field[Any]) -> Rule | None:
+def rule_of_option(definition: Field[Any]) -> Rule | None:
     """Return the rule of an option; None for the rule of its annotated type."""
-    rule: Rule | None = each.metadata[_RULE]
+    rule: Rule | None = definition.metadata[_RULE]
     return rule
 
 
-def about_option(each: Field[Any]) -> str:
+def about_option(definition: Field[Any]) -> str:
     """Return what an option means."""
-    return str(each.metadata[_ABOUT])
+    return str(definition.metadata[_ABOUT])
 
 
-def usual_value(each: Field[Any]) -> Any:
-    """Return the default of an option, or what commands, jobs and configurations take if it has none."""
-    return each.metadata[_USUAL] if each.default is MISSING else each.default
+def usual_value(definition: Field[Any]) -> Any:
+    """Return the default of an option, or the value that commands, jobs and configurations use if it has none."""
+    return definition.metadata[_USUAL] if definition.default is MISSING else definition.default
 
 
 def required_options(kind: type[Options]) -> dict[str, Any]:
     """Return the usual values of the options without a default, by name."""
-    return {each.name: usual_value(each) for each in fields(kind) if each.default is MISSING}
+    return {definition.name: usual_value(definition) for definition in fields(kind) if definition.default is MISSING}
 
 
 def option_fields(kind: type[Options]) -> list[Field[Any]]:
     """Return the fields of a class of options: positional ones, then its own, then those that it inherits."""
-    inherited = {each.name for base in kind.__bases__ if issubclass(base, Options) for each in fields(base)}
-    return sorted(fields(kind), key=lambda each: (each.kw_only, each.kw_only and each.name in inherited))
+    inherited = {definition.name for base in kind.__bases__ if issubclass(base, Options) for definition in fields(base)}
+    return sorted(
+        fields(kind), key=lambda definition: (definition.kw_only, definition.kw_only and definition.name in inherited)
+    )
 
 
 def takes_options(
@@ -242,10 +244,10 @@ def takes_options(
 
         called: Any = with_options
         signature = inspect.signature(method)
-        own, _ = signature.parameters.values()
+        self_parameter, _ = signature.parameters.values()
         arguments = inspect.signature(options).parameters
-        taken = (arguments[each.name] for each in option_fields(options))
-        called.__signature__ = signature.replace(parameters=[own, *taken])
+        parameters = (arguments[definition.name] for definition in option_fields(options))
+        called.__signature__ = signature.replace(parameters=[self_parameter, *parameters])
         called.__doc__ = _documented(inspect.getdoc(method) or "", options)
         called.options = options
         return with_options
@@ -255,7 +257,7 @@ def takes_options(
 
 def _documented(docstring: str, kind: type[Options]) -> str:
     """Return a docstring with a section of arguments before the section of errors."""
-    texts = (f"{each.name}: {about_option(each)}" for each in option_fields(kind))
+    texts = (f"{definition.name}: {about_option(definition)}" for definition in option_fields(kind))
     # Names with hyphens stay whole.
     wrapper = textwrap.TextWrapper(112, "    ", "        ", break_on_hyphens=False)
     section = "\n".join(["Args:", *map(wrapper.fill, texts)])

@@ -140,7 +140,7 @@ class Scan:
         """Return this scan limited to a number of rows, whichever Spark reads first.
 
         Raises:
-            ValidationError: it is not a whole number from 0 to 2147483647.
+            ValidationError: `rows` is not a whole number from 0 to 2147483647.
         """
         _ROWS.check("limit", rows)
         return replace(self, row_limit=rows if self.row_limit is None else min(rows, self.row_limit))
@@ -214,7 +214,7 @@ class Scan:
 
         Raises:
             NoSuchSnapshotError: the table does not have the scan's snapshot.
-            ValidationError: its id is not a whole number.
+            ValidationError: `snapshot_id` is not a whole number.
         """
         if self.snapshot_id is None and self.session_branch is not None:
             return self.state.metadata.snapshot_by_name(self.session_branch)
@@ -281,7 +281,7 @@ class Scan:
 
     @cached_property
     def plan_choice(self) -> Choice:
-        """How the scan is planned."""
+        """The choice of where manifests are read and how deletes are matched; see `plan.choose`."""
         return replace(choose(self._pruned, self._readings), reporter=self._send_report)
 
     def _send_report(self, result: Callable[[], ScanResult | None], seconds: float) -> None:
@@ -366,9 +366,9 @@ class Scan:
             return read_rows_in_batches(self.row_scan, self.plan_choice, self.row_limit)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return the rows of `to_arrow_batch_reader` by Arrow's PyCapsule interface, which many libraries take.
+        """Return the rows of `to_arrow_batch_reader` by Arrow's PyCapsule interface, which many libraries accept.
 
-        Planning runs when the first batch is taken, since libraries ask for streams whose schema is all they need.
+        Planning runs when the first batch is read, since some libraries open a stream only for its schema.
         """
         from sparkmeta.rows.arrow_reader import row_type
 
@@ -608,8 +608,8 @@ class Scan:
 
     def __repr__(self) -> str:
         ref = self.ref or self.session_branch
-        shown = {"row_filter": as_text(self.row_filter), "snapshot_id": self.snapshot_id, "ref": ref}
-        text = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
+        attributes = {"row_filter": as_text(self.row_filter), "snapshot_id": self.snapshot_id, "ref": ref}
+        text = ", ".join(f"{name}={value}" for name, value in attributes.items() if value is not None)
         return f"Scan({self.state.metadata.location}, {text})"
 
     def _repr_html_(self) -> str:
@@ -640,9 +640,9 @@ def table_scan(
     """Return the scan that `Table.scan` starts from."""
     NAMES.check("selected_fields", selected_fields)
     OPTIONS.check("options", options)
-    known = [option for option, _ in _SPLIT_OPTIONS.values()]
-    if unknown := sorted(options.keys() - known):
-        raise ValidationError(f"options has {shown(unknown[0])}: expected {', '.join(known)}")
+    names = [option for option, _ in _SPLIT_OPTIONS.values()]
+    if unknown := sorted(options.keys() - names):
+        raise ValidationError(f"options has {shown(unknown[0])}: expected {', '.join(names)}")
     settings = {key: str(value) for key, value in options.items()}
     scan = Scan(state, parse_filter(row_filter), tuple(selected_fields), case_sensitive, snapshot_id, None, settings)
     scan.snapshot()

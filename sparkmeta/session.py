@@ -65,15 +65,15 @@ _TASK_BYTES = 1 << 20
 # Spark's default of spark.sql.shuffle.partitions, for sessions that do not show it.
 _DEFAULT_TASKS = 200
 
-# A stop takes ten times as long, so a session that was in use within this time is. A test takes half a millisecond.
+# A session that ran within this time still runs, since a stop takes ten times as long. A check takes 0.5 ms.
 _IN_USE_SECONDS = 0.02
 _last_in_use: WeakKeyDictionary[SparkSession, float] = WeakKeyDictionary()
 
 
-class _OfUsers(logging.Filter):
-    """Drops what PySpark logs about errors of queries that this package runs, which it raises itself in one line.
+class _ErrorsOfUsers(logging.Filter):
+    """A filter of PySpark's loggers that drops records of failed queries of this package.
 
-    PySpark logs each with Java's stack trace.
+    This package raises the errors itself, in one line. PySpark logs each with Java's stack trace.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002
@@ -93,7 +93,7 @@ def _log_errors_of_users_only() -> None:
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).addFilter(_OfUsers())
+        PySparkLogger.getLogger(name).addFilter(_ErrorsOfUsers())
 
 
 # -- The session of a table -------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class SessionSource:
             return session
         with _starting:
             if (session := self.running()) is None:
-                session = (self.start or _started)()
+                session = (self.start or _start_local_session)()
                 self._last[:] = [session]
         _log_errors_of_users_only()
         return session
@@ -189,7 +189,7 @@ class NoSession(SessionSource):
         return Settings(executor_reads="direct", metrics_reporter=settings(None).metrics_reporter)
 
 
-def _started() -> SparkSession:
+def _start_local_session() -> SparkSession:
     session = local_session()
     _log.info("started a local Spark session, since none was given and none runs")
     return session
@@ -323,12 +323,12 @@ def in_use(spark: SparkSession) -> SparkSession:
 
 
 def _is_stopped(spark: SparkSession) -> bool:
-    """Return whether a session's context, or its Java process, has stopped. Other problems of a session are no stop."""
+    """Return whether a session's context, or its Java process, has stopped. Other failures do not count."""
     if is_connect(spark):
         stopped: bool = spark.is_stopped  # type: ignore[attr-defined]
         return stopped
-    asked = time.monotonic()
-    if asked - _last_in_use.get(spark, -math.inf) < _IN_USE_SECONDS:
+    checked_at = time.monotonic()
+    if checked_at - _last_in_use.get(spark, -math.inf) < _IN_USE_SECONDS:
         return False
     try:
         spark.newSession()
@@ -336,7 +336,7 @@ def _is_stopped(spark: SparkSession) -> bool:
         return True
     except Exception as error:  # noqa: BLE001  py4j raises errors of its own
         return "IllegalStateException" in str(error)
-    _last_in_use[spark] = asked
+    _last_in_use[spark] = checked_at
     return False
 
 
@@ -422,7 +422,7 @@ def map_arrow(frame: DataFrame, function: MapFunction, schema: pa.Schema | Struc
     Args:
         frame: the rows.
         function: takes batches of rows and yields batches of `schema`.
-        schema: of the result.
+        schema: the schema of the result.
     """
     import pyarrow as pa
 
@@ -451,8 +451,8 @@ class TaskFunction:
     names: list[str] | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sound, names = map(_with_offsets, batches), self.names
-        yield from self.function(sound if names is None else (batch.rename_columns(names) for batch in sound))
+        batches, names = map(_with_offsets, batches), self.names
+        yield from self.function(batches if names is None else (batch.rename_columns(names) for batch in batches))
         skip_upkeep()
 
 
@@ -477,7 +477,7 @@ def _lacks_offsets(array: pa.Array) -> bool:
     import pyarrow as pa
 
     if pa.types.is_struct(array.type):
-        return any(_lacks_offsets(array.field(place)) for place in range(array.type.num_fields))
+        return any(_lacks_offsets(array.field(index)) for index in range(array.type.num_fields))
     if isinstance(array, pa.ListArray | pa.LargeListArray):
         return not len(array) or _lacks_offsets(array.values)
     return False
@@ -505,9 +505,9 @@ def map_by_tasks(spark: SparkSession, units: pa.Table, function: MapFunction, sc
 
     Args:
         spark: the session.
-        units: the units; Spark deals them to tasks in runs.
+        units: the units; each task gets consecutive ones.
         function: takes batches of units and yields batches of `schema`.
-        schema: of the result.
+        schema: the schema of the result.
     """
     return map_arrow(local_frame(spark, units), function, schema)
 
@@ -518,14 +518,14 @@ def map_on_driver(units: pa.Table, function: MapFunction, schema: pa.Schema, *, 
     Args:
         units: the units.
         function: takes batches of units and yields batches of `schema`.
-        schema: of the result.
-        runs: whether a thread takes a run of units at once, since neighbours share work.
+        schema: the schema of the result.
+        runs: whether to pass consecutive units to one call, because neighbours share work.
     """
     import pyarrow as pa
 
     size = max(-(-len(units) // _THREADS), 1) if runs else 1
-    parts = [units.slice(place, size).to_batches() for place in range(0, len(units), size)]
-    results = _threads().map(lambda part: list(function(part)), parts)
+    groups = [units.slice(start, size).to_batches() for start in range(0, len(units), size)]
+    results = _threads().map(lambda group: list(function(group)), groups)
     return pa.Table.from_batches([batch for batches in results for batch in batches], schema)
 
 

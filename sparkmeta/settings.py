@@ -90,8 +90,8 @@ def settings(spark: SparkSession | None) -> Settings:
     """Return the settings of a session: its ``spark.sparkmeta.*`` configuration, and defaults for the rest.
 
     Serverless sessions accept no such configuration, so that all settings have their defaults. Without a session,
-    variables of the environment apply, such as ``SPARKMETA_DRIVER_MANIFEST_BYTES``. Others of this prefix have other
-    purposes and are no errors.
+    variables of the environment apply, such as ``SPARKMETA_DRIVER_MANIFEST_BYTES``. Other variables with this prefix
+    are ignored.
 
     Raises:
         SettingError: A value is invalid, or a setting of Spark makes it duplicate rows or leave out columns. Or, on the
@@ -106,11 +106,11 @@ def settings(spark: SparkSession | None) -> Settings:
     names = [*map(_dashed, fields(Settings))]
     values = {name: setting(spark, PREFIX + name) for name in names}
     known = {name: value for name, value in values.items() if value is not None}
-    if spark not in _looked_through:
+    if spark not in _with_known_names:
         conf = spark.conf.getAll.items()
         known |= {key.removeprefix(PREFIX): value for key, value in conf if key.startswith(PREFIX)}
     parsed = from_conf(known)
-    _looked_through.add(spark)
+    _with_known_names.add(spark)
     return parsed
 
 
@@ -120,11 +120,11 @@ def environment_conf() -> dict[str, str]:
     Raises:
         SettingError: a value is invalid.
     """
-    known = {each: os.environ.get(_variable(each)) for each in fields(Settings)}
-    for each, text in known.items():
+    values = {knob: os.environ.get(_variable(knob)) for knob in fields(Settings)}
+    for knob, text in values.items():
         if text is not None:
-            _parse(_variable(each), each, text)
-    return {PREFIX + _dashed(each): text for each, text in known.items() if text is not None}
+            _parse(_variable(knob), knob, text)
+    return {PREFIX + _dashed(knob): text for knob, text in values.items() if text is not None}
 
 
 def _dashed(knob: Field[Any]) -> str:
@@ -189,15 +189,15 @@ def is_unavailable(error: PySparkException) -> bool:
 
 # Sessions without settings of unknown names. The check is not repeated because listing a session's whole configuration
 # takes tens of milliseconds.
-_looked_through: WeakSet[SparkSession] = WeakSet()
+_with_known_names: WeakSet[SparkSession] = WeakSet()
 
 
 def from_conf(values: Mapping[str, str]) -> Settings:
     """Return the settings for configuration values by their names with dashes."""
-    known = {_dashed(each): each for each in fields(Settings)}
-    if unknown := sorted(values.keys() - known.keys()):
-        raise SettingError(f"{PREFIX}{unknown[0]} is not a setting; the settings are {', '.join(known)}")
-    return Settings(**{known[name].name: _parse(PREFIX + name, known[name], value) for name, value in values.items()})
+    knobs = {_dashed(knob): knob for knob in fields(Settings)}
+    if unknown := sorted(values.keys() - knobs.keys()):
+        raise SettingError(f"{PREFIX}{unknown[0]} is not a setting; the settings are {', '.join(knobs)}")
+    return Settings(**{knobs[name].name: _parse(PREFIX + name, knobs[name], value) for name, value in values.items()})
 
 
 def _parse(name: str, knob: Field[Any], text: str) -> Any:

@@ -51,7 +51,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class TableState:
     """A table's metadata and one of its snapshots.
 
-    Everything here is a function of files that never change, so whatever is read once is kept.
+    Everything is derived from files that never change, so each result is computed once and kept.
 
     Args:
         sessions: where the session comes from when one is needed.
@@ -76,7 +76,7 @@ class TableState:
     @property
     def spark(self) -> SparkSession:
         """The session, to be used at once; see `SessionSource.get`."""
-        return self._that_sees_files(self.sessions.get())
+        return self._checked_session(self.sessions.get())
 
     def at(self, snapshot: Snapshot | None) -> TableState:
         """Return the same table at a snapshot: this state if it has that snapshot and the current settings."""
@@ -104,8 +104,8 @@ class TableState:
             InvalidArgumentError: the timestamp is of another type, or a datetime without a zone.
         """
         if not isinstance(timestamp, datetime | int):
-            what = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
-            raise InvalidArgumentError(f"{self.metadata.location}: {timestamp!r} is not a time: as_of takes {what}")
+            expected = "a datetime with a time zone, or milliseconds since 1970"  # type: ignore[unreachable]
+            raise InvalidArgumentError(f"{self.metadata.location}: {timestamp!r} is not a time: as_of takes {expected}")
         if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
             raise InvalidArgumentError(f"{self.metadata.location}: {timestamp} has no time zone")
         millis = timestamp if isinstance(timestamp, int) else (timestamp - _EPOCH) // timedelta(milliseconds=1)
@@ -139,8 +139,8 @@ class TableState:
             return None
         stamp, sources = (self.snapshot.snapshot_id, self.snapshot.sequence_number or 0), self.types.tuple_sources
         data, fields = self.files.read(location), stats_of_fields(sources)
-        places = self.types.locations
-        return Tree(read_root(data, self.types.stats_types, self.specs, location, stamp, places, fields), sources)
+        locations = self.types.locations
+        return Tree(read_root(data, self.types.stats_types, self.specs, location, stamp, locations, fields), sources)
 
     @cached_property
     def has_trees(self) -> bool:
@@ -162,7 +162,7 @@ class TableState:
     def manifests(self) -> pa.Table:
         """The snapshot's manifests as content entries of the types `DATA_MANIFEST` and `DELETE_MANIFEST`.
 
-        See `manifests_of_list`; the column `manifest` is a small id of each.
+        See `manifests_of_list`. The column `manifest` numbers them.
         """
         from sparkmeta.avro.manifest_list import manifests_of_list
         from sparkmeta.manifests.v4.tree_manifests import tree_manifests
@@ -181,9 +181,9 @@ class TableState:
 
         manifests = self.manifests
         chosen = pc.is_in(manifests.column("manifest"), pa.array(ids, pa.int32()))
-        part = copy(self)
-        vars(part)["manifests"] = manifests.filter(chosen)
-        return part
+        restricted = copy(self)
+        vars(restricted)["manifests"] = manifests.filter(chosen)
+        return restricted
 
     @property
     def data_manifests(self) -> pa.Table:
@@ -222,14 +222,14 @@ class TableState:
 
         Args:
             manifests: rows of `manifests`.
-            projection: what to read.
+            projection: the columns and statistics to read.
             placement: where to read them; by default the driver decodes few Avro manifests immediately, and all else
                 is lazy.
         """
         return self.reader.entries(manifests, projection, placement)
 
     def live_entries(self, manifests: pa.Table, projection: EntryProjection) -> DataFrame:
-        """Return the live ones of `entries`. The projection has `version_info`."""
+        """Return the live entries of some of `manifests`; see `entries`. The projection must have `version_info`."""
         from sparkmeta.entries.arrays import is_live_entry
 
         return self.entries(manifests, projection).where(is_live_entry().text)
@@ -237,7 +237,7 @@ class TableState:
     def relation(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
     ) -> Relation:
-        """Return what `entries` does, as an Arrow table if the driver reads the manifests."""
+        """Return the rows of `entries`, as an Arrow table if the driver reads the manifests."""
         return self.reader.relation(manifests, projection, placement)
 
     # -- how they are read ------------------------------------------------------------------------------------------
@@ -249,37 +249,44 @@ class TableState:
 
     @cached_property
     def types(self) -> TableTypes:
-        """How values in the snapshot's manifests are typed."""
+        """The types of values in the snapshot's manifests."""
         from sparkmeta.manifests.types import TableTypes
 
         return TableTypes(self.metadata, self.snapshot)
 
     @cached_property
     def access(self) -> FileAccess:
-        """Who opens the table's files, on the driver and in tasks."""
+        """The access to the table's files, from the driver and from tasks."""
         from sparkmeta.storage.files import FileAccess
 
         return FileAccess.of(self.sessions, self.files, self.settings)
 
     @property
     def reader(self) -> ManifestReader:
-        """The reader of manifest entries. Raises SessionError if the caller's session was stopped."""
+        """The reader of manifest entries.
+
+        Raises:
+            SessionError: the caller's session was stopped.
+        """
         if (session := self.sessions.running()) is not None:
-            self._that_sees_files(session)
+            self._checked_session(session)
         return self._reader
 
-    def _that_sees_files(self, session: SparkSession) -> SparkSession:
-        """Return a session. Raises SessionError if the table was opened on this disk, and Connect's server has another.
+    def _checked_session(self, session: SparkSession) -> SparkSession:
+        """Return a session, after a check that its server sees the files of a table that was opened on this machine.
 
-        Without a session, the files of this machine are opened, although a server may be connected to later.
+        A table that is opened before there is a session has local files. A Spark Connect server may have another disk.
+
+        Raises:
+            SessionError: the server does not see the files.
         """
         if is_connect(session) and self.sessions.given is None:
             from sparkmeta.storage.files import LocalFiles, shares_disk
 
-            place = self.metadata.location
-            if isinstance(self.files, LocalFiles) and is_local(place) and not shares_disk(session, place):
+            location = self.metadata.location
+            if isinstance(self.files, LocalFiles) and is_local(location) and not shares_disk(session, location):
                 problem = "it was opened on this machine before the session, whose server does not see its files"
-                raise SessionError(f"{place}: {problem}: load the table again")
+                raise SessionError(f"{location}: {problem}: load the table again")
         return session
 
     @cached_property

@@ -454,11 +454,11 @@ def load_table(location: str, spark: SparkSession | None = None) -> Table:
 
 def open_location(location: str, sessions: SessionSource) -> Table:
     """Load a table; see `load_table`."""
-    place = absolute(location)
-    if is_metadata_file(place):
-        return open_metadata(place, sessions)
+    absolute_location = absolute(location)
+    if is_metadata_file(absolute_location):
+        return open_metadata(absolute_location, sessions)
     try:
-        return open_table(place, sessions)
+        return open_table(absolute_location, sessions)
     except NoSuchTableError as error:
         if _IDENTIFIER.fullmatch(location) is None:
             raise
@@ -505,8 +505,8 @@ def table_of(
         sessions: where the session comes from.
         files: opens the table's files.
         identifier: the table's names.
-        operations: load and commit newer versions.
-        reported: takes reports on the table for its catalog.
+        operations: loads and commits newer versions.
+        reported: the catalog that receives reports on the table; None if it receives none.
     """
     location, metadata = version
     reports = Reports(".".join(identifier), reported)
