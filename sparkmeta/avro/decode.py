@@ -301,8 +301,8 @@ class AvroRecords:
             values = [lookup.get(key) for lookup in self._lookups(map_id)]
         return self._array(values, kind, f"{field_name(map_id)}[{key}]")
 
-    def taken(self, places: np.ndarray[Any, Any]) -> AvroRecords:
-        records = [self._records[place] for place in places.tolist()]
+    def taken(self, indices: np.ndarray[Any, Any]) -> AvroRecords:
+        records = [self._records[place] for place in indices.tolist()]
         return AvroRecords(records, self._schema, self._few_keys)
 
     def _lookup(self, map_id: int) -> list[dict[int, Any]]:

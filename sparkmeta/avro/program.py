@@ -491,9 +491,9 @@ class ColumnarRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._array(self._program.metrics.get((map_id, key)), kind, f"{field_name(map_id)}[{key}]")
 
-    def taken(self, places: _Array) -> ColumnarRecords:
-        slots = np.take(self._slots, places, axis=2)
-        return ColumnarRecords(self._program, self._data, slots, len(places), self._location)
+    def taken(self, indices: _Array) -> ColumnarRecords:
+        slots = np.take(self._slots, indices, axis=2)
+        return ColumnarRecords(self._program, self._data, slots, len(indices), self._location)
 
     def copied(self, places: _Array, numbers: Sequence[pa.Array], *, divided: bool, zeros: int) -> pa.BinaryArray:
         """Return records as EXISTING entries with their encoded data_file copied (`copy_entries`).

@@ -390,7 +390,7 @@ class RawRecords(Protocol):
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         """Return the values of one key of a metrics map."""
 
-    def taken(self, places: np.ndarray[Any, Any]) -> RawRecords:
+    def taken(self, indices: np.ndarray[Any, Any]) -> RawRecords:
         """Return the records at the given indices."""
 
 

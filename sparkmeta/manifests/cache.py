@@ -64,9 +64,9 @@ def read_cached_entries(
         locations: resolves the locations in manifests. Locations in leaves are absolute, but may lack a scheme.
     """
     leaves = parts.set_column(parts.column_names.index("location"), "location", parts.column(CACHED_LEAF))
-    read = read_leaves(spark, leaves, spark_schema(_read_schema(projection)), ORDINAL)
+    leaf_rows = read_leaves(spark, leaves, spark_schema(_read_schema(projection)), ORDINAL)
     older = locations.before_version_4
-    columns = [_column(name, read.inherited, older).alias(name) for name in projection.columns]
+    columns = [_column(name, leaf_rows.inherited, older).alias(name) for name in projection.columns]
     for name, fields in ((PARTITION, projection.partition), (CONTENT_STATS, projection.stats)):
         if fields:
             columns.append(
@@ -74,12 +74,14 @@ def read_cached_entries(
                     name
                 )
             )
-    return read.frame.selectExpr(*sql.texts([*columns, read.manifest.alias(MANIFEST)]), ORDINAL)
+    return leaf_rows.frame.selectExpr(*sql.texts([*columns, leaf_rows.manifest.alias(MANIFEST)]), ORDINAL)
 
 
 def _read_schema(projection: EntryProjection) -> pa.Schema:
-    read = EntryProjection.of({*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats))
-    fields = [field.with_nullable(True) for field in read.schema if field.name != MANIFEST]
+    with_version = EntryProjection.of(
+        {*projection.columns, "version_info"}, dict(projection.partition), dict(projection.stats)
+    )
+    fields = [field.with_nullable(True) for field in with_version.schema if field.name != MANIFEST]
     if "first_row_id" in projection.columns:
         fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
     return pa.schema(fields)
@@ -141,12 +143,12 @@ class ManifestCache:
         A cache that can't be read counts as empty.
         """
         try:
-            return pa.array(self._serving(parts, projection), pa.string())
+            return pa.array(self._usable_leaves(parts, projection), pa.string())
         except Exception as error:  # noqa: BLE001  each store's client has its own errors
             _log.warning("the manifest cache in %s can't be read: %s", self.folder, error)
             return pa.nulls(len(parts), pa.string())
 
-    def _serving(self, parts: pa.Table, projection: EntryProjection) -> list[str | None]:
+    def _usable_leaves(self, parts: pa.Table, projection: EntryProjection) -> list[str | None]:
         """Return the leaf of each part; None for manifests listed twice, whose rows Spark could not tell apart."""
         folders = sorted({manifests_folder(location) for location in parts.column("location").to_pylist()})
         leaves: dict[str, str] = {}
@@ -158,8 +160,8 @@ class ManifestCache:
             leaf_key(*(row[name] for name in ("location", "file_size_in_bytes", "partition_spec_id", "part", "parts")))
             for row in parts.to_pylist()
         ]
-        listed = Counter(keys)
-        return [leaves.get(key) if listed[key] == 1 else None for key in keys]
+        counts = Counter(keys)
+        return [leaves.get(key) if counts[key] == 1 else None for key in keys]
 
 
 def _checked(document: bytes, name: str) -> CacheTypes | None:
@@ -262,13 +264,13 @@ def cache_contents(cache: ManifestCache) -> CacheContents:
     """
     files = cache.files.list(cache.folder)
     documents = {status: types for status in files if (types := _document(cache, status)) is not None}
-    if not documents and not all(map(is_temporary, chain((status.location for status in files), _below(cache)))):
+    if not documents and not all(map(is_temporary, chain((status.location for status in files), _files_below(cache)))):
         raise ValidationError(f"{cache.folder}: this is no manifest cache: it has other files")
     folders = sorted({types.manifests for types in documents.values()})
     return CacheContents(tuple(_folder(cache, folder) for folder in folders), tuple(documents))
 
 
-def _below(cache: ManifestCache) -> Iterator[str]:
+def _files_below(cache: ManifestCache) -> Iterator[str]:
     """Yield the locations of files in folders below the cache's folder, level by level."""
     for depth in range(1, _LEVELS + 1):
         yield from cache.files.glob(cache.folder, f"{'*/' * depth}*")
@@ -276,12 +278,12 @@ def _below(cache: ManifestCache) -> Iterator[str]:
 
 def _document(cache: ManifestCache, status: FileStatus) -> CacheTypes | None:
     """Return the types in a file, or None if it is not a document of types."""
-    named = status.location.endswith(TYPES_SUFFIX) and CacheTypes.is_name(_types_name(status))
-    return cache.types(_types_name(status)) if named else None
+    has_name = status.location.endswith(TYPES_SUFFIX) and CacheTypes.is_name(_types_name(status))
+    return cache.types(_types_name(status)) if has_name else None
 
 
 def delete_cached(cache: ManifestCache, files: list[FileStatus]) -> list[DeleteFailure]:
-    """Delete files of the cache. Return those that could not be deleted."""
+    """Delete files of the cache, and return the failures."""
     return list(cache.files.delete_many(status.location for status in files))
 
 
@@ -297,9 +299,9 @@ def _folder(cache: ManifestCache, manifests: str) -> CachedFolder:
 def _superfluous(folder: CachedFolder, before_ms: int, crashed_ms: int) -> Iterator[FileStatus]:
     seen: set[tuple[str, str]] = set()
     for leaf in sorted(folder.leaves, key=lambda leaf: leaf.status):
-        known = (leaf.key, leaf.types)
-        if not leaf.whole or known in seen or leaf.status.modified_ms <= before_ms:
+        identity = (leaf.key, leaf.types)
+        if not leaf.whole or identity in seen or leaf.status.modified_ms <= before_ms:
             yield leaf.status
         else:
-            seen.add(known)
+            seen.add(identity)
     yield from (file for file in folder.files if is_temporary(file.location) and file.modified_ms < crashed_ms)

@@ -101,12 +101,12 @@ class CacheTypes:
     @staticmethod
     def parse(document: bytes) -> CacheTypes:
         """Parse a document of types. Raises ValueError if it is not one."""
-        known: Any = json.loads(document)
+        content: Any = json.loads(document)
         try:
             stats, partition = (
-                {int(field_id): kind for field_id, kind in known[part].items()} for part in ("stats", "partition")
+                {int(field_id): kind for field_id, kind in content[key].items()} for key in ("stats", "partition")
             )
-            return CacheTypes(str(known["manifests"]), stats, partition)
+            return CacheTypes(str(content["manifests"]), stats, partition)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no document of types: {error!r}") from error
 
@@ -128,7 +128,7 @@ def _digest(content: bytes) -> str:
 
 
 def short_digest(content: bytes) -> str:
-    """Return the digest of a leaf's content that its name has."""
+    """Return the digest of a leaf's content for the leaf's name."""
     return _digest(content)[:_FEW_DIGITS]
 
 
@@ -162,6 +162,7 @@ class CachedLeaf:
 
     @property
     def whole(self) -> bool:
+        """Whether the file has the length that its name says, and is not torn."""
         return self.size == self.status.length
 
     @staticmethod
@@ -186,7 +187,7 @@ def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, le
     Raises:
         CorruptFileError: the leaf was damaged after it was written.
     """
-    wide, tested = (
+    full_projection, test_projection = (
         EntryProjection.of({*columns, *_TESTED}, dict(projection.partition), dict(projection.stats))
         for columns in ({*projection.columns, "location"}, ())
     )
@@ -196,9 +197,11 @@ def decode_leaf(data: bytes, part: ManifestPart, projection: EntryProjection, le
             if missing := {"location", *_TESTED, ORDINAL} - set(file.schema_arrow.names):
                 raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301  one message for all kinds of damage
             for group in range(file.num_row_groups):
-                if _is_tested(projection) and not len(matching_rows(_entries(file, group, part, tested), projection)):
+                if _is_tested(projection) and not len(
+                    matching_rows(_entries(file, group, part, test_projection), projection)
+                ):
                     continue
-                entries = matching_rows(_entries(file, group, part, wide), projection)
+                entries = matching_rows(_entries(file, group, part, full_projection), projection)
                 batches += entries.select(projection.schema.names).to_batches(max_chunksize=_BATCH_ROWS)
     except (OSError, pa.ArrowException, ValueError, LookupError, AttributeError, MemoryError) as error:
         raise CorruptFileError(leaf, "file", data[:4].hex(), f"no leaf of the manifest cache: {error}"[:300]) from error
@@ -215,19 +218,19 @@ def _is_tested(projection: EntryProjection) -> bool:
     return tests is not None and bool(tests.stats.tests or any(of_spec.tests for _, of_spec in tests.partitions))
 
 
-def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, read: EntryProjection) -> pa.Table:
-    """Return the entries of a row group as rows of `read.schema` with inheritance applied."""
-    nested = [f"{PARTITION}.{field_id}" for field_id, _ in read.partition]
-    nested += [f"{CONTENT_STATS}.{field_id}" for field_id, _ in read.stats]
-    table = file.read_row_group(group, [*read.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
+def _entries(file: pq.ParquetFile, group: int, part: ManifestPart, projection: EntryProjection) -> pa.Table:
+    """Return the entries of a row group as rows of `projection.schema` with inheritance applied."""
+    nested = [f"{PARTITION}.{field_id}" for field_id, _ in projection.partition]
+    nested += [f"{CONTENT_STATS}.{field_id}" for field_id, _ in projection.stats]
+    table = file.read_row_group(group, [*projection.columns, *nested, ORDINAL, ROW_ID_OFFSET.name])
     table.validate(full=True)
     columns = {name: whole(table.column(name)) for name in table.column_names}
     columns["version_info"] = with_inherited_version(columns["version_info"], part.context)
-    if "first_row_id" in read.columns:
+    if "first_row_id" in projection.columns:
         columns["first_row_id"] = _first_row_ids(columns, part.context.first_row_id)
     columns[MANIFEST] = pa.repeat(pa.scalar(part.manifest, pa.int32()), len(table))
-    arrays = [_typed(columns.get(field.name), field, len(table)) for field in read.schema]
-    return pa.Table.from_arrays(arrays, schema=read.schema)
+    arrays = [_typed(columns.get(field.name), field, len(table)) for field in projection.schema]
+    return pa.Table.from_arrays(arrays, schema=projection.schema)
 
 
 def _first_row_ids(columns: Mapping[str, pa.Array], start: int | None) -> pa.Array:
@@ -277,7 +280,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheWriter:
-    """Writes leaves to a cache folder. Picklable.
+    """A writer of leaves to a cache folder. Picklable.
 
     Attributes:
         types: the table's types, for manifests in any folder.
@@ -328,10 +331,10 @@ def encode_leaf(data: Data, part: ManifestPart, types: CacheTypes, tuples: SpecT
         CorruptFileError: a field can't be decoded, a location is relative, or a lower bound is above the upper one.
     """
     columns = [*FILE_COLUMNS, *METRICS_MAP_IDS]
-    projection = EntryProjection.of(columns, _known(types.partition), spec_tuples=tuples)
+    projection = EntryProjection.of(columns, _without_untyped(types.partition), spec_tuples=tuples)
     table, ids = _decoded(data, part, projection)
     maps = {name: whole(table.column(name)) for name in METRICS_MAP_IDS}
-    stats = stats_of_maps(maps, _known(types.stats), len(table), part.location, lenient=True)
+    stats = stats_of_maps(maps, _without_untyped(types.stats), len(table), part.location, lenient=True)
     _refuse_inverted(stats, types.stats, part.location)
     if stats:
         table = table.append_column(CONTENT_STATS, _stats_column(stats, types.stats, len(table)))
@@ -363,22 +366,22 @@ def _decoded(data: Data, part: ManifestPart, projection: EntryProjection) -> tup
     offsets = []
     for ordinals, records in decode_records(data, part, projection):
         batch = builder.batch(ordinals, records)
-        place = batch.schema.get_field_index("first_row_id")
+        index = batch.schema.get_field_index("first_row_id")
         ids = records.values(_FIRST_ROW_ID, pa.int64())
-        offsets.append(pc.if_else(ids.is_null(), batch.column(place), pa.scalar(None, pa.int64())))
-        batches.extend(with_locations([batch.set_column(place, "first_row_id", ids)], _ABSOLUTE, part.location))
+        offsets.append(pc.if_else(ids.is_null(), batch.column(index), pa.scalar(None, pa.int64())))
+        batches.extend(with_locations([batch.set_column(index, "first_row_id", ids)], _ABSOLUTE, part.location))
     table = pa.Table.from_batches(batches, projection.schema).drop_columns([MANIFEST])
     return table, pa.chunked_array(offsets, pa.int64())
 
 
-def _known(types: Mapping[int, str | None]) -> dict[int, str]:
+def _without_untyped(types: Mapping[int, str | None]) -> dict[int, str]:
     return {field_id: kind for field_id, kind in types.items() if kind is not None}
 
 
 def _with_untyped(types: Mapping[int, str | None], ids: Iterable[int]) -> dict[int, str | None]:
     """Return the types, and None for ids without a known type."""
-    known = _known(types)
-    return {**types, **{field_id: None for field_id in sorted(ids) if field_id not in known}}
+    typed = _without_untyped(types)
+    return {**types, **{field_id: None for field_id in sorted(ids) if field_id not in typed}}
 
 
 def _keys(maps: Iterable[pa.MapArray]) -> set[int]:

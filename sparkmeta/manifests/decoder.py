@@ -88,7 +88,7 @@ def decode_parquet_manifest(
 
 
 class ParquetRecords:
-    """`RawRecords` over a batch of a manifest's columns. unique_ids: see `EntryProjection`."""
+    """`RawRecords` over a batch of a manifest's columns. See `EntryProjection` for `unique_ids`."""
 
     def __init__(self, batch: pa.RecordBatch, location: str, unique_ids: Mapping[int, int]) -> None:
         self._batch = batch
@@ -120,8 +120,8 @@ class ParquetRecords:
         values = None if maps is None else pc.map_lookup(maps, pa.scalar(key, maps.type.key_type), "first")
         return self._cast(values, kind, map_id)
 
-    def taken(self, places: np.ndarray[Any, Any]) -> ParquetRecords:
-        return ParquetRecords(self._batch.take(pa.array(places)), self._location, self._unique_ids)
+    def taken(self, indices: np.ndarray[Any, Any]) -> ParquetRecords:
+        return ParquetRecords(self._batch.take(pa.array(indices)), self._location, self._unique_ids)
 
     def _cast(self, values: pa.Array | None, kind: pa.DataType, field_id: int) -> pa.Array:
         if values is None:
@@ -170,7 +170,7 @@ PartitionNames = Mapping[int, Sequence[tuple[int, str]]]
 
 
 def read_parquet_entries(
-    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames, places: Locations
+    spark: SparkSession, parts: pa.Table, projection: EntryProjection, names: PartitionNames, locations: Locations
 ) -> DataFrame:
     """Return every physical entry of Parquet manifests as a lazy DataFrame of `projection.schema`.
 
@@ -179,7 +179,7 @@ def read_parquet_entries(
         parts: rows of `PART_SCHEMA`, one per manifest. Manifests of each spec are read together, since tuples differ.
         projection: the columns to return.
         names: the names of partition fields.
-        places: resolves the locations in manifests.
+        locations: resolves the locations in manifests.
     """
     from sparkmeta.arrow_types import spark_schema
     from sparkmeta.storage.reading import failing_if_skipped
@@ -194,9 +194,9 @@ def read_parquet_entries(
     raw = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), reads)
     if "first_row_id" in projection.columns:
         raw = raw.repartition("manifest").sortWithinPartitions("manifest", "ordinal")
-    entries = map_arrow(raw, partial(_build, projection, places), projection.schema)
-    locations = parts.column("location").to_pylist()
-    return failing_if_skipped(spark, entries, locations, spark_schema(projection.schema))
+    entries = map_arrow(raw, partial(_build, projection, locations), projection.schema)
+    paths = parts.column("location").to_pylist()
+    return failing_if_skipped(spark, entries, paths, spark_schema(projection.schema))
 
 
 def _read_spec(
@@ -214,12 +214,12 @@ def _read_spec(
     keys = pa.array([spark_path_key(location) for location in locations])
     units = F.broadcast(local_frame(spark, parts.append_column("path", keys)))
     columns = [*_columns(projection), *(_field(f"data_file.partition.`{n}`", f"p{i}") for i, n in partition.items())]
-    read = files.select(
+    entries = files.select(
         *columns,
         F.expr(PATH_KEY).alias("path"),
         F.col("_metadata.row_index").alias("ordinal"),
     )
-    return read.join(units, "path", "left")
+    return entries.join(units, "path", "left")
 
 
 def _schema(projection: EntryProjection, partition: Mapping[str, str]) -> Any:
@@ -260,7 +260,7 @@ def _field(path: str, alias: str) -> Column:
 
 
 def _build(
-    projection: EntryProjection, places: Locations, batches: Iterable[pa.RecordBatch]
+    projection: EntryProjection, locations: Locations, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of entries of one manifest. A manifest's row id counter continues from batch to batch."""
     builder: EntryBuilder | None = None
@@ -270,7 +270,7 @@ def _build(
             if builder is None or builder.part.manifest != part.manifest:
                 builder = EntryBuilder(part, projection)
             entries = builder.batch(run.column("ordinal"), ArrowRecords(run))
-            yield from with_locations([entries], places, part.location)
+            yield from with_locations([entries], locations, part.location)
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -309,8 +309,8 @@ class ArrowRecords:
     def metric(self, map_id: int, key: int, kind: pa.DataType) -> pa.Array:
         return self._cast(f"m{map_id}_{key}", kind)
 
-    def taken(self, places: np.ndarray[Any, Any]) -> ArrowRecords:
-        return ArrowRecords(self._batch.take(pa.array(places)))
+    def taken(self, indices: np.ndarray[Any, Any]) -> ArrowRecords:
+        return ArrowRecords(self._batch.take(pa.array(indices)))
 
     def _cast(self, name: str, kind: pa.DataType) -> pa.Array:
         if name not in self._batch.schema.names:
@@ -369,7 +369,7 @@ class EntryDecoder:
             yield from matching_rows(remembered, projection).to_batches()
 
     def _remembered(self, part: Mapping[str, Any], projection: EntryProjection) -> pa.Table | None:
-        """Return the entries of a small manifest, whatever the projection's filter is; None if it has none."""
+        """Return all entries of a small manifest; None if the manifest is longer, or the projection has no filter."""
         is_small = (part["file_size_in_bytes"] or 0) <= SMALL_MANIFEST_BYTES
         if self.memory is None or projection.entry_filter is None or not is_small:
             return None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkmeta.storage.executors import ExecutorReader
     from sparkmeta.storage.files import FileAccess, Files
 
-# A manifest DV: the leaf, the place of the bitmap, its cardinality, and the number of the leaf's entries.
+# A manifest DV: the leaf, where the bitmap is, its cardinality, and the number of the leaf's entries.
 DV_SCHEMA = pa.schema(
     [
         pa.field(MANIFEST, pa.int32()),
@@ -66,11 +66,11 @@ _Decode = Callable[[dict[str, Any], bytes], Iterator[pa.RecordBatch]]
 def manifest_dvs(root: Root) -> pa.Table:
     """Return the live manifest DVs of a root as `DV_SCHEMA`; `manifest` is the leaf's ordinal."""
     entries, leaves = root.manifest_dvs, root.leaves
-    places = pc.index_in(entries.column("referenced_file"), leaves.column("location").combine_chunks())
+    leaf_rows = pc.index_in(entries.column("referenced_file"), leaves.column("location").combine_chunks())
     blobs = entries.column("deletion_vector")
     columns = {
-        MANIFEST: leaves.column("ordinal").take(places),
-        "leaf_entries": leaves.column("record_count").take(places),
+        MANIFEST: leaves.column("ordinal").take(leaf_rows),
+        "leaf_entries": leaves.column("record_count").take(leaf_rows),
         **{name: entries.column(name) for name in ("referenced_file", "location", "record_count")},
         **{name: pc.struct_field(blobs, name) for name in ("offset", "size_in_bytes", "inline_content")},
     }
@@ -140,11 +140,11 @@ def masked_by_tasks(spark: SparkSession, dvs: pa.Table, reader: ExecutorReader) 
     """
 
     # PySpark infers the kind of function from the annotations.
-    def masked(places: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
-        return _look_up(dvs, reader, places)
+    def masked(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        return _look_up(dvs, reader, batches)
 
-    of_entry = arrow_udf(spark, masked, "boolean") if dvs.nbytes <= _MOST_SENT else None
-    return None if of_entry is None else of_entry(MANIFEST, ORDINAL)
+    is_masked = arrow_udf(spark, masked, "boolean") if dvs.nbytes <= _MOST_SENT else None
+    return None if is_masked is None else is_masked(MANIFEST, ORDINAL)
 
 
 def arrow_udf(spark: SparkSession, function: Callable[..., Any], kind: Any) -> Callable[..., Column] | None:
@@ -161,26 +161,26 @@ def _look_up(dvs: pa.Table, reader: RangeReader, batches: Iterator[tuple[pa.Arra
     """Yield whether entries are masked, for batches of `manifest` and `ordinal` with adjacent entries of a leaf."""
     rows = {row[MANIFEST]: row for row in dvs.to_pylist()}
     # The flags of the last leaf, since the next batches may continue with it.
-    last: dict[int, np.ndarray[Any, Any]] = {}
+    flags_of_last: dict[int, np.ndarray[Any, Any]] = {}
     while ahead := list(islice(batches, _BATCHES_AHEAD)):
         leaves, ordinals = (
             np.concatenate([column.to_numpy() for column in columns]) for columns in zip(*ahead, strict=True)
         )
         masked = np.zeros(len(leaves), np.bool_)
-        places = _places_of(leaves)
-        unread = [rows[leaf] for leaf in places if leaf in rows and leaf not in last]
-        read = ((row[MANIFEST], _flags(row, blob)) for row, blob in _with_blobs(unread, reader))
-        for leaf, flags in chain([*last.items()], read):
-            of_leaf = places.get(leaf, _NOWHERE)
-            masked[of_leaf] = np.take(flags, ordinals[of_leaf], mode="clip")
-            last = {leaf: flags} if leaf in leaves[-1:] else last
+        rows_of_leaves = _rows_by_value(leaves)
+        unread = [rows[leaf] for leaf in rows_of_leaves if leaf in rows and leaf not in flags_of_last]
+        unread_flags = ((row[MANIFEST], _flags(row, blob)) for row, blob in _with_blobs(unread, reader))
+        for leaf, flags in chain([*flags_of_last.items()], unread_flags):
+            rows_of_leaf = rows_of_leaves.get(leaf, _NOWHERE)
+            masked[rows_of_leaf] = np.take(flags, ordinals[rows_of_leaf], mode="clip")
+            flags_of_last = {leaf: flags} if leaf in leaves[-1:] else flags_of_last
         yield from map(pa.array, np.split(masked, np.cumsum([len(column) for column, _ in ahead])[:-1]))
 
 
 _NOWHERE = np.empty(0, np.int64)
 
 
-def _places_of(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
+def _rows_by_value(values: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
     """Return the indices of each value."""
     order = np.argsort(values, kind="stable")
     distinct, starts = np.unique(values[order], return_index=True)
@@ -217,8 +217,8 @@ def _exploded(
 
     row_type = spark_schema(schema)
     if reader is not None:
-        by_place = dvs.sort_by([("location", "ascending"), ("offset", "ascending")])
-        return map_arrow(local_frame(spark, by_place), partial(_explode, reader, decode), row_type)
+        by_location = dvs.sort_by([("location", "ascending"), ("offset", "ascending")])
+        return map_arrow(local_frame(spark, by_location), partial(_explode, reader, decode), row_type)
     is_inline = dvs.column("inline_content").is_valid()
     inline, stored = dvs.filter(is_inline), dvs.filter(pc.invert(is_inline))
     exploded = map_arrow(local_frame(spark, inline), partial(_explode, None, decode), row_type)
@@ -277,7 +277,7 @@ def inlined(dvs: Sequence[Mapping[str, Any]], reader: RangeReader) -> list[dict[
 
 
 def unmasked(entries: int, dv: Mapping[str, Any]) -> pa.Array:
-    """Return which entries of a leaf its deletion vector does not mask.
+    """Return whether each entry of a leaf is not masked by the leaf's deletion vector.
 
     Args:
         entries: the number of the leaf's entries.
@@ -314,7 +314,7 @@ def _with_blobs(dvs: Sequence[_DV], reader: RangeReader | None) -> Iterator[tupl
     if stored:
         assert reader is not None
         ranges = [FileRange(row["location"], row["offset"], row["size_in_bytes"]) for row in stored]
-        yield from ((stored[place], blob) for place, blob in read_ranges(reader, ranges))
+        yield from ((stored[index], blob) for index, blob in read_ranges(reader, ranges))
 
 
 def _flags(row: Mapping[str, Any], blob: bytes) -> np.ndarray[Any, Any]:
@@ -326,11 +326,11 @@ def _flags(row: Mapping[str, Any], blob: bytes) -> np.ndarray[Any, Any]:
 
 
 def _ordinals(row: Mapping[str, Any], blob: bytes) -> Iterator[pa.RecordBatch]:
-    where = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
-    bitmap = read_inline_vector(blob, where, row["record_count"])
+    source = f"{row['location'] or 'inline deletion vector'} of manifest {row['referenced_file']}"
+    bitmap = read_inline_vector(blob, source, row["record_count"])
     for positions in bitmap.positions():
         if positions[-1] >= row["leaf_entries"]:
             problem = f"the manifest has {row['leaf_entries']} entries"
-            raise CorruptFileError(where, "ordinal", int(positions[-1]), problem)
+            raise CorruptFileError(source, "ordinal", int(positions[-1]), problem)
         manifests = pa.repeat(pa.scalar(row[MANIFEST], pa.int32()), len(positions))
         yield pa.RecordBatch.from_arrays([manifests, pa.array(positions, pa.int64())], schema=MASKED_SCHEMA)

@@ -57,16 +57,15 @@ class RemovedEntries:
         return np.concatenate([np.empty(0, np.int64), *self.ordinals.positions()])
 
     def marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return entries in which the removed ones have the status and the snapshot id of the removal in
-        `version_info`."""
+        """Return entries. The removed ones have the status and snapshot id of the removal in `version_info`."""
         is_removed = pa.array(np.isin(batch.column(ORDINAL).to_numpy(), self._positions))
         info = batch.column("version_info")
         values = {"status": int(Status.DELETED), "snapshot_id": self.snapshot_id}
-        changed = {
+        fields = {
             name: pc.if_else(is_removed, pa.scalar(value, info.type.field(name).type), pc.struct_field(info, name))
             for name, value in values.items()
         }
-        return with_version_info(batch, **changed)
+        return with_version_info(batch, **fields)
 
 
 def encoded_entries(
@@ -100,46 +99,48 @@ def encoded_entries(
     if copying is not None and (program := program_of(schema, projection, copying.marks)) is not None:
         from sparkmeta.avro.program import compiled_records
 
-        for first, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
-            batch, places = _kept(builder, first, records, removed, changed_by)
+        for first_ordinal, records in compiled_records(data, blocks, header, program, part.location, BATCH_RECORDS):
+            batch, indices = _entries_to_write(builder, first_ordinal, records, removed, changed_by)
             numbers = _numbers(batch, form)
-            entries = records.copied(places, numbers, divided=copying.divided, zeros=copying.zeros)
+            entries = records.copied(indices, numbers, divided=copying.divided, zeros=copying.zeros)
             yield batch.append_column(ENTRY, _with_status(entries, batch))
         return
     encoder = _Encoder(schema, form)
-    for first, rows in record_batches(data, blocks, header, schema, None):
-        batch, places = _kept(builder, first, AvroRecords(rows, schema, few_keys=True), removed, changed_by)
-        entries = encoder.entries([rows[place] for place in places], _numbers(batch, form))
+    for first_ordinal, rows in record_batches(data, blocks, header, schema, None):
+        batch, indices = _entries_to_write(
+            builder, first_ordinal, AvroRecords(rows, schema, few_keys=True), removed, changed_by
+        )
+        entries = encoder.entries([rows[index] for index in indices], _numbers(batch, form))
         yield batch.append_column(ENTRY, _with_status(entries, batch))
 
 
-def _kept(
-    builder: EntryBuilder, first: int, records: Any, removed: RemovedEntries | None, changed_by: int | None
+def _entries_to_write(
+    builder: EntryBuilder, first_ordinal: int, records: Any, removed: RemovedEntries | None, changed_by: int | None
 ) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
     """Return the entries for the new manifest, with their status in it, and their indices among the records."""
-    batch = builder.batch(pa.array(np.arange(first, first + len(records))), records)
+    batch = builder.batch(pa.array(np.arange(first_ordinal, first_ordinal + len(records))), records)
     info = batch.column("version_info")
     status = pc.struct_field(info, "status")
-    changed = pc.fill_null(pc.equal(pc.struct_field(info, "snapshot_id"), changed_by), False)
-    places = np.flatnonzero(pc.or_(is_live(batch), changed).to_numpy(False))
-    status = pc.if_else(changed, status, pa.scalar(int(Status.EXISTING), pa.int32()))
+    is_changed = pc.fill_null(pc.equal(pc.struct_field(info, "snapshot_id"), changed_by), False)
+    indices = np.flatnonzero(pc.or_(is_live(batch), is_changed).to_numpy(False))
+    status = pc.if_else(is_changed, status, pa.scalar(int(Status.EXISTING), pa.int32()))
     batch = with_version_info(batch, status=status)
-    chosen = batch if len(places) == len(batch) else batch.take(pa.array(places))
-    return chosen if removed is None else removed.marked(chosen), places
+    chosen = batch if len(indices) == len(batch) else batch.take(pa.array(indices))
+    return chosen if removed is None else removed.marked(chosen), indices
 
 
 def _with_status(entries: pa.BinaryArray, batch: pa.RecordBatch) -> pa.BinaryArray:
     """Return encoded EXISTING entries with the status in `version_info`."""
     status = pc.struct_field(batch.column("version_info"), "status").to_numpy(zero_copy_only=False)
-    other = status != int(Status.EXISTING)
-    if not other.any():
+    is_other = status != int(Status.EXISTING)
+    if not is_other.any():
         return entries
     _, offsets, data = entries.buffers()
     starts = np.frombuffer(offsets, np.int32)[entries.offset : entries.offset + len(entries)]
-    changed = np.frombuffer(data, np.uint8).copy()
+    content = np.frombuffer(data, np.uint8).copy()
     # The first byte of an entry encodes its status, in Avro's zigzag form.
-    changed[starts[other]] = status[other] << 1
-    return pa.Array.from_buffers(pa.binary(), len(entries), [None, offsets, pa.py_buffer(changed)], 0, entries.offset)
+    content[starts[is_other]] = status[is_other] << 1
+    return pa.Array.from_buffers(pa.binary(), len(entries), [None, offsets, pa.py_buffer(content)], 0, entries.offset)
 
 
 _NUMBERS = {1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
@@ -169,18 +170,18 @@ def _copying(schema: ManifestSchema, form: ManifestFormat) -> _Copying | None:
     """Return how to copy a data_file; None if the writer's schema encodes it differently from the new manifest."""
     if _day_units(schema, form):
         return None
-    new, old = (_shapes(entry, schema.location) for entry in (form.encoded, schema.entry))
-    new_ids, old_ids = [field_id for field_id, _ in new], [field_id for field_id, _ in old]
+    new_fields, old_fields = (_shapes(entry, schema.location) for entry in (form.encoded, schema.entry))
+    new_ids, old_ids = [field_id for field_id, _ in new_fields], [field_id for field_id, _ in old_fields]
     divided = _ROW_ID in new_ids
-    place = new_ids.index(_ROW_ID) if divided else len(old)
-    behind = place + (old_ids[place : place + 1] == [_ROW_ID])
-    without_row_id = [field for field in new if field[0] != _ROW_ID]
-    appended = without_row_id[len(old) - (behind - place) :]
-    copied = [*old[:place], *old[behind:]]
-    is_prefix = len(old) >= place and without_row_id[: len(copied)] == copied
+    row_id_index = new_ids.index(_ROW_ID) if divided else len(old_fields)
+    next_index = row_id_index + (old_ids[row_id_index : row_id_index + 1] == [_ROW_ID])
+    without_row_id = [field for field in new_fields if field[0] != _ROW_ID]
+    appended = without_row_id[len(old_fields) - (next_index - row_id_index) :]
+    copied = [*old_fields[:row_id_index], *old_fields[next_index:]]
+    is_prefix = len(old_fields) >= row_id_index and without_row_id[: len(copied)] == copied
     if not is_prefix or any(not _is_optional(kind) for _, kind in appended):
         return None
-    return _Copying((0, place, behind, len(old)), divided, len(appended))
+    return _Copying((0, row_id_index, next_index, len(old_fields)), divided, len(appended))
 
 
 def _day_units(schema: ManifestSchema, form: ManifestFormat) -> dict[str, int]:

@@ -88,9 +88,9 @@ def root_location(metadata: TableMetadata, snapshot: Snapshot | None) -> str | N
 
 def refuse_unreadable(metadata: TableMetadata, snapshot: Snapshot) -> None:
     """Raise UnsupportedError for a snapshot whose manifest list is encrypted."""
-    where = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
+    subject = f"{metadata.location}: snapshot {snapshot.snapshot_id}"
     if snapshot.key_id is not None:
-        raise UnsupportedError(f"{where} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
+        raise UnsupportedError(f"{subject} is encrypted (key-id {snapshot.key_id}); encrypted tables can't be read")
 
 
 # -- Read entries -----------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class ManifestReader:
     def relation(
         self, manifests: pa.Table, projection: EntryProjection, placement: Placement | None = None
     ) -> Relation:
-        """Return what `entries` does, as a table if the driver reads the manifests.
+        """Return the rows of `entries`, as a table if the driver reads the manifests.
 
         It does so by default if `table_placement` says so, and else if `placement` does. A leaf that the manifest cache
         lost in the meantime is left to tasks.
@@ -238,7 +238,7 @@ class ManifestReader:
     def driver_table(
         self, manifests: pa.Table, projection: EntryProjection, most_entries: int | None = None
     ) -> pa.Table | None:
-        """Return what `table` does, or None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
+        """Return the rows of `table`, or None if tasks read the manifests faster (`fits_driver`, `driver_parts`)."""
         if not self.fits_driver(manifests, most_entries):
             return None
         parts = self.driver_parts(manifests, projection)
@@ -284,8 +284,8 @@ class ManifestReader:
         Args:
             manifests: the manifests.
             projection: the columns to read, without metrics maps.
-            function: takes what `entries` returns as batches, some for each task, and yields batches of `schema`.
-            schema: of the result.
+            function: takes batches of the rows of `entries`, some for each task, and yields batches of `schema`.
+            schema: the schema of the result.
         """
         if self.access.tasks is None:
             return map_arrow(self.entries(manifests, projection), function, schema)
@@ -346,7 +346,7 @@ class ManifestReader:
         return frames
 
     def physical_table(self, manifests: pa.Table, projection: EntryProjection) -> pa.Table:
-        """Return what `physical_frames` does as a table, decoded by threads of the driver; see `fits_driver`."""
+        """Return the rows of `physical_frames` as a table, decoded by threads of the driver; see `fits_driver`."""
         decode = partial(self.decoder(Placement.DRIVER).decode_parts, projection)
         return map_on_driver(self.parts(manifests, projection), decode, projection.schema)
 
@@ -371,15 +371,15 @@ class ManifestReader:
         frames = []
         if len(decoded):
             parts = self.parts(decoded, projection, split=True)
-            cached, missing = (parts.filter(test(parts.column(CACHED_LEAF))) for test in (pc.is_valid, pc.is_null))
+            cached, uncached = (parts.filter(test(parts.column(CACHED_LEAF))) for test in (pc.is_valid, pc.is_null))
             if len(cached) and not self.access.spark_opens(cached.column(CACHED_LEAF)[0].as_py()):
-                cached, missing = cached.slice(0, 0), parts
+                cached, uncached = cached.slice(0, 0), parts
             if len(cached):
                 from sparkmeta.manifests.cache import read_cached_entries
 
                 frames.append(read_cached_entries(self.spark, cached, projection, self.types.locations))
-            if len(missing):
-                frames.append(self._decoded(missing, projection, placement))
+            if len(uncached):
+                frames.append(self._decoded(uncached, projection, placement))
         if len(parquet):
             names = self.types.partition_names
             units, places = whole_manifests(parquet), self.types.locations

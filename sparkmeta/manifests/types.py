@@ -59,7 +59,7 @@ class TableTypes:
         return {schema.schema_id: schema for schema in self.metadata.schemas}
 
     @property
-    def _written(self) -> Schema | None:
+    def _named_schema(self) -> Schema | None:
         """The schema that the snapshot names, or the table's if it names none; None if it is not in the metadata."""
         schema_id = self.snapshot.schema_id if self.snapshot else None
         return self.metadata.schema() if schema_id is None else self.schemas.get(schema_id)
@@ -71,12 +71,14 @@ class TableTypes:
         Raises:
             ValidationError: the table's metadata does not have the schema.
         """
-        written = self._written
-        if written is None:
+        schema = self._named_schema
+        if schema is None:
             assert self.snapshot is not None
-            where = f"{self.metadata.location}: snapshot {self.snapshot.snapshot_id}"
-            raise ValidationError(f"{where} has schema-id {self.snapshot.schema_id}: no such schema is in the metadata")
-        return written
+            subject = f"{self.metadata.location}: snapshot {self.snapshot.snapshot_id}"
+            raise ValidationError(
+                f"{subject} has schema-id {self.snapshot.schema_id}: no such schema is in the metadata"
+            )
+        return schema
 
     @cached_property
     def typing_schema(self) -> Schema:
@@ -86,13 +88,13 @@ class TableTypes:
         the id of a column for another type, as a replaced table may, and the metadata has it.
         """
         current = self.metadata.schema()
-        written = self._written or current
+        named = self._named_schema or current
         types = {field_id: str(field.field_type) for field_id, field in index_by_id(current).items()}
         promoted = all(
             field_id not in types or reads_as(str(field.field_type), types[field_id])
-            for field_id, field in _primitives(index_by_id(written)).items()
+            for field_id, field in _primitives(index_by_id(named)).items()
         )
-        return current if promoted else written
+        return current if promoted else named
 
     @cached_property
     def fields(self) -> Mapping[int, NestedField]:
@@ -132,8 +134,8 @@ class TableTypes:
         had no new column, there is no gap.
         """
         ids = range(1, self.metadata.last_column_id + 1)
-        known = {*self.fields, *(expression.expr_id for expression in self._expressions)}
-        return len(self.schemas) > max(self.schemas) and sum(key in ids for key in known) == len(ids)
+        used_ids = {*self.fields, *(expression.expr_id for expression in self._expressions)}
+        return len(self.schemas) > max(self.schemas) and sum(used_id in ids for used_id in used_ids) == len(ids)
 
     @cached_property
     def widened_decimals(self) -> frozenset[int]:
@@ -226,13 +228,13 @@ class TableTypes:
         transform is unknown, or if its values have the type of a column that no schema has, as after an expiry that
         removed schemas.
         """
-        unknown = {
+        untyped = {
             field.field_id
             for spec in self.specs.values()
             for field in spec.fields
             if has_unknown_values(field.transform) or self._has_lost_type(field)
         }
-        names = {field_id: ANY if field_id in unknown else str(kind) for field_id, kind in self.partition_types.items()}
+        names = {field_id: ANY if field_id in untyped else str(kind) for field_id, kind in self.partition_types.items()}
         return {
             spec_id: [(field.field_id, names[field.field_id]) for field in spec.fields]
             for spec_id, spec in self.specs.items()
@@ -343,11 +345,11 @@ class TableTypes:
         earlier = (index_by_id(schema).get(field_id) for schema in self.metadata.schemas for field_id in field_ids)
         return any(field is not None and str(field.field_type) == "date" for field in earlier)
 
-    # -- what readers take ------------------------------------------------------------------------------------------
+    # -- for readers ------------------------------------------------------------------------------------------------
 
     @cached_property
     def locations(self) -> Locations:
-        """How the table's metadata names files."""
+        """The rules by which the table's metadata names files."""
         return locations_of(self.metadata)
 
     @cached_property

@@ -62,7 +62,7 @@ def converted(batches: Iterable[pa.RecordBatch], types: TreeTypes, spec_id: int,
     schema = tree_schema(types.stats)
     for batch in batches:
         columns = content_columns(batch)
-        columns["version_info"] = _known_version(batch, location)
+        columns["version_info"] = _complete_version(batch, location)
         columns["file_format"] = pc.utf8_lower(batch.column("file_format"))
         columns[CONTENT_STATS] = _stats(batch, types, spec_id)
         arrays = [
@@ -92,14 +92,14 @@ _ONLY_OF = {
 }
 
 
-def _known_version(batch: pa.RecordBatch, location: str) -> pa.StructArray:
+def _complete_version(batch: pa.RecordBatch, location: str) -> pa.StructArray:
     info = batch.column("version_info")
     fields = dict(zip(info.type.names, info.flatten(), strict=True))
     fields["file_sequence_number"] = pc.coalesce(fields["file_sequence_number"], fields["sequence_number"])
     live = is_live(batch)
     for name, values in fields.items():
-        if len(unknown := batch.column("location").filter(pc.and_(live, values.is_null()))):
-            path = unknown[0].as_py()
+        if len(lacking := batch.column("location").filter(pc.and_(live, values.is_null()))):
+            path = lacking[0].as_py()
             raise CorruptFileError(location, f"version_info.{name}", None, f"the entry of {path} has none")
     return pa.StructArray.from_arrays([*fields.values()], fields=list(info.type))
 
@@ -110,12 +110,12 @@ def _stats(batch: pa.RecordBatch, types: TreeTypes, spec_id: int) -> pa.StructAr
         stats = batch.column(CONTENT_STATS)
         for field, values in zip(stats.type, stats.flatten(), strict=True):
             children = dict(zip(values.type.names, values.flatten(), strict=True))
-            known = {name: child for name, child in children.items() if child.null_count < len(child)}
-            if known:
-                metrics[int(field.name)] = known
-    every = pa.repeat(pa.scalar(True), len(batch))
-    places = [PartitionValues(source, every, _value(batch, field_id)) for field_id, source in types.sources[spec_id]]
-    return content_stats(metrics, None, places, batch.column("record_count"), types.stats)
+            present = {name: child for name, child in children.items() if child.null_count < len(child)}
+            if present:
+                metrics[int(field.name)] = present
+    rows, sources = pa.repeat(pa.scalar(True), len(batch)), types.sources[spec_id]
+    partitions = [PartitionValues(source, rows, _value(batch, field_id)) for field_id, source in sources]
+    return content_stats(metrics, None, partitions, batch.column("record_count"), types.stats)
 
 
 def _value(batch: pa.RecordBatch, field_id: int) -> pa.Array:
@@ -146,14 +146,14 @@ def content_stats(
         children.update(derived_stats(children, types[field_id], sizes.get(field_id)))
     present = {field_id: _any_valid(children.values(), rows) for field_id, children in metrics.items()}
     for source, mask, values in partitions:
-        _put(values, records, mask, metrics.setdefault(source, {}))
+        _replace_stats(values, records, mask, metrics.setdefault(source, {}))
         present[source] = pc.or_(present.get(source, pa.repeat(pa.scalar(False), rows)), mask)
     kind = tree_stats_type(types)
     structs = [_struct(metrics.get(int(child.name)), present, child, rows) for child in kind]
     return pa.StructArray.from_arrays(structs, fields=list(kind)) if structs else pa.array([{}] * rows, kind)
 
 
-def _put(value: pa.Array, records: pa.Array, mask: pa.Array, stats: dict[str, pa.Array]) -> None:
+def _replace_stats(value: pa.Array, records: pa.Array, mask: pa.Array, stats: dict[str, pa.Array]) -> None:
     """Replace stats of a partition field's column or expression by its value, for the rows of one spec."""
     nan = pc.fill_null(pc.is_nan(value), False) if pa.types.is_floating(value.type) else None
     bound = value if nan is None else pc.if_else(nan, pa.scalar(None, value.type), value)
@@ -166,9 +166,9 @@ def _put(value: pa.Array, records: pa.Array, mask: pa.Array, stats: dict[str, pa
     }
     if nan is not None:
         exact["nan_value_count"] = pc.if_else(nan, records, pa.scalar(0, pa.int64()))
-    for child, new in exact.items():
-        old = stats.get(child, pa.nulls(len(records), new.type))
-        stats[child] = pc.if_else(mask, new, old)
+    for child, exact_values in exact.items():
+        other_values = stats.get(child, pa.nulls(len(records), exact_values.type))
+        stats[child] = pc.if_else(mask, exact_values, other_values)
 
 
 def _struct(
@@ -226,7 +226,7 @@ class TableMatch:
 
 @dataclass(frozen=True)
 class Adoption(TableMatch):
-    """Turns live entries of a table into entries of new files of a tree. Picklable.
+    """A function that turns live entries of a table into entries of new files of a tree. Picklable.
 
     Attributes:
         stats: the ids that may have stats in the other table -> Iceberg type names.
@@ -282,11 +282,11 @@ def added_version(rows: int, schema: pa.Schema, numbers: pa.Array | None = None)
 
     Args:
         rows: the number of files.
-        schema: of the entries.
+        schema: the schema of the entries.
         numbers: the data sequence numbers of files whose rows are older than the commit; null for others.
     """
-    added, unknown = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows), pa.nulls(rows, pa.int64())
-    children = [added, unknown, unknown if numbers is None else numbers, unknown]
+    status, unset = pa.repeat(pa.scalar(int(Status.ADDED), pa.int32()), rows), pa.nulls(rows, pa.int64())
+    children = [status, unset, unset if numbers is None else numbers, unset]
     return pa.StructArray.from_arrays(children, fields=list(schema.field("version_info").type))
 
 
@@ -294,7 +294,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return values if values.type == kind else narrowed(values, kind)
 
 
-def _mapped(ids: pa.Array, other: Mapping[int, int]) -> pa.Array:
+def _mapped(ids: pa.Array, other_ids: Mapping[int, int]) -> pa.Array:
     """Return the other table's ids; null for ids that it lacks."""
-    places = pc.index_in(ids, pa.array(list(other), ids.type))
-    return pa.array(list(other.values()), ids.type).take(places)
+    indices = pc.index_in(ids, pa.array(list(other_ids), ids.type))
+    return pa.array(list(other_ids.values()), ids.type).take(indices)

@@ -74,9 +74,9 @@ def tree_entries(
     data: bytes | memoryview, part: ManifestPart, projection: EntryProjection, types: TreeTypes
 ) -> pa.Table:
     """Decode a tree manifest into one chunk, for a projection without metrics maps; see `decode_tree_manifest`."""
-    read, columns = types.stats_of(projection), {*projection.columns, *types.ALWAYS_READ}
+    stats, columns = types.stats_of(projection), {*projection.columns, *types.ALWAYS_READ}
     sources = stats_of_fields(types.sources)
-    table, properties = read_manifest(data, read, part.location, columns, sources, as_written=projection.as_written)
+    table, properties = read_manifest(data, stats, part.location, columns, sources, as_written=projection.as_written)
     ordinals = pa.array(np.arange(len(table)), pa.int64())
     if properties.get(CONTENT_KEY) == ROOT:
         files = one_of(table, FILES)
@@ -201,7 +201,7 @@ def _derived(stats: pa.StructArray, of_spec: pa.Array, source: int, location: st
 
 @dataclass(frozen=True)
 class LeafSearch:
-    """Finds unmasked entries of leaves by the values of a column. Picklable.
+    """A search for unmasked entries of leaves by the values of a column. Picklable.
 
     Attributes:
         column: a text field of the content entry: `location` or `referenced_file`.
@@ -250,8 +250,8 @@ class LeafSearch:
         bounds = manifest.bounds(group, self.column)
         if bounds is None:
             return True
-        place = bisect_left(self._spellings, bounds[0])
-        return place < len(self._spellings) and self._spellings[place] <= bounds[1]
+        index = bisect_left(self._spellings, bounds[0])
+        return index < len(self._spellings) and self._spellings[index] <= bounds[1]
 
     def _matching(self, manifest: OpenManifest, groups: list[int]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         """Return the matching rows of `tree_schema` and their ordinals.
@@ -262,15 +262,15 @@ class LeafSearch:
         matches: dict[int, np.ndarray[Any, Any]] = {}
         for group in groups:
             column = whole(manifest.rows([group], {}, {self.column}).column(self.column))
-            places = np.flatnonzero(pc.is_in(column, values).to_numpy(zero_copy_only=False))
-            if len(places):
-                matches[group] = places
+            indices = np.flatnonzero(pc.is_in(column, values).to_numpy(zero_copy_only=False))
+            if len(indices):
+                matches[group] = indices
         stats, fields = self.types.stats_of(self.projection), stats_of_fields(self.types.sources)
         columns = {*self.projection.columns, *TreeTypes.ALWAYS_READ}
         tables, ordinals = [manifest.rows([], stats, columns, fields)], [np.empty(0, np.int64)]
-        for group, places in matches.items():
-            tables.append(manifest.rows([group], stats, columns, fields).take(pa.array(places)))
-            ordinals.append(manifest.first_row(group) + places)
+        for group, indices in matches.items():
+            tables.append(manifest.rows([group], stats, columns, fields).take(pa.array(indices)))
+            ordinals.append(manifest.first_row(group) + indices)
         return pa.concat_tables(tables), np.concatenate(ordinals)
 
 
@@ -299,8 +299,8 @@ class RangedFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        count = left if size is None or size < 0 else min(size, left)
+        remaining = max(0, self._size - self._position)
+        count = remaining if size is None or size < 0 else min(size, remaining)
         data = self._files.read_range(self._location, self._position, count) if count else b""
         self._position += len(data)
         return data

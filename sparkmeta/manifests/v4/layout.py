@@ -256,8 +256,8 @@ class OpenManifest:
         for index in range(chunks.num_columns if name is not None else 0):
             chunk = chunks.column(index)
             if chunk.path_in_schema == name:
-                known = chunk.is_stats_set and chunk.statistics.has_min_max
-                return (chunk.statistics.min, chunk.statistics.max) if known else None
+                has_bounds = chunk.is_stats_set and chunk.statistics.has_min_max
+                return (chunk.statistics.min, chunk.statistics.max) if has_bounds else None
         return None
 
     def rows(
@@ -287,22 +287,24 @@ def _paths(schema: pa.Schema, columns: Collection[str], stats: StatsTypes, field
     paths = [field.name for field in schema if field_id(field) in ids]
     for field in schema:
         if field_id(field) == CONTENT_STATS_ID and pa.types.is_struct(field.type):
-            structs = _stats_places(field.type, stats)
-            paths += [f"{field.name}.{field.type[place].name}" for place in structs.values()]
+            structs = _stats_indices(field.type, stats)
+            paths += [f"{field.name}.{field.type[index].name}" for index in structs.values()]
             lacking = {
                 field: stats_id for field, stats_id in fields.items() if stats_id in stats and stats_id not in structs
             }
             nested = _values_in_sources(field.type, lacking)
-            paths += [f"{field.name}.{path}" for places in nested.values() for path in places.values()]
+            paths += [
+                f"{field.name}.{path}" for paths_of_bounds in nested.values() for path in paths_of_bounds.values()
+            ]
     return paths
 
 
-def _stats_places(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
+def _stats_indices(kind: pa.StructType, stats: StatsTypes) -> dict[int, int]:
     """Return the index in `content_stats` of stats by their id, resolved by field id or else by name."""
-    by_id = {field_id(child): place for place, child in enumerate(kind)}
-    by_name = {child.name: place for place, child in enumerate(kind)}
-    places = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
-    return {stats_id: place for stats_id, place in places.items() if place is not None}
+    by_id = {field_id(child): index for index, child in enumerate(kind)}
+    by_name = {child.name: index for index, child in enumerate(kind)}
+    indices = {stats_id: by_id.get(stats_struct_id(stats_id), by_name.get(str(stats_id))) for stats_id in stats}
+    return {stats_id: index for stats_id, index in indices.items() if index is not None}
 
 
 def _values_in_sources(kind: pa.StructType, fields: Mapping[int, int]) -> dict[int, dict[str, str]]:
@@ -347,7 +349,7 @@ def _with_ordered_bounds(rows: pa.Table, stats: StatsTypes, sources: Collection[
     In stats that may hold partition values, `sources`, the lower bound stays: it is the value.
     """
     content = whole(rows.column(CONTENT_STATS))
-    changed = {}
+    corrected = {}
     for stats_id, type_name in stats.items():
         of_field = content.field(str(stats_id))
         lower, upper = (pc.struct_field(of_field, [name]) for name in BOUNDS)
@@ -358,13 +360,13 @@ def _with_ordered_bounds(rows: pa.Table, stats: StatsTypes, sources: Collection[
                 pc.if_else(wrong, pa.scalar(None, child.type), values) if child.name in lost else values
                 for child, values in zip(kind, of_field.flatten(), strict=True)
             ]
-            changed[str(stats_id)] = pa.StructArray.from_arrays(children, fields=list(kind), mask=of_field.is_null())
-    if not changed:
+            corrected[str(stats_id)] = pa.StructArray.from_arrays(children, fields=list(kind), mask=of_field.is_null())
+    if not corrected:
         return rows
-    structs = [changed.get(field.name, content.field(field.name)) for field in content.type]
+    structs = [corrected.get(field.name, content.field(field.name)) for field in content.type]
     struct = pa.StructArray.from_arrays(structs, fields=list(content.type), mask=content.is_null())
-    place = rows.schema.get_field_index(CONTENT_STATS)
-    return rows.set_column(place, rows.schema.field(place), struct)
+    index = rows.schema.get_field_index(CONTENT_STATS)
+    return rows.set_column(index, rows.schema.field(index), struct)
 
 
 def _read_field(values: pa.Array | None, spec: FieldSpec, rows: int, location: str) -> pa.Array:
@@ -386,20 +388,27 @@ def _read_struct(
     named: bool = False,
     type_name: str = "",
 ) -> pa.StructArray:
-    """Return a struct with its children resolved by id or, if `named`, else by name. Null structs stay null.
+    """Return a struct with its children resolved by id. Null structs stay null.
 
-    type_name: the Iceberg type of the column, for its bounds.
+    Args:
+        values: the struct in the file.
+        kind: the type to return.
+        children: the fields of the type.
+        prefix: the beginning of the children's names in errors.
+        location: the file, for errors.
+        named: whether to resolve children without an id by name.
+        type_name: the Iceberg type of the column, for its bounds.
     """
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, prefix.rstrip("."), values.type, "it is not a struct")
-    places = {field_id(field): index for index, field in enumerate(values.type)}
+    indices = {field_id(field): index for index, field in enumerate(values.type)}
     names = (
-        {_SEEDS_NAMES.get(field.name, field.name): index for index, field in enumerate(values.type)} if named else {}
+        {_PROPOSED_NAMES.get(field.name, field.name): index for index, field in enumerate(values.type)} if named else {}
     )
     flat = values.flatten()
     arrays = [
         pa.nulls(len(values), child.type)
-        if (index := places.get(child.id, names.get(child.name))) is None
+        if (index := indices.get(child.id, names.get(child.name))) is None
         else _cast(flat[index], child.type, prefix + child.name, location, type_name if child.name in BOUNDS else "")
         for child in children
     ]
@@ -407,7 +416,7 @@ def _read_struct(
 
 
 # Names of stats in the proposal's examples (semantics 17.1).
-_SEEDS_NAMES = {
+_PROPOSED_NAMES = {
     "null_count": "null_value_count",
     "nan_count": "nan_value_count",
     "average_uncompressed_length": "avg_value_size_in_bytes",
@@ -422,13 +431,15 @@ def _read_stats(
         return pa.nulls(rows, kind)
     if not pa.types.is_struct(values.type):
         raise CorruptFileError(location, CONTENT_STATS, values.type, "it is not a struct")
-    places = _stats_places(values.type, stats)
-    in_sources = _values_in_sources(values.type, {field: of for field, of in fields.items() if of not in places})
+    indices = _stats_indices(values.type, stats)
+    in_sources = _values_in_sources(
+        values.type, {field: source for field, source in fields.items() if source not in indices}
+    )
     flat = values.flatten()
     structs = []
     for stats_id in sorted(stats):
         struct_type = kind.field(str(stats_id)).type
-        index = places.get(stats_id)
+        index = indices.get(stats_id)
         if index is None:
             paths = in_sources.get(stats_id)
             structs.append(
@@ -454,18 +465,18 @@ def _of_source(
     """Return the stats of a partition field from values at paths of `_values_in_sources`."""
     bound, nothing = kind.field("lower_bound").type, pa.nulls(len(values), kind.field("lower_bound").type)
 
-    def read(which: str) -> pa.Array:
-        if which not in paths:
+    def read(bound_name: str) -> pa.Array:
+        if bound_name not in paths:
             return nothing
-        raw = pc.struct_field(values, paths[which].split(".", 1))
-        return _cast(raw, bound, f"{CONTENT_STATS}.{paths[which]}", location, type_name)
+        raw = pc.struct_field(values, paths[bound_name].split(".", 1))
+        return _cast(raw, bound, f"{CONTENT_STATS}.{paths[bound_name]}", location, type_name)
 
     value = read("")
     bounds = {name: pc.coalesce(read(name), value) for name in BOUNDS}
     children = [bounds.get(child.name, pa.nulls(len(values), child.type)) for child in kind]
     sources = [pc.struct_field(values, [path.split(".", 1)[0]]) for path in paths.values()]
-    known = reduce(pc.or_, (source.is_valid() for source in sources))
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(known))
+    is_known = reduce(pc.or_, (source.is_valid() for source in sources))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.invert(is_known))
 
 
 def _cast(values: pa.Array, kind: pa.DataType, name: str, location: str, type_name: str = "") -> pa.Array:
@@ -495,9 +506,11 @@ def _file_stats(stats: pa.StructArray) -> pa.StructArray | None:
             continue
         flat = dict(zip((child.name for child in field.type), values.flatten(), strict=True))
         specs = stats_children(stats_id, field.type.field("lower_bound").type)
-        written = [spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN]
-        kind = pa.struct([with_field_id(spec.arrow, spec.id) for spec in written])
-        arrays = [flat[spec.name] for spec in written]
+        written_specs = [
+            spec for spec in specs if flat[spec.name].null_count < len(values) or spec.name in _ALWAYS_WRITTEN
+        ]
+        kind = pa.struct([with_field_id(spec.arrow, spec.id) for spec in written_specs])
+        arrays = [flat[spec.name] for spec in written_specs]
         structs.append(pa.StructArray.from_arrays(arrays, fields=list(kind), mask=values.is_null()))
         fields.append(with_field_id(pa.field(field.name, kind), stats_struct_id(stats_id)))
     return pa.StructArray.from_arrays(structs, fields=fields, mask=stats.is_null()) if structs else None

@@ -93,7 +93,7 @@ class Root:
 
 
 def one_of(table: pa.Table, kinds: Iterable[ContentType]) -> pa.Array:
-    """Return which rows have one of the content types."""
+    """Return whether each row has one of the content types."""
     return pc.is_in(table.column("content_type"), pa.array([int(kind) for kind in kinds], pa.int32()))
 
 
@@ -311,7 +311,7 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
     ids = check.table.column("equality_ids")
     known = set(columns)
     if ids.null_count < len(ids):
-        unknown = [each is not None and not known.issuperset(each) for each in ids.to_pylist()]
+        unknown = [ids_of_entry is not None and not known.issuperset(ids_of_entry) for ids_of_entry in ids.to_pylist()]
         check.refuse("equality_ids", ids, pa.array(unknown, pa.bool_()), "no schema of the table has such a column")
     referring = one_of(check.table, [ContentType.POSITION_DELETES, ContentType.DELETE_MANIFEST, *MANIFEST_DVS])
     check.absent(("referenced_file",), pc.invert(referring))
@@ -326,7 +326,7 @@ def _check_written(check: _Checks, columns: Collection[int]) -> None:
 
 
 class _Checks:
-    """Evaluates rules over entries, and collects an `EntryProblem` for each entry that breaks one."""
+    """Rules over entries. `problems` has an `EntryProblem` for each entry that breaks an evaluated rule."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table

@@ -64,9 +64,9 @@ def read_leaf_entries(
     fields = _read_fields(projection, tuples)
     if "first_row_id" in projection.columns:
         fields = fields.append(pa.field(ROW_ID_OFFSET.name, ROW_ID_OFFSET.type))
-    read = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
-    columns = entry_columns(projection, tuples, read.inherited, read.manifest, widened, locations)
-    entries = read.frame.selectExpr(*sql.texts(columns))
+    rows = read_leaves(spark, leaves, spark_schema(fields), "_metadata.row_index")
+    columns = entry_columns(projection, tuples, rows.inherited, rows.manifest, widened, locations)
+    entries = rows.frame.selectExpr(*sql.texts(columns))
     paths = leaves.column("location").to_pylist()
     return failing_if_skipped(spark, entries, paths, spark_schema(projection.schema))
 
@@ -267,12 +267,14 @@ def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str
     if len(set(keys)) < len(keys):
         keys, file_key = [spark_path_key(location) for location in locations], PATH_KEY
     names = [sql.quoted(name) for name in schema.names if name != ORDINAL]
-    read = files.selectExpr(*names, f"{file_key} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
+    rows_with_keys = files.selectExpr(*names, f"{file_key} AS {_KEY}", f"{ordinal} AS {ORDINAL}")
     if len(keys) <= _NAMED:
         # Expressions over the rows, not columns: a separate projection would keep Spark from pruning columns.
-        place = _place(keys)
-        manifest = sql.call("get", sql.array(*leaves.column(MANIFEST).to_pylist()), place)
-        return LeafRows(read, _known(manifest, place), sql.call("get", _inherited(leaves), place))
+        key_index = _key_index(keys)
+        manifest = sql.call("get", sql.array(*leaves.column(MANIFEST).to_pylist()), key_index)
+        return LeafRows(
+            rows_with_keys, _checked_manifest(manifest, key_index), sql.call("get", _inherited(leaves), key_index)
+        )
     rows = local_frame(spark, leaves.append_column(_UNIT_KEY, pa.array(keys))).selectExpr(
         _UNIT_KEY,
         f"xxhash64({_UNIT_KEY}) AS {_UNIT_HASH}",
@@ -280,21 +282,21 @@ def read_leaves(spark: SparkSession, leaves: pa.Table, schema: Any, ordinal: str
         f"struct({', '.join(_INHERITED_FIELDS)}) AS {_INHERITED}",
     )
     # Spark looks up numbers much faster than texts. `IS TRUE` keeps the equality of texts from becoming a join key.
-    same = f"xxhash64({_KEY}) = {_UNIT_HASH} AND ({_KEY} = {_UNIT_KEY}) IS TRUE"
-    joined = read.join(F.broadcast(rows), F.expr(same), "left")
-    return LeafRows(joined, _known(sql.col(_UNIT), sql.col(_UNIT)), sql.col(_INHERITED))
+    keys_match = f"xxhash64({_KEY}) = {_UNIT_HASH} AND ({_KEY} = {_UNIT_KEY}) IS TRUE"
+    joined = rows_with_keys.join(F.broadcast(rows), F.expr(keys_match), "left")
+    return LeafRows(joined, _checked_manifest(sql.col(_UNIT), sql.col(_UNIT)), sql.col(_INHERITED))
 
 
-def _known(manifest: Sql, leaf: Sql) -> Sql:
+def _checked_manifest(manifest: Sql, leaf: Sql) -> Sql:
     """Return `manifest`. If `leaf` is null, since no leaf has the row's key, Spark raises an error when it runs."""
-    unknown = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
-    return sql.when(leaf.isNull(), unknown).otherwise(manifest)
+    failure = sql.raise_error(sql.concat("Spark read a file that no manifest names: ", sql.col(_KEY))).cast("int")
+    return sql.when(leaf.isNull(), failure).otherwise(manifest)
 
 
-def _place(keys: Sequence[str]) -> Sql:
+def _key_index(keys: Sequence[str]) -> Sql:
     """Return the index of a row's key among the keys; null if it is not one of them."""
-    first, *others = [(sql.col(_KEY) == key, place) for place, key in enumerate(keys)]
-    return reduce(lambda chosen, case: chosen.when(*case), others, sql.when(*first))
+    first_case, *other_cases = [(sql.col(_KEY) == key, index) for index, key in enumerate(keys)]
+    return reduce(lambda chosen, case: chosen.when(*case), other_cases, sql.when(*first_case))
 
 
 def _inherited(leaves: pa.Table) -> Sql:

@@ -236,15 +236,17 @@ def _partitions(
     flat = whole(stats)
     by_id = {int(field.name): values for field, values in zip(stats.type, flat.flatten(), strict=True)}
     encoded: dict[tuple[int, str], list[bytes | None]] = {}
-    used = {source for fields in sources.values() for _, source in fields}
-    for source in used.intersection(by_id):
+    source_ids = {source for fields in sources.values() for _, source in fields}
+    for source in source_ids.intersection(by_id):
         for name in ("lower_bound", "upper_bound"):
             encoded[source, name] = encode_bounds(pc.struct_field(by_id[source], name)).to_pylist()
-    counts = {source: by_id[source].to_pylist() if source in by_id else None for source in used}
+    counts = {source: by_id[source].to_pylist() if source in by_id else None for source in source_ids}
     rows = []
     for row, spec_id in enumerate(leaves.column("partition_spec_id").to_pylist()):
-        places = dict(sources[spec_id])
-        rows.append([_summary(row, places.get(field_id), counts, encoded) for field_id, _ in spec_fields[spec_id]])
+        sources_of_fields = dict(sources[spec_id])
+        rows.append(
+            [_summary(row, sources_of_fields.get(field_id), counts, encoded) for field_id, _ in spec_fields[spec_id]]
+        )
     return pa.array(rows, MANIFEST_FILE_SCHEMA.field("partitions").type)
 
 
@@ -254,8 +256,8 @@ def _summary(
     counts: Mapping[int, list[Any] | None],
     encoded: Mapping[tuple[int, str], list[bytes | None]],
 ) -> dict[str, Any]:
-    known = counts.get(source) if source is not None else None
-    stats = known[row] if known is not None else None
+    column = counts.get(source) if source is not None else None
+    stats = column[row] if column is not None else None
     if source is None or stats is None:
         return {"contains_null": True, "contains_nan": None, "lower_bound": None, "upper_bound": None}
     nulls, nans = stats["null_value_count"], stats["nan_value_count"]

@@ -99,7 +99,7 @@ def _total(counts: pa.Array) -> pa.Scalar:
 
 
 def _without_values(values: dict[str, pa.Array], lower: pa.Array, stats: pa.StructArray, is_source: bool) -> pa.Array:
-    """Return which files hold only nulls and NaNs. They do not contribute to bounds."""
+    """Return whether each file holds only nulls and NaNs, and does not contribute to bounds."""
     missing = reduce(pc.add, (pc.fill_null(values[name], 0) for name in COUNTS[1:]))
     empty = pc.fill_null(pc.equal(missing, values["value_count"]), False)
     if is_source:
@@ -226,8 +226,8 @@ def _write_owned(form: LeafFormat, entry_bytes: float, batches: Iterable[pa.Reco
 def _encoded_owned(
     form: LeafFormat, entry_bytes: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[str | None, EncodedLeaf]]:
-    for (owner, *_), parts in groupby(_owned(form, batches), key=lambda run: run[0]):
-        table = pa.concat_tables([rows for _, rows in parts])
+    for (owner, *_), runs in groupby(_owned(form, batches), key=lambda run: run[0]):
+        table = pa.concat_tables([rows for _, rows in runs])
         for piece in pieces(table, leaf_count(len(table), int(len(table) * entry_bytes), form.target_bytes)):
             yield owner, encode_leaf(piece, form)
 
@@ -241,8 +241,8 @@ def _owned(
         owners = table.column(OWNER).combine_chunks()
         entries = table.drop_columns([OWNER]).cast(form.schema)
         for owner in owners.unique().to_pylist():
-            same = owners.is_null() if owner is None else pc.equal(owners, owner)
-            for key, rows in _kinds(entries.filter(same)):
+            is_owned = owners.is_null() if owner is None else pc.equal(owners, owner)
+            for key, rows in _kinds(entries.filter(is_owned)):
                 yield (owner, key), rows
 
 
@@ -268,7 +268,7 @@ def put_behind(
     """
     pending: deque[tuple[T, pa.Table, Future[None]]] = deque()
 
-    def first() -> tuple[T, pa.Table]:
+    def oldest() -> tuple[T, pa.Table]:
         key, row, put = pending.popleft()
         put.result()
         return key, row
@@ -278,9 +278,9 @@ def put_behind(
             put = _threads().submit(writer.write_new, row.column(location)[0].as_py(), data)
             pending.append((key, row, put))
             if len(pending) > _PUTS:
-                yield first()
+                yield oldest()
         while pending:
-            yield first()
+            yield oldest()
     finally:
         # After an error, wait for writes that have begun, and write nothing more.
         wait([put for _, _, put in pending if not put.cancel()])
@@ -335,7 +335,7 @@ def _kinds(table: pa.Table) -> Iterator[tuple[tuple[int, bool], pa.Table]]:
 
 
 class _Leaf:
-    """Buffers rows for leaves of one spec and kind."""
+    """A buffer of rows for leaves of one spec and kind."""
 
     def __init__(self, form: LeafFormat) -> None:
         self._form = form
