@@ -156,9 +156,9 @@ def _without_nulls(values: pa.Array) -> pa.Array:
     if pa.types.is_struct(kind):
         children = [values.field(index) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind))
-    children = [_elements(values)] if pa.types.is_nested(kind) else None
+    elements = [_elements(values)] if pa.types.is_nested(kind) else None
     buffers = [None, *values.buffers()[1 : kind.num_buffers]]
-    return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=children)
+    return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=elements)
 
 
 def _elements(lists: pa.Array) -> pa.Array:

@@ -114,7 +114,6 @@ def equality_ids(scan_filter: ScanFilter, manifests: pa.Table) -> frozenset[int]
 
 
 # -- The choice -------------------------------------------------------------------------------------------------------
-# No other module chooses how a scan is read and how its deletes are matched.
 # `costs` has the limits for matching, and `manifests.placement` the limits for where manifests are read.
 
 
@@ -172,7 +171,7 @@ class Reading:
     """Where manifests are read, and the figures that this is based on.
 
     Attributes:
-        placement: where they are read. None for lazily, by format: Parquet by Spark, others by tasks.
+        placement: where they are read. None: lazily, Parquet by Spark and other formats by tasks.
         load: the work of decoding them.
     """
 
@@ -223,8 +222,8 @@ class Choice:
         broadcast: whether the deletes are few enough to be broadcast.
         coplanned: the manifests that are read together.
         seconds: how long choosing took.
-        reporter: is called for each plan, with a function that returns what the driver knows of the result, and how
-            long planning took; None if nobody is to know of the plan.
+        reporter: called for each plan, with a function that returns the sums that the driver knows, and the seconds
+            that planning took; None for no reports.
     """
 
     pruned: PrunedManifests
@@ -244,7 +243,7 @@ class Choice:
 
     @property
     def strategy(self) -> str:
-        """The way of matching and its reason, in words."""
+        """How deletes are matched, and why, in words."""
         return f"{self.verdict.matching}: {self.verdict.reason}"
 
     def report(self, started: float, result: Callable[[], ScanResult | None]) -> None:
@@ -264,7 +263,7 @@ def result_of(rows: Relation) -> ScanResult | None:
         return None
     deletes = pa.Table.from_struct_array(whole(rows.column(DELETES)).flatten())
     sizes = pc.coalesce(deletes.column("content_size_in_bytes"), deletes.column("file_size_in_bytes"))
-    of_data, of_deletes = (pc.sum(each, min_count=0).as_py() for each in (rows.column("file_size_in_bytes"), sizes))
+    of_data, of_deletes = (pc.sum(column, min_count=0).as_py() for column in (rows.column("file_size_in_bytes"), sizes))
     return ScanResult(len(rows), of_data, len(deletes), of_deletes)
 
 
@@ -338,7 +337,7 @@ def choose(pruned: PrunedManifests, on_their_own: Readings | None = None) -> Cho
 
 
 def matching(figures: Figures) -> Verdict | None:
-    """Return how deletes are matched; None if this depends on figures that have not been looked up."""
+    """Return how deletes are matched; None if this depends on figures that have not been determined."""
     if not figures.data_manifests or not figures.delete_manifests:
         return Verdict("join", "the scan opens no delete manifest")
     if figures.planning == "join":

@@ -46,7 +46,7 @@ DV_OF_ENTRY = pa.schema(
     ]
 )
 # Columns of every entry that a task reads.
-_PLACE = (MANIFEST, ORDINAL)
+_ENTRY_ID = (MANIFEST, ORDINAL)
 # The fields of `version_info` that plans need.
 _VERSION = tuple(field.arrow for field in VERSION_INFO if field.name in ("status", "sequence_number"))
 _MANIFEST_TYPE = pa.struct(
@@ -81,7 +81,7 @@ class CoplanTask:
         data = self.data.schema
         info = data.get_field_index("version_info")
         fields = list(data.set(info, data.field(info).with_type(pa.struct(_VERSION))))
-        always = [field.with_nullable(False) if field.name in _PLACE else field for field in fields]
+        always = [field.with_nullable(False) if field.name in _ENTRY_ID else field for field in fields]
         return pa.schema([*always, *DV_OF_ENTRY])
 
 
@@ -104,7 +104,7 @@ def join_known_dvs(task: CoplanTask, dvs: pa.Table, parts: Iterable[pa.RecordBat
 
 
 def _with_masks(units: Sequence[dict[str, Any]], task: CoplanTask) -> Sequence[dict[str, Any]]:
-    """Return units with the bitmaps of their masks, which this reads."""
+    """Read the bitmaps of the units' masks, and return the units with them."""
     masked = [leaf for unit in units for leaf in (unit["data"], *unit["deletes"]) if leaf["mask"] is not None]
     masks = {mask[MANIFEST]: mask for mask in inlined([leaf["mask"] for leaf in masked], task.decoder.files)}
     for leaf in masked:
@@ -142,7 +142,7 @@ def _joined(task: CoplanTask, batches: Iterable[pa.RecordBatch], dvs: pa.Table) 
 
 
 def _places(data: pa.Table, dvs: pa.Table) -> pa.Array:
-    """Return the row of each data entry's DV; null if it has none."""
+    """Return the index of each data entry's DV; null if the entry has none."""
     return pc.index_in(_array(data, "location"), _array(dvs, "referenced_file"))
 
 
@@ -250,7 +250,7 @@ def _check(data: pa.Table, dvs: pa.Table, places: pa.Array) -> None:
 
 
 def _compared(entries: pa.Table) -> dict[str, pa.Array]:
-    """Return what rules compare of data files or DVs."""
+    """Return the columns of data files or DVs that rules compare."""
     sequence = pc.struct_field(_array(entries, "version_info"), "sequence_number")
     return {"sequence_number": sequence, "partition_key": arrow_partition_key(entries)}
 

@@ -133,7 +133,7 @@ def public_delete(delete: Sql, manifests: pa.Table) -> Sql:
 
 
 def shown_deletes(deletes: Sql) -> Aliased:
-    """Return an array of `DELETES_TYPE` as the column of plans. Avoids a cast, which would copy each delete."""
+    """Return the column of plans with deletes, an array of `DELETES_TYPE`. A cast would copy each delete."""
     return deletes.alias(DELETES)
 
 

@@ -50,8 +50,9 @@ def deletes_by_affinity(state: TableState, data: pa.Table, deletes: pa.Table) ->
         return deletes
     target = deletes.column("referenced_file").combine_chunks()
     leaves = state.tree.root.leaves
-    live = leaves.filter(pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))).column("location")
-    affiliated = pc.is_in(target, live.combine_chunks(), skip_nulls=True)
+    is_data = pc.equal(leaves.column("content_type"), int(ContentType.DATA_MANIFEST))
+    live_paths = leaves.filter(is_data).column("location")
+    affiliated = pc.is_in(target, live_paths.combine_chunks(), skip_nulls=True)
     opened = pc.is_in(target, data.column("location").combine_chunks(), skip_nulls=True)
     return deletes.filter(pc.or_(opened, pc.invert(affiliated)))
 
@@ -85,7 +86,7 @@ def deletes_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -
 
 
 def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flags:
-    """Return which data and delete manifests may have files of a common partition.
+    """Return whether each pair of a data and a delete manifest may have files of a common partition.
 
     This is sound for deletes that apply only within their own spec and partition (table spec, Scan Planning).
 
@@ -101,7 +102,7 @@ def overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields) -> Flag
 
 
 def leaf_overlaps(data: pa.Table, deletes: pa.Table, spec_fields: SpecFields, sources: TupleSources) -> Flags:
-    """Do the same as `overlaps` for leaves of a tree and data files, by the stats that hold partition values.
+    """Return the matrix of `overlaps` for leaves of a tree and data files, by the stats that hold partition values.
 
     Args:
         data: columns of `tree_schema`.
@@ -159,7 +160,7 @@ def _leaf_summaries(
 
 
 def _meet(data: pa.StructArray, deletes: pa.StructArray, type_name: str) -> Flags:
-    """Return which summaries may have a value in common."""
+    """Return whether each pair of a data and a delete summary may have a value in common."""
     lower, upper = _ranks(data, deletes)
     of_data, of_deletes = slice(None, len(data)), slice(len(data), None)
     broken = lower > upper
@@ -174,24 +175,24 @@ def _meet(data: pa.StructArray, deletes: pa.StructArray, type_name: str) -> Flag
     flags: Flags = np.logical_and.outer(bounded[of_data], bounded[of_deletes]) & meet
     names = ("contains_null", "contains_nan") if type_name in _FLOATS else ("contains_null",)
     for name in names:
-        flags |= np.logical_and.outer(_may(data, name), _may(deletes, name))
+        flags |= np.logical_and.outer(_may_contain(data, name), _may_contain(deletes, name))
     unknown: Flags = np.logical_or.outer(
         _unknown(data, names) | broken[of_data], _unknown(deletes, names) | broken[of_deletes]
     )
     return flags | unknown
 
 
-def _may(summaries: pa.StructArray, name: str) -> Flags:
+def _may_contain(summaries: pa.StructArray, name: str) -> Flags:
     return np.asarray(pc.fill_null(pc.struct_field(summaries, [name]), True))
 
 
 def _unknown(summaries: pa.StructArray, flags: Iterable[str]) -> Flags:
-    """Return which manifests have no summary of a field, or one with missing or invalid bounds or flags."""
+    """Return whether each summary of a field is missing, or has missing or invalid bounds or flags."""
     bounds = [pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound")]
     lower, upper = (np.asarray(values.is_valid()) for values in bounds)
-    said = np.logical_or.reduce([lower, *(_may(summaries, name) for name in flags)])
+    has_content = np.logical_or.reduce([lower, *(_may_contain(summaries, name) for name in flags)])
     nan = np.logical_or.reduce([np.asarray(_is_nan(values)) for values in bounds])
-    unknown: Flags = (lower != upper) | ~said | nan | np.asarray(summaries.is_null())
+    unknown: Flags = (lower != upper) | ~has_content | nan | np.asarray(summaries.is_null())
     return unknown
 
 
@@ -202,8 +203,10 @@ def _is_nan(values: pa.Array) -> pa.Array:
 
 def _ranks(data: pa.StructArray, deletes: pa.StructArray) -> list[np.ndarray[Any, Any]]:
     """Return the lower and upper bounds of both as integers of the same order; -1 for a missing bound."""
-    parts = [pc.struct_field(part, [name]) for name in ("lower_bound", "upper_bound") for part in (data, deletes)]
-    bounds = pa.concat_arrays([as_numbers(part) for part in parts])
+    columns = [
+        pc.struct_field(summaries, [name]) for name in ("lower_bound", "upper_bound") for summaries in (data, deletes)
+    ]
+    bounds = pa.concat_arrays([as_numbers(column) for column in columns])
     if pa.types.is_floating(bounds.type):  # writers disagree on the order of -0.0 and 0.0, and NaN is not a bound
         bounds = pc.if_else(pc.is_nan(bounds), None, pc.add(bounds, 0.0))
     encoded = bounds.dictionary_encode()
@@ -270,8 +273,8 @@ def owners(state: TableState, deletes: pa.Table) -> dict[int, int]:
     if state.tree is None:
         return {}
     leaves, targets = state.data_manifests, deletes.column("referenced_file").combine_chunks()
-    places = pc.index_in(targets, leaves.column("location").combine_chunks(), skip_nulls=True)
-    columns = (deletes.column(MANIFEST), leaves.column(MANIFEST).take(places))
+    leaf_rows = pc.index_in(targets, leaves.column("location").combine_chunks(), skip_nulls=True)
+    columns = (deletes.column(MANIFEST), leaves.column(MANIFEST).take(leaf_rows))
     pairs = zip(*(column.to_pylist() for column in columns), strict=True)
     return {delete_leaf: leaf for delete_leaf, leaf in pairs if leaf is not None}
 
@@ -301,17 +304,17 @@ def pairs_by_partition(state: TableState, data: pa.Table, deletes: pa.Table) -> 
     )
 
 
-def _may_be_mislabelled(state: TableState, data: pa.Table, lonely: pa.Table) -> bool:
+def _may_be_mislabelled(state: TableState, data: pa.Table, unpaired: pa.Table) -> bool:
     """Return whether delete manifests without partners may be of another spec than the manifest list says.
 
     Tuples of another spec have no values of the spec's fields. No data manifest has the spec, or a field's summary has
     no bounds.
     """
     specs = data.column("partition_spec_id").unique()
-    if not pc.all(pc.is_in(lonely.column("partition_spec_id"), specs)).as_py():
+    if not pc.all(pc.is_in(unpaired.column("partition_spec_id"), specs)).as_py():
         return True
     for spec_id, fields in state.types.spec_fields.items():
-        of_spec = lonely.filter(pc.equal(lonely.column("partition_spec_id"), spec_id))
+        of_spec = unpaired.filter(pc.equal(unpaired.column("partition_spec_id"), spec_id))
         for field_id, _ in fields if len(of_spec) else ():
             if pc.struct_field(of_spec.column(SUMMARIES), [str(field_id), "lower_bound"]).null_count:
                 return True

@@ -107,8 +107,8 @@ def _matching_leaves(manifests: pa.Table, scan_filter: ScanFilter) -> pa.Table:
     sources, known = scan_filter.state.types.tuple_sources, _stats_ids(manifests)
 
     def by_partition(spec_id: int, partition_filter: BooleanExpression) -> Sql:
-        places = dict(sources[spec_id])
-        return might_match(partition_filter, lambda field_id: stats(places.get(field_id)), sql.col(_ROWS))
+        sources_of_fields = dict(sources[spec_id])
+        return might_match(partition_filter, lambda field_id: stats(sources_of_fields.get(field_id)), sql.col(_ROWS))
 
     def stats(field_id: int | None) -> FieldStats:
         return entry_stats(field_id) if field_id in known else UNKNOWN_STATS

@@ -207,14 +207,14 @@ def _result_metrics(pruned: PrunedManifests, result: ScanResult) -> dict[str, An
     counts = live_files(pruned.data)
     live = None if counts.null_count else pc.sum(counts, min_count=0).as_py()
     files = live if result.data_files is None and pruned.filter.keeps_all else result.data_files
-    known = {
+    figures = {
         "result-data-files": (files, "count"),
         "result-delete-files": (result.delete_files, "count"),
         "total-file-size-in-bytes": (result.data_bytes, "bytes"),
         "total-delete-file-size-in-bytes": (result.delete_bytes, "bytes"),
         "skipped-data-files": (None if live is None or files is None else live - files, "count"),
     }
-    return {name: counter(value, unit) for name, (value, unit) in known.items() if value is not None}
+    return {name: counter(value, unit) for name, (value, unit) in figures.items() if value is not None}
 
 
 def _counts(manifests: pa.Table, opened: pa.Table) -> ManifestCounts:

@@ -82,10 +82,10 @@ def rest_tasks(
     readable = replace(scan_filter, row_filter=_without_infinities(scan_filter.row_filter))
     residual = residual_json(readable, texts.literal)
     partition = _partition(scan_filter.state, null_partitions)
-    place = sql.concat('{"spec-id":', sql.col("partition_spec_id").cast("string"), ',"partition":', partition)
+    first_members = sql.concat('{"spec-id":', sql.col("partition_spec_id").cast("string"), ',"partition":', partition)
     members = ("file_size_in_bytes", "record_count", "split_offsets", "sort_order_id", "first_row_id")
     data_file = content_file(
-        place,
+        first_members,
         "data",
         {
             "file_path": sql.col("location"),
@@ -96,14 +96,14 @@ def rest_tasks(
     )
     deletes = sql.empty_array(sql.lit(""))
     if not isinstance(matched, pa.Table) or len(whole(matched.column(DELETES)).flatten()):
-        deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(place, delete))
+        deletes = sql.transform(sql.col(DELETES), lambda delete: _delete_file(first_members, delete))
     no_deletes = sql.call("size", sql.col(DELETES)) == 0
     exact = residual if readable == scan_filter else residual_json(scan_filter, texts.literal)
-    sure = sql.when((exact == TRUE_JSON) & no_deletes, sql.col("record_count")).otherwise(0)
+    sure_rows = sql.when((exact == TRUE_JSON) & no_deletes, sql.col("record_count")).otherwise(0)
     columns = [
         sql.concat('{"data-file":', data_file, ',"residual-filter":', residual, "}").alias("task"),
         deletes.alias("delete_files"),
-        sql.call("greatest", sure, sql.lit(0).cast("bigint")).alias("sure_rows"),
+        sql.call("greatest", sure_rows, sql.lit(0).cast("bigint")).alias("sure_rows"),
     ]
     rows = select(texts.joined_to(matched, scan_filter.state), columns)
     return rows.cast(_SCHEMA) if isinstance(rows, pa.Table) else rows
@@ -126,24 +126,24 @@ def stats_ids_of(names: Iterable[str], schemas: Iterable[Schema], case_sensitive
 
 def _column_id(name: str, fields: list[SchemaFields]) -> int:
     *others, last = fields
-    for each in others:
+    for schema_fields in others:
         with suppress(InvalidFilterError):
-            return each.find(name).field.field_id
+            return schema_fields.find(name).field.field_id
     return last.find(name).field.field_id
 
 
 def _metrics(name: str, stats_ids: Collection[int]) -> Sql:
-    """Return the part of a metrics map for some columns, in the protocol's form of maps; null if it is empty."""
+    """Return the values of some columns in a metrics map, in the protocol's form of maps; null if there are none."""
     values = sql.col(name)
-    wanted = sql.call("array", *sorted(stats_ids))
-    keys = sql.call("array_intersect", sql.call("map_keys", values), wanted)
+    ids = sql.call("array", *sorted(stats_ids))
+    keys = sql.call("array_intersect", sql.call("map_keys", values), ids)
     is_binary = name.endswith("_bounds")
 
     def value(key: Sql) -> Sql:
         return sql.call("hex", values[key]) if is_binary else values[key]
 
-    parts = sql.struct(keys.alias("keys"), sql.transform(keys, value).alias("values"))
-    by_spark = sql.when(sql.call("size", keys) > 0, parts).otherwise(None)
+    map_part = sql.struct(keys.alias("keys"), sql.transform(keys, value).alias("values"))
+    by_spark = sql.when(sql.call("size", keys) > 0, map_part).otherwise(None)
     return Sql(by_spark.text, "map part", values, sorted(stats_ids))
 
 
@@ -185,7 +185,7 @@ def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str],
         schema: the scan's schema.
         selected: the names of the selected columns; `*` for all.
     """
-    for field in (each for spec in state.specs.values() for each in spec.fields):
+    for field in (field for spec in state.specs.values() for field in spec.fields):
         if _is_retyped(state, field, schema):
             raise UnsupportedError(
                 f"{INEXPRESSIBLE} values of the partition field {field.name}, whose column has another type in the "
@@ -195,8 +195,8 @@ def refuse_dropped(state: TableState, schema: Schema, selected: Collection[str],
     names = {key(name) for name in selected}
     for source_id in sorted(_dropped_sources(state) & schema.field_ids):
         name = schema.find_column_name(source_id) or ""
-        parts = key(name).split(".")
-        if "*" in names or any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1)):
+        steps = key(name).split(".")
+        if "*" in names or any(".".join(steps[:count]) in names for count in range(1, len(steps) + 1)):
             raise UnsupportedError(
                 f"{INEXPRESSIBLE} partition values of {name}, which the table's current schema lacks: select other "
                 "columns"
@@ -238,7 +238,7 @@ def _without_infinities(bound: BooleanExpression) -> BooleanExpression:
     return fold(bound, lambda leaf, _negated: AlwaysTrue() if is_infinite(leaf) else leaf, junction_of)
 
 
-def _delete_file(place: Sql, delete: Sql) -> Sql:
+def _delete_file(first_members: Sql, delete: Sql) -> Sql:
     """Return the JSON object of a delete file, with the spec and partition of the data file that it applies to.
 
     Readers ignore both, and plans would have to read the delete's own spec and partition.
@@ -247,8 +247,8 @@ def _delete_file(place: Sql, delete: Sql) -> Sql:
         "file_path", "file_size_in_bytes", "record_count", "equality_ids", "referenced_data_file", "content_offset",
         "content_size_in_bytes",
     )  # fmt: skip
-    shown = {"file_format": sql.call("lower", delete["file_format"]), **{name: delete[name] for name in members}}
-    return content_file(place, content_name(delete), shown)
+    values = {"file_format": sql.call("lower", delete["file_format"]), **{name: delete[name] for name in members}}
+    return content_file(first_members, content_name(delete), values)
 
 
 # -- Partitions -------------------------------------------------------------------------------------------------------
@@ -286,11 +286,12 @@ def _is_retyped(state: TableState, field: PartitionField, schema: Schema) -> boo
     current, source_id = state.metadata.schema(), field.source_id
     if source_id not in current.field_ids & schema.field_ids:
         return False
-    old, new = schema.find_type(source_id), current.find_type(source_id)
-    if old == new or isinstance(old, DateType):  # pyiceberg does not know that dates become timestamps
+    read_type, current_type = schema.find_type(source_id), current.find_type(source_id)
+    # pyiceberg does not know that dates become timestamps.
+    if read_type == current_type or isinstance(read_type, DateType):
         return False
     try:
-        promote(old, new)
+        promote(read_type, current_type)
     except ResolveError:
         return True
     return False
@@ -298,7 +299,7 @@ def _is_retyped(state: TableState, field: PartitionField, schema: Schema) -> boo
 
 def _separated(values: list[Sql]) -> list[Sql]:
     comma = sql.lit(",")
-    return [part for place, value in enumerate(values) for part in ([comma, value] if place else [value])]
+    return [item for index, value in enumerate(values) for item in ([comma, value] if index else [value])]
 
 
 def _value(state: TableState, field: PartitionField) -> Sql:
@@ -313,8 +314,8 @@ def _value(state: TableState, field: PartitionField) -> Sql:
     if not is_floating(kind):
         return text
     finite = value.isNull() | (sql.call("abs", value) < sql.lit(float("inf")))
-    shown = Sql(value.cast("string").text, "by value", value, _not_finite)
-    problem = sql.concat(f"{INEXPRESSIBLE} partition field {field.name} of ", shown)
+    spelled = Sql(value.cast("string").text, "by value", value, _not_finite)
+    problem = sql.concat(f"{INEXPRESSIBLE} partition field {field.name} of ", spelled)
     return sql.when(finite, text).otherwise(sql.call("raise_error", problem).cast("string"))
 
 

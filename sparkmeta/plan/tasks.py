@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 # -- File Scan Task JSON (table spec, Appendix C) ---------------------------------------------------------------------
-# Schema and specs are constants, the rest comes from the split's columns.
+# Schema and specs are constants. All other values come from the split's columns.
 
 
 PARTITION_JSON = "partition_json"
@@ -111,7 +111,7 @@ def _data_file() -> Sql:
         "first_row_id",
     )  # fmt: skip
     values = {name: sql.call("lower", sql.col(name)) if name == "file_format" else sql.col(name) for name in names}
-    return content_file(_place(), "data", values)
+    return content_file(_first_members(), "data", values)
 
 
 def _delete_file(delete: Sql) -> Sql:
@@ -120,11 +120,11 @@ def _delete_file(delete: Sql) -> Sql:
         "content_offset", "content_size_in_bytes",
     )  # fmt: skip
     values = {name: sql.call("lower", delete[name]) if name == "file_format" else delete[name] for name in names}
-    return content_file(_place(), content_name(delete), values)
+    return content_file(_first_members(), content_name(delete), values)
 
 
-def _place() -> Sql:
-    """Return the first members of a content file: the spec and partition.
+def _first_members() -> Sql:
+    """Return the first members of a content file: its spec and partition.
 
     A delete gets the spec and partition of the data file that it applies to, since a task has only one spec.
     """
@@ -136,16 +136,16 @@ def content_name(delete: Sql) -> Sql:
     return sql.lookup(CONTENTS, delete["content"])
 
 
-def content_file(place: Sql, content: Sql | str, members: Mapping[str, Sql]) -> Sql:
+def content_file(first_members: Sql, content: Sql | str, members: Mapping[str, Sql]) -> Sql:
     """Return the JSON object of a content file, without members that are null.
 
     Args:
-        place: the text of its first members.
+        first_members: the text of its spec and partition.
         content: the name of its content.
         members: further members; underscores in their names become hyphens.
     """
     text = json_object([value.alias(name.replace("_", "-")) for name, value in members.items()])
-    return sql.concat(place, ',"content":"', content, '",', sql.call("substring", text, 2, _TO_THE_END))
+    return sql.concat(first_members, ',"content":"', content, '",', sql.call("substring", text, 2, _TO_THE_END))
 
 
 def json_object(members: Sequence[Aliased]) -> Sql:
@@ -170,13 +170,13 @@ def _fixed(ticks: int, digits: int) -> str:
 def _iso(ticks: Sql, digits: int, zone: str) -> Sql:
     """Return ticks since 1970 (10^digits per second) as ISO text in UTC, regardless of the session's time zone."""
     per_second = sql.lit(10**digits).cast("bigint")
-    rest = sql.call("pmod", ticks, per_second)
-    seconds = _div(ticks - rest, per_second)
+    subsecond = sql.call("pmod", ticks, per_second)
+    seconds = _div(ticks - subsecond, per_second)
     clock = sql.call("pmod", seconds, 86400)
     date = sql.call("date_from_unix_date", _div(seconds - clock, 86400).cast("int"))
     pieces = (_div(clock, 3600), sql.call("pmod", _div(clock, 60), 60), sql.call("pmod", clock, 60))
     time = sql.call("format_string", "%02d:%02d:%02d", *(piece.cast("int") for piece in pieces))
-    fraction = sql.call("lpad", rest.cast("string"), digits, "0")
+    fraction = sql.call("lpad", subsecond.cast("string"), digits, "0")
     return sql.concat(date.cast("string"), "T", time, ".", fraction, zone)
 
 
@@ -288,7 +288,7 @@ class _Splits:
 
 
 class _Packer:
-    """First-fit packing of a stream of splits. `_rows` has the rows of splits in open bins."""
+    """First-fit packing of a stream of splits. `_rows` contains the rows of splits in open bins."""
 
     def __init__(self, splitting: SplitPlanning) -> None:
         self.splitting = splitting
@@ -297,12 +297,16 @@ class _Packer:
 
     def add(self, files: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         splits = cut(files, self.splitting)
-        new = _with_ranges(files, splits)
+        rows = _with_ranges(files, splits)
         base = 0 if self._rows is None else len(self._rows)
-        self._rows = new if self._rows is None else pa.concat_tables([self._rows, new])
-        closed = [done for i, w in enumerate(splits.weight.tolist()) if (done := self._place(base + i, w))]
-        if closed:
-            yield self._emit(closed)
+        self._rows = rows if self._rows is None else pa.concat_tables([self._rows, rows])
+        full_bins = [
+            full_bin
+            for index, weight in enumerate(splits.weight.tolist())
+            if (full_bin := self._place(base + index, weight))
+        ]
+        if full_bins:
+            yield self._emit(full_bins)
             self._forget()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -326,12 +330,12 @@ class _Packer:
     def _emit(self, bins: list[_Bin]) -> pa.RecordBatch:
         """Return a row for each bin, in which contiguous splits of a file are merged into a single one."""
         assert self._rows is not None
-        rows = self._rows.take(pa.array([split for each in bins for split in each.splits], pa.int64()))
-        number = np.repeat(np.arange(len(bins)), [len(each.splits) for each in bins])
+        rows = self._rows.take(pa.array([split for task_bin in bins for split in task_bin.splits], pa.int64()))
+        number = np.repeat(np.arange(len(bins)), [len(task_bin.splits) for task_bin in bins])
         start, length = (rows.column(name).to_numpy() for name in SPLIT_COLUMNS)
         path = rows.column("file_path").combine_chunks().dictionary_encode().indices.to_numpy()
-        goes_on = (np.diff(path) == 0) & (np.diff(number) == 0) & (start[1:] == start[:-1] + length[:-1])
-        firsts = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+        continues = (np.diff(path) == 0) & (np.diff(number) == 0) & (start[1:] == start[:-1] + length[:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], ~continues]))
         length, number = np.add.reduceat(length, firsts), number[firsts]
         merged = rows.take(pa.array(firsts)) if len(firsts) < len(rows) else rows
         merged = merged.set_column(merged.schema.get_field_index("length"), "length", pa.array(length))
@@ -362,7 +366,7 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
     sizes = files.column("file_size_in_bytes").to_numpy(False)
     lists = files.column("split_offsets")
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(False).astype(np.int64)
-    # The additional last value is the place of empty lists at the end.
+    # Empty lists at the end begin at the additional last value.
     offsets = np.append(lists.flatten().to_numpy(False), 0).astype(np.int64)
     first = np.cumsum(counts) - counts
     last = np.maximum(first + counts - 1, first)
@@ -370,13 +374,13 @@ def cut(files: pa.RecordBatch, splitting: SplitPlanning) -> _Splits:
     usable = (counts > 0) & (falls[last] == falls[first]) & (offsets[last] < sizes)
     pieces = np.where(usable, counts, -(-sizes // splitting.target_size))
     row = np.repeat(np.arange(len(files)), pieces)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    at = np.where(usable[row], first[row] + place, 0)
-    start = np.where(usable[row], offsets[at], place * splitting.target_size)
-    is_last = place == pieces[row] - 1
+    piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    offset_index = np.where(usable[row], first[row] + piece, 0)
+    start = np.where(usable[row], offsets[offset_index], piece * splitting.target_size)
+    is_last = piece == pieces[row] - 1
     length = np.where(is_last, sizes[row], np.append(start[1:], 0)) - start
-    extra, count = _delete_weights(files)
-    weight = np.maximum(length + extra[row], (1 + count[row]) * splitting.open_file_cost)
+    delete_bytes, delete_counts = _delete_weights(files)
+    weight = np.maximum(length + delete_bytes[row], (1 + delete_counts[row]) * splitting.open_file_cost)
     return _Splits(row, start, length, weight)
 
 

@@ -171,11 +171,11 @@ def _attach_groups(data: DataFrame, deletes: DeleteEntries, entries: DataFrame, 
     joined = joined.selectExpr(*columns, *of_file, *keys, filler.alias(_FILLER_KEY).selected)
     for scope in shared_scopes:
         joined = _join(joined, deletes, members, _or_filler(_needed_key(scope)), scope)
-    # The check also reads the last of the joins. Otherwise Spark would move it, and the end of a stage, before other
-    # joins.
+    # The check also reads the last join's column. Otherwise Spark would move the check, and the end of a stage, before
+    # other joins.
     last = sql.col(shared_scopes[-1])
     checked = sql.when(is_consistent, last.isNull() | (sql.size(last) > 0))
-    wholes = [_whole(scope) for scope in shared_scopes]
+    wholes = [_whole_group(scope) for scope in shared_scopes]
     joined = joined.where(checked.text).selectExpr(*columns, *map(_needed_key, wholes), _FILLER_KEY, attached)
     shared = grouped.where(f"{FACTS} IS NOT NULL")
     public = _public(sql.col(GROUP), deletes).cast(DELETES_TYPE)
@@ -236,7 +236,7 @@ def _join(
     return data.join(chosen, F.expr(f"{key.text} = {_key_of(name)}"), "left")
 
 
-def _whole(scope: str) -> str:
+def _whole_group(scope: str) -> str:
     return f"whole_{scope}"
 
 
@@ -260,18 +260,22 @@ def _needed_groups(
     If only one group applies, and applies as a whole, this is its key. Otherwise, these are the keys of the groups
     whose members must be examined.
     """
-    whole = {scope: all_apply(scope, deletes, state) for scope in scopes}
-    none = {scope: none_applies(scope, sql.col(_key_of(scope)), state) for scope in scopes}
-    alone = {
-        scope: reduce(and_, (none[other] for other in scopes if other != scope), ~has_own_deletes & whole[scope])
+    all_members_apply = {scope: all_apply(scope, deletes, state) for scope in scopes}
+    no_member_applies = {scope: none_applies(scope, sql.col(_key_of(scope)), state) for scope in scopes}
+    is_only_group = {
+        scope: reduce(
+            and_,
+            (no_member_applies[other] for other in scopes if other != scope),
+            ~has_own_deletes & all_members_apply[scope],
+        )
         for scope in scopes
     }
-    any_alone = reduce(or_, alone.values())
+    any_is_only_group = reduce(or_, is_only_group.values())
     keys: dict[str, Sql] = {}
     for scope in scopes:
         key = sql.col(_key_of(scope))
-        keys[_needed_key(_whole(scope))] = sql.when(alone[scope], key)
-        keys[_needed_key(scope)] = sql.when(~(any_alone | none[scope]), key)
+        keys[_needed_key(_whole_group(scope))] = sql.when(is_only_group[scope], key)
+        keys[_needed_key(scope)] = sql.when(~(any_is_only_group | no_member_applies[scope]), key)
     return keys
 
 
@@ -279,8 +283,7 @@ def _needed_groups(
 
 
 def _applied_members(deletes: DeleteEntries, state: TableState, scopes: Sequence[str]) -> Sql:
-    """Return the deletes that apply, in the form of plans and in Iceberg's order, from groups whose members are
-    examined.
+    """Return the deletes of examined groups that apply, in the form of plans and in Iceberg's order.
 
     Args:
         deletes: all deletes.
@@ -330,8 +333,7 @@ def _positions(group: Sql) -> Sql:
 
 
 def _overlapping(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """Return the equality deletes that apply: they are newer than the data file, and stats don't rule out equal
-    rows."""
+    """Return the equality deletes that apply: newer than the data file, and not ruled out by stats."""
 
     def applies(delete: Sql) -> Sql:
         possible = [
@@ -359,8 +361,8 @@ def _misplaced(deletes: DeleteEntries) -> list[Callable[[Sql], Sql]]:
 
     def broken(delete: Sql) -> Sql:
         owner = sql.coalesce(sql.lookup(owners, delete["manifest"]), str(_NO_OWNER))
-        there = (owner == str(_NO_OWNER)) | (owner == sql.col(MANIFEST).cast("string"))
-        condition: Sql = UNKNOWN_FILE.broken({"location": sql.when(there, sql.col("location"))}, delete)
+        is_in_leaf = (owner == str(_NO_OWNER)) | (owner == sql.col(MANIFEST).cast("string"))
+        condition: Sql = UNKNOWN_FILE.broken({"location": sql.when(is_in_leaf, sql.col("location"))}, delete)
         return condition
 
     return [broken]
@@ -388,6 +390,6 @@ def _consistent(scopes: Sequence[str], deletes: DeleteEntries, state: TableState
         def broken(delete: Sql, contradicts: Callable[[Sql], Sql] = contradicts) -> Sql:
             return is_of_file(delete) & contradicts(delete)
 
-        first = sql.call("get", sql.filter(group, broken), 0)
-        checks.append((rule, sql.exists(group, broken), (location, first["location"])))
+        first_broken = sql.call("get", sql.filter(group, broken), 0)
+        checks.append((rule, sql.exists(group, broken), (location, first_broken["location"])))
     return consistent(*checks)

@@ -156,8 +156,8 @@ def is_of_partition(delete: Sql, state: TableState) -> Sql:
 
 def dv_path() -> Sql:
     """Return the data file of a deletion vector. It fails for other deletes, which would be lost."""
-    refused = NOT_A_DV.raised(sql.col("location"), as_type="string")
-    return sql.when(~NOT_A_DV.broken({}, entry_view()), sql.col("referenced_file")).otherwise(refused)
+    failure = NOT_A_DV.raised(sql.col("location"), as_type="string")
+    return sql.when(~NOT_A_DV.broken({}, entry_view()), sql.col("referenced_file")).otherwise(failure)
 
 
 # -- Facts about all deletes of a group -------------------------------------------------------------------------------
@@ -167,9 +167,10 @@ FACTS: Final = "facts_of_group"
 
 
 def group_facts(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
-    """Return the facts of a group that mostly applies to a file as a whole or not at all; null for other groups.
+    """Return the facts of a group whose deletes mostly all apply to a file, or none; null for other groups.
 
-    Such a group has only position deletes of one partition, or only equality deletes of one, or of the whole table.
+    Such a group has only position deletes of one partition, only equality deletes of one partition, or only equality
+    deletes of the whole table.
 
     The facts are struct<lowest and highest sequence number, partition_key, is_equality, is_global, and for each of
     `equality_ids` the `extreme_bounds` of the deletes that compare it>.
@@ -178,13 +179,13 @@ def group_facts(group: Sql, deletes: DeleteEntries, state: TableState) -> Sql:
 
     def is_position_delete_of_same(delete: Sql) -> Sql:
         position = delete["content_type"] == int(ContentType.POSITION_DELETES)
-        same = delete["partition_key"].eqNullSafe(first["partition_key"])
-        return position & ~delete["is_dv"] & delete["data_path"].isNull() & same
+        is_same_partition = delete["partition_key"].eqNullSafe(first["partition_key"])
+        return position & ~delete["is_dv"] & delete["data_path"].isNull() & is_same_partition
 
     def is_equality_delete_of_same(delete: Sql) -> Sql:
         equality = delete["content_type"] == int(ContentType.EQUALITY_DELETES)
-        same = delete["is_global"] | delete["partition_key"].eqNullSafe(first["partition_key"])
-        return equality & (delete["is_global"] == first["is_global"]) & same
+        is_same_partition = delete["is_global"] | delete["partition_key"].eqNullSafe(first["partition_key"])
+        return equality & (delete["is_global"] == first["is_global"]) & is_same_partition
 
     columns = {
         field_id: sql.filter(group, lambda delete: compares(delete, field_id))  # noqa: B023  called at once
@@ -251,8 +252,8 @@ def _are_about(scope: str, state: TableState) -> Sql:
     facts = sql.col(scope)
     if scope == OF_TABLE:
         return facts["is_global"]
-    of_equal = facts["partition_key"].eqNullSafe(partition_key(state))
-    return sql.when(facts.isNotNull(), of_equal & ~(facts["is_equality"] & facts["is_global"]))
+    is_same_partition = facts["partition_key"].eqNullSafe(partition_key(state))
+    return sql.when(facts.isNotNull(), is_same_partition & ~(facts["is_equality"] & facts["is_global"]))
 
 
 # -- Deletes grouped by key -------------------------------------------------------------------------------------------
@@ -280,8 +281,8 @@ class DeleteGroups:
         """
         rows = local_frame(state.spark, self.grouped) if isinstance(self.grouped, pa.Table) else self.grouped
         group = sql.col(GROUP)
-        second = second_dv(group)
-        key = sql.when(second.isNotNull(), TWO_DVS.raised(second, as_type="bigint")).otherwise(sql.col(KEY))
+        path = second_dv(group)
+        key = sql.when(path.isNotNull(), TWO_DVS.raised(path, as_type="bigint")).otherwise(sql.col(KEY))
         facts = [] if self.scopes == [OF_FILE] else [group_facts(group, deletes, state).alias(FACTS).selected]
         return rows.selectExpr(key.alias(KEY).selected, GROUP, *facts)
 

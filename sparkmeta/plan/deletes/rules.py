@@ -45,10 +45,10 @@ def may_share_values(delete: Sql, field_id: int, state: TableState) -> Sql:
     null_in_data = _may_be_null(data, sql.col("record_count"), required)
     null_in_delete = _may_be_null(deleted, delete["record_count"], required)
     both_null = null_in_data & null_in_delete
-    apart = (_all_null(data, required) & ~null_in_delete) | (_all_null(deleted, required) & ~null_in_data)
+    are_disjoint = (_all_null(data, required) & ~null_in_delete) | (_all_null(deleted, required) & ~null_in_data)
     if _is_ordered(kind):
-        apart = apart | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
-    return both_null | ~apart
+        are_disjoint = are_disjoint | _disjoint(data, deleted, isinstance(kind, FloatType | DoubleType))
+    return both_null | ~are_disjoint
 
 
 def data_stats(field_id: int) -> Sql:
@@ -87,9 +87,9 @@ def meets_all(extremes: Sql, field_id: int, state: TableState) -> list[Sql]:
     data = data_stats(field_id)
     conditions = [~_all_null(data, state.types.always_required(field_id))]
     if _is_ordered(state.types.primitive_fields[field_id].field_type):
-        apart = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
+        are_disjoint = (data["lower_bound"] > extremes["upper"]) | (extremes["lower"] > data["upper_bound"])
         inverted = data["lower_bound"] > data["upper_bound"]
-        conditions.append(~sql.coalesce(apart & ~sql.coalesce(inverted, False), False))
+        conditions.append(~sql.coalesce(are_disjoint & ~sql.coalesce(inverted, False), False))
     return conditions
 
 
@@ -112,10 +112,12 @@ def _all_null(stats: Sql, required: bool) -> Sql:
 def _disjoint(data: Sql, deleted: Sql, floating: bool) -> Sql:
     bounds = [stats[name] for stats in (data, deleted) for name in ("lower_bound", "upper_bound")]
     lower, upper, deleted_lower, deleted_upper = bounds
-    apart = (lower > deleted_upper) | (deleted_lower > upper)
-    known = reduce(and_, (bound.isNotNull() & ~sql.isnan(bound) if floating else bound.isNotNull() for bound in bounds))
-    ordered = (lower <= upper) & (deleted_lower <= deleted_upper)
-    return sql.coalesce(known & ordered & apart, False)
+    are_disjoint = (lower > deleted_upper) | (deleted_lower > upper)
+    are_known = reduce(
+        and_, (bound.isNotNull() & ~sql.isnan(bound) if floating else bound.isNotNull() for bound in bounds)
+    )
+    are_ordered = (lower <= upper) & (deleted_lower <= deleted_upper)
+    return sql.coalesce(are_known & are_ordered & are_disjoint, False)
 
 
 # -- Contradictions that make a plan fail -----------------------------------------------------------------------------
@@ -143,8 +145,8 @@ class DeleteRule:
 
     def message(self, *locations: Sql) -> Sql:
         """Return the error message, which names files by their locations, in SQL."""
-        first, *others = (sql.coalesce(location, "") for location in locations)
-        return sql.concat(self.text, first, *(part for other in others for part in (" ", other)))
+        first_path, *other_paths = (sql.coalesce(location, "") for location in locations)
+        return sql.concat(self.text, first_path, *(text for path in other_paths for text in (" ", path)))
 
     def raised(self, *locations: Sql, as_type: str | DataType = "boolean") -> Sql:
         """Return a SQL expression of type `as_type` that fails with the message."""
@@ -220,8 +222,8 @@ def second_dv(group: Sql) -> Sql:
     """Return the data file that has two deletion vectors in an array of deletes; null if there is none."""
 
     def has_another(delete: Sql) -> Sql:
-        same = sql.filter(group, lambda other: other["is_dv"] & (other["data_path"] == delete["data_path"]))
-        return delete["is_dv"] & (sql.size(same) > 1)
+        of_file = sql.filter(group, lambda other: other["is_dv"] & (other["data_path"] == delete["data_path"]))
+        return delete["is_dv"] & (sql.size(of_file) > 1)
 
     first = sql.call("get", sql.filter(group, has_another), 0)["data_path"]
     return sql.when(sql.size(group) > 1, first).otherwise(None)
@@ -272,7 +274,7 @@ def arrow_partition_key(entries: pa.Table) -> pa.StructArray:
     """Return (spec id, partition tuple) of entries as one value, which is equal if `partition_key` is."""
     partition = whole(entries.column(PARTITION)).flatten() if PARTITION in entries.column_names else []
     columns = [whole(entries.column("partition_spec_id")), *map(identities, partition)]
-    return pa.StructArray.from_arrays(columns, names=[str(place) for place in range(len(columns))])
+    return pa.StructArray.from_arrays(columns, names=[str(index) for index in range(len(columns))])
 
 
 def delete_struct(state: TableState) -> Sql:
