@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 # -- Single-value serialization (table spec, Appendix D) --------------------------------------------------------------
-# It imports only numpy and pyarrow, so that Spark tasks can use it.
 
 
 ANY: Final = "any"
@@ -120,9 +119,9 @@ def known_bounds(values: pa.BinaryArray, type_name: str) -> pa.Array:
 
 
 def inverted(lower: pa.Array, upper: pa.Array, type_name: str) -> pa.BooleanArray | None:
-    """Return where a lower bound is above the upper one, null where a bound is unknown; None if no pair is inverted.
+    """Return whether each lower bound is above the upper one, null if one is unknown; None if no pair is inverted.
 
-    Such bounds prove nothing. UUIDs are compared in both orders in use, since a pair may be inverted in only one of
+    Inverted bounds prove nothing. UUIDs are compared in both orders in use, since a pair may be inverted in only one of
     them.
     """
     if pa.types.is_null(lower.type) or type_name.startswith(_UNORDERED):
@@ -142,25 +141,25 @@ def ordered_bounds(lower: pa.Array, upper: pa.Array, type_name: str) -> tuple[pa
     if wrong is None:
         return lower, upper
     wrong = pc.fill_null(wrong, False)
-    first, last = (pc.if_else(wrong, pa.scalar(None, bound.type), bound) for bound in (lower, upper))
-    return first, last
+    ordered_lower, ordered_upper = (pc.if_else(wrong, pa.scalar(None, bound.type), bound) for bound in (lower, upper))
+    return ordered_lower, ordered_upper
 
 
 def _signed_uuids(values: pa.BinaryArray) -> np.ndarray:
     """Return texts that sort like java.util.UUID: two signed halves."""
     raw = pc.if_else(values.is_valid(), values, pa.scalar(bytes(16))).cast(pa.binary(16))
-    parts = np.frombuffer(raw.buffers()[1], np.uint8).reshape(-1, 16)[raw.offset : raw.offset + len(raw)].copy()
-    parts[:, [0, 8]] ^= 0x80
+    content = np.frombuffer(raw.buffers()[1], np.uint8).reshape(-1, 16)[raw.offset : raw.offset + len(raw)].copy()
+    content[:, [0, 8]] ^= 0x80
     # numpy drops zeros at the end of texts, which does not change their order.
-    return parts.view("S16")[:, 0]
+    return content.view("S16")[:, 0]
 
 
 def reads_as(name: str, later: str) -> bool:
     """Return whether `decode_bounds` reads values of a type as a later type: the same, or one it was promoted to."""
     decimals = [_DECIMAL.fullmatch(type_name) for type_name in (name, later)]
     if decimals[0] and decimals[1]:
-        (digits, scale), (most, later_scale) = (map(int, match.groups()) for match in decimals if match)
-        return digits <= most and scale == later_scale
+        (digits, scale), (later_digits, later_scale) = (map(int, match.groups()) for match in decimals if match)
+        return digits <= later_digits and scale == later_scale
     if later in _PROMOTED and name == _PROMOTED[later][0]:
         return True
     return name in {later, "unknown"} or (name, later) == ("string", "binary")
@@ -267,9 +266,9 @@ def _decimals(values: pa.BinaryArray, type_name: str, arrow_type: pa.Decimal128T
     negative = np.zeros(len(values), bool)
     negative[valid] = data[starts[valid]] >= 0x80
     rows[negative] = 0xFF
-    for place in range(16):
-        present = valid & (lengths > place)
-        rows[present, place] = data[(starts + lengths - 1 - place)[present]]
+    for position in range(16):
+        present = valid & (lengths > position)
+        rows[present, position] = data[(starts + lengths - 1 - position)[present]]
     decimals = pa.Array.from_buffers(
         pa.decimal128(38, arrow_type.scale), len(values), [None, pa.py_buffer(rows.tobytes())]
     )
@@ -326,7 +325,7 @@ def _null_mask(values: pa.BinaryArray) -> np.ndarray:
 
 
 class _UndecodableError(ValueError):
-    """Bytes are not values of a type; `bad` says which."""
+    """Some bytes are not values of a type. `bad` has a flag for each value."""
 
     def __init__(self, message: str, bad: np.ndarray) -> None:
         super().__init__(message)
@@ -396,7 +395,7 @@ class BoundTest:
         return self.source, self.field_id, self.upward, self.waived_by
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
-        """Return which values pass; None if all do."""
+        """Return whether each value passes; None if all do."""
         values = columns(self.source, self.field_id, self.type_name)
         waiver = None if self.waived_by is None else columns(self.waived_by, self.field_id, self.type_name)
         if values is None or (self.waived_by is not None and waiver is None):
@@ -416,7 +415,7 @@ class AllOf:
     tests: tuple[BoundTest | AnyOf, ...] = ()
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
-        """Return which rows pass; None if all do."""
+        """Return whether each row passes; None if all do."""
         passed: pa.BooleanArray | None = None
         for test in self.tests:
             of_test = test.passes(columns)
@@ -432,7 +431,7 @@ class AnyOf:
     choices: tuple[AllOf, ...]
 
     def passes(self, columns: Columns) -> pa.BooleanArray | None:
-        """Return which rows pass; None if all do."""
+        """Return whether each row passes; None if all do."""
         passed: pa.BooleanArray | None = None
         for choice in self.choices:
             of_choice = choice.passes(columns)

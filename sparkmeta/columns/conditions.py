@@ -102,8 +102,8 @@ def junction_of(junction: Junction, operands: Sequence[BooleanExpression]) -> Bo
     neutral, absorbing = (AlwaysTrue(), AlwaysFalse()) if junction is And else (AlwaysFalse(), AlwaysTrue())
     if any(operand is absorbing for operand in operands):
         return absorbing
-    rest = [operand for operand in operands if operand is not neutral]
-    return balanced(rest, junction) if rest else neutral
+    terms = [operand for operand in operands if operand is not neutral]
+    return balanced(terms, junction) if terms else neutral
 
 
 def depth(expression: BooleanExpression) -> int:
@@ -368,7 +368,7 @@ def _spread(junction: Junction, group: list[_Part], leaf: Callable[[BooleanExpre
         return group[0].truth(leaf)
 
     def holds(row: Sql) -> Sql:
-        columns = iter([row] if width == 1 else [row[f"_{place}"] for place in range(width)])
+        columns = iter([row] if width == 1 else [row[f"_{index}"] for index in range(width)])
         return as_column(group[0].truth(leaf, columns))
 
     return (sql.forall if junction is And else sql.exists)(literal_array(rows), holds)

@@ -97,7 +97,8 @@ def junction_to_json(junction: Junction, operands: Sequence[str]) -> str:
 def sanitized_json(bound: BooleanExpression) -> str:
     """Return the JSON of a bound, NOT-free expression with its values hidden, which may be personal data.
 
-    As in reports of Iceberg's Java library, texts replace them: a hash of strings and bytes, the kind of others.
+    As in reports of Iceberg's Java library, texts replace them: a hash for strings and bytes, the kind of value for
+    other types.
     """
     return fold(bound, lambda leaf, _negated: leaf_to_json(leaf, _hidden), junction_to_json)
 
@@ -178,7 +179,7 @@ def expression_from_json(tree: object) -> BooleanExpression:
 
     Raises:
         InvalidFilterError: the value is not an expression.
-        UnsupportedError: it compares what no filter can: functions, references by id, literals with their own type.
+        UnsupportedError: it has a function, a reference by id, or a literal with a type of its own.
     """
     pending: list[Any] = [tree]
     results: list[BooleanExpression] = []

@@ -134,7 +134,11 @@ def as_text(expression: BooleanExpression) -> str:
 
 
 class _Shown(NamedTuple):
-    """The text of an expression. is_or: whether it has to be in parentheses in an AND."""
+    """The text of an expression.
+
+    Attributes:
+        is_or: whether the text needs parentheses in an AND.
+    """
 
     text: str
     is_or: bool = False
@@ -266,7 +270,7 @@ def _comparison(text: str) -> BooleanExpression | None:
 
 
 def _literal(text: str) -> Literal[Any]:
-    return next(read(text) for kind, read in _LITERALS.items() if re.fullmatch(kind, text))
+    return next(convert(text) for kind, convert in _LITERALS.items() if re.fullmatch(kind, text))
 
 
 def _in_list(text: str, literals: str) -> BooleanExpression | None:
@@ -274,12 +278,12 @@ def _in_list(text: str, literals: str) -> BooleanExpression | None:
     kind = next(
         kind for kind in _LISTED if re.fullmatch(rf"\({_SPACE}{kind}(?:{_SPACE},{_SPACE}{kind})++{_SPACE}\)", literals)
     )
-    values, read = re.findall(kind, literals), _LITERALS.get(kind, _literal)
-    short = predicate_syntax.parse_string(f"{text.removesuffix(literals)}({values[0]})", parse_all=True)[0]
-    if not isinstance(short, EqualTo | NotEqualTo):
+    values, convert = re.findall(kind, literals), _LITERALS.get(kind, _literal)
+    comparison = predicate_syntax.parse_string(f"{text.removesuffix(literals)}({values[0]})", parse_all=True)[0]
+    if not isinstance(comparison, EqualTo | NotEqualTo):
         return None
-    set_predicate: Any = In if isinstance(short, EqualTo) else NotIn
-    predicate: BooleanExpression = set_predicate(short.term, {*map(read, values)})
+    set_predicate: Any = In if isinstance(comparison, EqualTo) else NotIn
+    predicate: BooleanExpression = set_predicate(comparison.term, {*map(convert, values)})
     return predicate
 
 
@@ -289,7 +293,7 @@ class _Tokens:
     def __init__(self, parser: _Parser) -> None:
         self.parser = parser
         self.tokens = list(self._scan())
-        self.place = 0
+        self.index = 0
 
     def _scan(self) -> Iterator[re.Match[str]]:
         text, end = self.parser.text.rstrip(), 0
@@ -302,24 +306,24 @@ class _Tokens:
             end = match.end()
 
     def peek(self) -> str | None:
-        if self.place == len(self.tokens):
+        if self.index == len(self.tokens):
             return None
-        return self.tokens[self.place][0].strip().lower()
+        return self.tokens[self.index][0].strip().lower()
 
     def next(self) -> str | None:
         token = self.peek()
-        self.place += 1
+        self.index += 1
         return token
 
     def predicate(self) -> tuple[str, str | None]:
         """Return the text of a predicate, up to an AND, OR or closing parenthesis, and the list at its end, if any."""
-        start = self.place
+        start = self.index
         depth, between = 0, False
         while (token := self.peek()) is not None:
             if depth == 0 and (token in (")", "or") or (token == "and" and not between)):
                 break
             depth += {"(": 1, ")": -1}.get(token, 0)
             between = token == "between" or (between and token != "and")
-            self.place += 1
-        last = self.tokens[self.place - 1]
-        return self.parser.text[self.tokens[start].start() : last.end()].strip(), last["list"]
+            self.index += 1
+        last_token = self.tokens[self.index - 1]
+        return self.parser.text[self.tokens[start].start() : last_token.end()].strip(), last_token["list"]

@@ -70,12 +70,12 @@ def stats_tests(bound: BooleanExpression) -> AllOf:
 
 
 def partition_tests(bound: BooleanExpression) -> AllOf:
-    """Return tests that every partition tuple passes that satisfies a bound predicate without NOT."""
+    """Return tests that a partition tuple passes if it satisfies a bound predicate without NOT."""
     return fold(bound, partial(_of_ordered, tests=_value_tests), _join)
 
 
 def leaf_tests(leaf: BooleanExpression) -> tuple[BoundTest, ...]:
-    """Return tests of bounds that every file with a row passes for which a predicate, of any type, is true.
+    """Return tests of bounds that a file passes if a predicate, of any type, is true for one of its rows.
 
     A file without a lower bound passes the tests of an IN or a prefix.
     """
@@ -134,7 +134,7 @@ def _join(junction: Junction, operands: Sequence[AllOf]) -> AllOf:
     """Return the tests that AND or OR of tests implies; for many alternatives, one range per column."""
     if junction is And:
         tests = [test for operand in operands for test in operand.tests]
-        tightest = (_extreme(same, tightest=True) for same in _by_key(tests).values())
+        tightest = (_extreme(tests_of_bound, tightest=True) for tests_of_bound in _by_key(tests).values())
         return AllOf((*tightest, *(test for test in tests if isinstance(test, AnyOf))))
     if not all(operand.tests for operand in operands):
         return AllOf()

@@ -185,8 +185,8 @@ def _bind(
     if isinstance(leaf, AlwaysTrue | AlwaysFalse):
         return ~leaf if negated else leaf
     term = leaf.term if isinstance(leaf, UnboundPredicate) else None
-    transformed = isinstance(term, TransformedColumn) and transforms
-    if not isinstance(leaf, UnboundPredicate) or not (transformed or isinstance(term, Reference)):
+    is_transform = isinstance(term, TransformedColumn) and transforms
+    if not isinstance(leaf, UnboundPredicate) or not (is_transform or isinstance(term, Reference)):
         raise InvalidFilterError(f"not a predicate that could be bound to a schema: {shown(leaf)}")
     predicate = ~leaf if negated else leaf
     field = _field(leaf.term, fields)
@@ -201,7 +201,7 @@ def _bind(
             case LiteralPredicate():
                 return And(null_test, _bind_comparison(predicate, field))
     except (TypeError, ValueError) as problem:
-        column = str(term) if transformed else f"column {field.name}"
+        column = str(term) if is_transform else f"column {field.name}"
         raise InvalidFilterError(f"{as_text(leaf)}: {column} has type {field.field.field_type}: {problem}") from None
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(leaf)}")
 
@@ -243,15 +243,15 @@ def _bind_comparison(predicate: LiteralPredicate, field: FieldReference) -> Bool
 
 def _bind_set(predicate: In | NotIn, field: FieldReference) -> BooleanExpression:
     primitive = _primitive(field)
-    placed = [(written, *place_literal(written, primitive)) for written in predicate.literals]
-    values = {_literal(written, value) for written, value, place in placed if place is Place.AT}
+    placed = [(original, *place_literal(original, primitive)) for original in predicate.literals]
+    values = {_literal(original, value) for original, value, place in placed if place is Place.AT}
     return _bound(predicate.as_bound, field, values)
 
 
-def _literal(written: Literal[Any], value: Any) -> Literal[Any]:
-    """Return the literal of a value, reusing the written one if it is the same, since making many takes time."""
-    same = isinstance(written, LongLiteral | StringLiteral) and written.value is value
-    return written if same else literal(value)
+def _literal(original: Literal[Any], value: Any) -> Literal[Any]:
+    """Return the literal of a value; the original one if it has this value, since making many literals takes time."""
+    is_same = isinstance(original, LongLiteral | StringLiteral) and original.value is value
+    return original if is_same else literal(value)
 
 
 def _bound(kind: Any, *arguments: Any) -> BooleanExpression:
@@ -362,8 +362,8 @@ def _holds(predicate: BooleanExpression, column: Sql, strict: bool) -> Sql:
             primitive = field_type(predicate)
             operation = COMPARISONS[type(predicate)]
             compared = compare(operation, column, predicate.literal.value, primitive, strict=strict)
-            certain = strict and isinstance(predicate, _UPWARD) and is_floating(primitive)
-            return compared & ~sql.isnan(column) if certain else compared
+            excludes_nan = strict and isinstance(predicate, _UPWARD) and is_floating(primitive)
+            return compared & ~sql.isnan(column) if excludes_nan else compared
     raise InvalidFilterError(f"not a predicate that Iceberg has: {shown(predicate)}")
 
 

@@ -103,19 +103,19 @@ def _leaf(
 def _first(decisions: Sequence[tuple[Sql, str]], otherwise: str, literal: Literal) -> Text:
     if not decisions:
         return otherwise
-    (condition, text), *others = decisions
+    (condition, text), *other_decisions = decisions
     chosen = sql.when(condition, sql.lit(text))
-    for condition, text in others:
+    for condition, text in other_decisions:
         chosen = chosen.when(condition, sql.lit(text))
     return chosen.otherwise(literal(otherwise))
 
 
 def _join(literal: Literal, junction: Junction, operands: list[Text]) -> Text:
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
-    rest = [operand for operand in operands if isinstance(operand, Sql) or operand != neutral]
-    if any(isinstance(operand, str) and operand == absorbing for operand in rest):
+    terms = [operand for operand in operands if isinstance(operand, Sql) or operand != neutral]
+    if any(isinstance(operand, str) and operand == absorbing for operand in terms):
         return absorbing
-    merged = _merge_constants(junction, rest)
+    merged = _merge_constants(junction, terms)
     while len(merged) > 1:
         merged = [_join_columns(literal, junction, merged[at : at + _CHUNK]) for at in range(0, len(merged), _CHUNK)]
     return merged[0] if merged else neutral
@@ -134,7 +134,7 @@ def _join_columns(literal: Literal, junction: Junction, operands: Sequence[Text]
     if len(operands) == 1:
         return operands[0]
     neutral, absorbing = (TRUE_JSON, FALSE_JSON) if junction is And else (FALSE_JSON, TRUE_JSON)
-    before, between, after = (sql.lit(part) for part in junction_parts(junction))
+    before, between, after = (sql.lit(text) for text in junction_parts(junction))
 
     def join(left: Sql, right: Sql) -> Sql:
         return (

@@ -52,10 +52,10 @@ class RowTest:
     """A test of a column; a null passes `is_null` and negated tests only.
 
     Attributes:
-        operation: what is tested.
+        operation: the test.
         field_id: the column.
-        literals: what its values are compared with; of dates and times the numbers.
-        negated: whether the values pass for which the operation does not hold.
+        literals: the literals that its values are compared with; dates and times as numbers.
+        negated: whether a value passes if the operation does not hold.
     """
 
     operation: Operation
@@ -64,7 +64,7 @@ class RowTest:
     negated: bool = False
 
     def passes(self, values: Values) -> pa.BooleanArray:
-        """Return which rows pass; without nulls."""
+        """Return whether each row passes; without nulls."""
         column = values(self.field_id)
         is_null = self.operation == "is_null"
         holds = column.is_null() if is_null else pc.fill_null(self._holds(_numbers(column)), False)
@@ -77,7 +77,7 @@ class RowTest:
             # Arrow's `is_in` tells -0.0 from 0.0.
             if len(self.literals) > 1 and not pa.types.is_floating(column.type):
                 return pc.is_in(column, pa.array(self.literals, column.type))
-            return reduce(pc.or_, (pc.equal(column, pa.scalar(each, column.type)) for each in self.literals))
+            return reduce(pc.or_, (pc.equal(column, pa.scalar(literal, column.type)) for literal in self.literals))
         holds = _COMPARISONS[self.operation](column, pa.scalar(self.literals[0], column.type))
         # As in Spark, NaN is greater than all other numbers.
         if pa.types.is_floating(column.type) and self.operation in ("gt", "ge"):
@@ -98,7 +98,7 @@ class Junction:
     is_and: bool
 
     def passes(self, values: Values) -> pa.BooleanArray | bool:
-        """Return which rows pass, without nulls; or whether all do."""
+        """Return whether each row passes, without nulls; or whether all do."""
         passed: pa.BooleanArray | bool = self.is_and
         join = pc.and_ if self.is_and else pc.or_
         for part in self.parts:
@@ -140,8 +140,8 @@ def row_tests(bound: BooleanExpression) -> Junction | None:
     """
 
     def join(junction: type[BooleanExpression], parts: list[RowTest | Junction | None]) -> Junction | None:
-        known = tuple(part for part in parts if part is not None)
-        return Junction(known, junction is And) if len(known) == len(parts) else None
+        tests = tuple(part for part in parts if part is not None)
+        return Junction(tests, junction is And) if len(tests) == len(parts) else None
 
     tests = fold(bound, lambda leaf, _negated: _test(leaf), join)
     return Junction((tests,), is_and=True) if isinstance(tests, RowTest) else tests

@@ -92,8 +92,8 @@ class Bound:
     """
 
     def __init__(self, column: Sql | None, field_type: IcebergType) -> None:
-        known = isinstance(field_type, PrimitiveType) and not str(field_type).startswith(_UNBOUNDED)
-        self.column = column if known else None
+        has_bounds = isinstance(field_type, PrimitiveType) and not str(field_type).startswith(_UNBOUNDED)
+        self.column = column if has_bounds else None
         self.field_type = field_type
 
     @property
@@ -207,11 +207,11 @@ class ColumnStats:
 
         For ordered bounds this is `passes`. Unlike a comparison of the bounds, Spark pushes it into Parquet.
         """
-        other = self.upper if test.source == "lower_bound" else self.lower
-        if other.column is None:
+        counterpart = self.upper if test.source == "lower_bound" else self.lower
+        if counterpart.column is None:
             return self.passes(test)
-        by_other = compare(test.operation, other.column, test.limit, other.primitive)
-        return any_of(self.passes(test), all_of(other.column.isNotNull(), by_other))
+        by_counterpart = compare(test.operation, counterpart.column, test.limit, counterpart.primitive)
+        return any_of(self.passes(test), all_of(counterpart.column.isNotNull(), by_counterpart))
 
     def range_has(self, values: Collection[Any]) -> Truth:
         """Return whether one of the literals is within the bounds. An unknown lower bound allows all of them."""
@@ -315,12 +315,12 @@ def might_match(bound: BooleanExpression, stats: Callable[[int], FieldStats], re
         A Sql that is never null, and false only if no row matches. NaN is not greater than a number here. Tests of
         bounds are also separate conjuncts, ``bound IS NULL OR bound <= literal``, which Spark pushes into Parquet.
     """
-    known = _KnownStats(stats, record_count)
-    may_hold = fold_truth(bound, lambda leaf: _might(leaf, known.of))
+    filter_stats = _FilterStats(stats, record_count)
+    may_hold = fold_truth(bound, lambda leaf: _might(leaf, filter_stats.of))
     counted = sql.coalesce(record_count, sql.lit(-1))
     # Spark would extract common parts of these conditions, and then push none. `coalesce` hides one of them.
     exact = sql.coalesce(as_column(any_of(counted < 0, may_hold)), sql.lit(False))
-    tests = _pushed(stats_tests(bound), known)
+    tests = _pushed(stats_tests(bound), filter_stats)
     pushed = (any_of(record_count.isNull(), record_count < 0, test) for test in tests)
     return as_column(all_of(counted != 0, *pushed, exact))
 
@@ -365,10 +365,10 @@ def must_match(
     Returns:
         A Sql that is never null, and true only if every row matches. Unknown counts prove nothing.
     """
-    known = _KnownStats(stats, record_count)
+    filter_stats = _FilterStats(stats, record_count)
 
     def certain(leaf: BooleanExpression) -> Truth:
-        by_stats = _must(leaf, known, top_level_ids)
+        by_stats = _must(leaf, filter_stats, top_level_ids)
         if proven is None or not isinstance(leaf, BoundPredicate):
             return by_stats
         templated = isinstance(leaf, BoundLiteralPredicate) and isinstance(leaf.literal, ColumnLiteral)
@@ -379,7 +379,7 @@ def must_match(
     return as_column(any_of(counted == 0, all_of(counted > 0, exact)))
 
 
-class _KnownStats:
+class _FilterStats:
     """The stats of the columns of a filter."""
 
     def __init__(self, stats: Callable[[int], FieldStats], record_count: Sql) -> None:
@@ -392,8 +392,8 @@ class _KnownStats:
         field = predicate.term.ref().field
         if field.field_id not in self._by_id:
             # Structs, lists and maps themselves have no stats.
-            known = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else UNKNOWN_STATS
-            self._by_id[field.field_id] = ColumnStats(known, self._record_count, field.field_type)
+            field_stats = self._stats(field.field_id) if isinstance(field.field_type, PrimitiveType) else UNKNOWN_STATS
+            self._by_id[field.field_id] = ColumnStats(field_stats, self._record_count, field.field_type)
         return self._by_id[field.field_id]
 
     def by_id(self, field_id: int) -> ColumnStats:
@@ -401,12 +401,14 @@ class _KnownStats:
         return self._by_id[field_id]
 
 
-def _pushed(tests: AllOf, known: _KnownStats) -> list[Truth]:
+def _pushed(tests: AllOf, filter_stats: _FilterStats) -> list[Truth]:
     """Return a limited number of tests of bounds as conditions that Spark pushes into Parquet."""
     simple = [test for test in tests.tests if isinstance(test, BoundTest)]
     choices = [test.choices for test in tests.tests if isinstance(test, AnyOf)]
-    conditions = [known.by_id(test.field_id).either_passes(test) for test in simple]
-    return conditions + [any_of(*(all_of(*_pushed(choice, known)) for choice in any_of_)) for any_of_ in choices[:FEW]]
+    conditions = [filter_stats.by_id(test.field_id).either_passes(test) for test in simple]
+    return conditions + [
+        any_of(*(all_of(*_pushed(choice, filter_stats)) for choice in any_of_)) for any_of_ in choices[:FEW]
+    ]
 
 
 def _might(leaf: BooleanExpression, stats_of: Callable[[BoundPredicate], ColumnStats]) -> Truth:
@@ -440,10 +442,10 @@ def _might_hold(leaf: BoundPredicate, stats: ColumnStats) -> Truth:
     return all_of(stats.may_hold(leaf), any_of(stats.inverted, in_range))
 
 
-def _must(leaf: BooleanExpression, known: _KnownStats, top_level_ids: Container[int]) -> Truth:
+def _must(leaf: BooleanExpression, filter_stats: _FilterStats, top_level_ids: Container[int]) -> Truth:
     if not isinstance(leaf, BoundPredicate):
         return isinstance(leaf, AlwaysTrue)
-    stats = known.of(leaf)
+    stats = filter_stats.of(leaf)
     match leaf:
         case BoundIsNaN():
             return stats.every_row_nan

@@ -111,9 +111,9 @@ class Sql:
         return call("startswith", self, prefix)
 
     def isin(self, values: Iterable[object]) -> Sql:
-        listed = [_sql(value) for value in values]
-        texts = ", ".join(value.text for value in listed)
-        return Sql(f"({self.text} IN ({texts}))", "IN", self, *listed) if listed else lit(False)
+        literals = [_sql(value) for value in values]
+        texts = ", ".join(value.text for value in literals)
+        return Sql(f"({self.text} IN ({texts}))", "IN", self, *literals) if literals else lit(False)
 
     def cast(self, kind: str | DataType) -> Sql:
         return Sql(f"CAST({self.text} AS {kind if isinstance(kind, str) else _type_text(kind)})", "CAST", self, kind)
@@ -160,9 +160,9 @@ def _when(branches: Sequence[Sql]) -> str:
 
 def col(path: str) -> Sql:
     """Return a column or a nested field, named as for pyspark's `col`: with dots, and backticks around odd names."""
-    listed = [name[1:-1].replace("``", "`") if name[0] == "`" else name for name in _NAMES.findall(path)]
-    column = Sql(quoted(listed[0]), "column", listed[0])
-    for name in listed[1:]:
+    names = [name[1:-1].replace("``", "`") if name[0] == "`" else name for name in _NAMES.findall(path)]
+    column = Sql(quoted(names[0]), "column", names[0])
+    for name in names[1:]:
         column = column[name]
     return column
 

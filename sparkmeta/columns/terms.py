@@ -60,12 +60,14 @@ class SchemaFields:
 
     def _hint(self, name: str) -> str:
         """Return a hint at existing names, for the end of an error message."""
-        known = [matches[0][0].name for matches in self.by_name.values() if matches[0][1] is None]
-        near = [other for other in known if other.lower() == name.lower()] or get_close_matches(name, known)
-        if near:
-            return f": did you mean {' or '.join(map(shown, near))}?"
-        more = f" and {len(known) - _NAMED:,} more" if len(known) > _NAMED else ""
-        return f", which has {', '.join(map(shown, known[:_NAMED]))}{more}" if known else ""
+        names = [matches[0][0].name for matches in self.by_name.values() if matches[0][1] is None]
+        similar = [candidate for candidate in names if candidate.lower() == name.lower()] or get_close_matches(
+            name, names
+        )
+        if similar:
+            return f": did you mean {' or '.join(map(shown, similar))}?"
+        suffix = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        return f", which has {', '.join(map(shown, names[:_NAMED]))}{suffix}" if names else ""
 
     def find(self, name: str) -> FieldReference:
         """Return the field with a full name.
@@ -90,31 +92,33 @@ def _references(
 ) -> Iterator[tuple[FieldReference, str | None]]:
     """Yield every field in a struct, with the name of the list or map that contains it, or None."""
     for position, field in enumerate(struct.fields):
-        path, places = (*names, field.name), (*positions, position)
+        path, field_positions = (*names, field.name), (*positions, position)
         nullable = optional or not field.required
         name = ".".join(path)
-        reference = FieldReference(field.model_copy(update={"required": not nullable}), _accessor(places), name)
+        reference = FieldReference(
+            field.model_copy(update={"required": not nullable}), _accessor(field_positions), name
+        )
         yield reference, container
-        yield from _nested(field, path, places, nullable, container)
+        yield from _nested(field, path, field_positions, nullable, container)
 
 
 def _nested(
-    field: NestedField, path: tuple[str, ...], places: tuple[int, ...], nullable: bool, container: str | None
+    field: NestedField, path: tuple[str, ...], positions: tuple[int, ...], nullable: bool, container: str | None
 ) -> Iterator[tuple[FieldReference, str | None]]:
     match field.field_type:
         case StructType() as struct:
-            yield from _references(struct, path, places, nullable, container)
+            yield from _references(struct, path, positions, nullable, container)
         case ListType() as elements:
             inside = container or f"list {'.'.join(path)}"
-            yield from _references(StructType(elements.element_field), path, places, True, inside)
+            yield from _references(StructType(elements.element_field), path, positions, True, inside)
         case MapType() as entries:
             inside = container or f"map {'.'.join(path)}"
-            yield from _references(StructType(entries.key_field, entries.value_field), path, places, True, inside)
+            yield from _references(StructType(entries.key_field, entries.value_field), path, positions, True, inside)
 
 
 def _accessor(positions: tuple[int, ...]) -> Accessor:
-    first, *rest = positions
-    return Accessor(first, _accessor(tuple(rest)) if rest else None)
+    position, *inner_positions = positions
+    return Accessor(position, _accessor(tuple(inner_positions)) if inner_positions else None)
 
 
 # -- Predicates on transforms of columns ------------------------------------------------------------------------------
@@ -177,8 +181,8 @@ class TransformReference(FieldReference):
         return field.source_id == self.source_id and field.transform == self.transform
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, TransformReference) and other.source_id == self.source_id
-        return same and other.transform == self.transform  # type: ignore[attr-defined]
+        is_same_column = isinstance(other, TransformReference) and other.source_id == self.source_id
+        return is_same_column and other.transform == self.transform  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((self.source_id, str(self.transform)))

@@ -114,7 +114,7 @@ def strict_projection(bound: BooleanExpression, spec: PartitionSpec) -> BooleanE
 def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanExpression:
     """Return the part of a filter that its inclusive projection does not decide; TRUE if it decides everything.
 
-    Terms of the filter's AND are removed that use only identity-partitioned columns, since they are true of every row
+    Terms of the filter's AND that use only identity-partitioned columns are removed, since they are true of every row
     if the tuple satisfies the projection. Comparisons of floating point numbers and UUIDs stay, since uncertain values
     pass the projection.
 
@@ -129,11 +129,11 @@ def undecided(bound: BooleanExpression, identities: Collection[int]) -> BooleanE
     def join(
         junction: Junction, operands: list[tuple[BooleanExpression, BooleanExpression]]
     ) -> tuple[BooleanExpression, BooleanExpression]:
-        whole = junction_of(junction, [operand for operand, _ in operands])
-        rests = [rest for _, rest in operands]
+        full = junction_of(junction, [operand for operand, _ in operands])
+        parts = [part for _, part in operands]
         if junction is And:
-            return whole, junction_of(And, rests)
-        return whole, AlwaysTrue() if all(isinstance(rest, AlwaysTrue) for rest in rests) else whole
+            return full, junction_of(And, parts)
+        return full, AlwaysTrue() if all(isinstance(part, AlwaysTrue) for part in parts) else full
 
     return fold(bound, split, join)[1]
 
@@ -394,7 +394,7 @@ def _in_bits(number: int, bits: int) -> bool:
 
 
 # Spark's hash is 32-bit Murmur3 with the seed 42, and the hash of a value is the seed of the next one. The hash of
-# this int is 0, the seed that Iceberg takes. Spark hashes bytes beyond a multiple of 4 in its own way.
+# this int is 0, the seed that Iceberg uses. Spark hashes bytes beyond a multiple of 4 in its own way.
 _SEED: Final = sql.call("int", -1693959553)
 _WORD_BYTES: Final = 4
 _UUID_BYTES: Final = 16
@@ -482,19 +482,21 @@ def _truncated(source: IcebergType, value: Sql, width: int) -> Sql | None:
             step = Decimal(width).scaleb(-source.scale)
             kind = f"DECIMAL({source.precision}, {source.scale})"
             wide = Sql(f"CAST('{step:f}' AS DECIMAL({_MOST_DIGITS}, {source.scale}))")
-            rest = Sql(f"CAST({sql.call('pmod', value, wide).text} AS {kind})")
+            remainder = Sql(f"CAST({sql.call('pmod', value, wide).text} AS {kind})")
             if step >= 10 ** (source.precision - source.scale):
                 return None
-            return Sql(f"TRY_CAST({sql.call('try_subtract', value, rest).text} AS {kind})")
+            return Sql(f"TRY_CAST({sql.call('try_subtract', value, remainder).text} AS {kind})")
     return None
 
 
 def _truncated_long(number: Sql, width: Sql) -> Sql:
-    rest = sql.call("pmod", number, width)
+    remainder = sql.call("pmod", number, width)
     # As in Java, values below the least long wrap around. No intermediate result may, nor a sum of literals, which the
     # optimizer computes even if no row needs it.
     above_least = number - _LEAST_LONG
-    return sql.when(number < _LEAST_LONG + rest, _MOST_LONG - (rest - above_least - 1)).otherwise(number - rest)
+    return sql.when(number < _LEAST_LONG + remainder, _MOST_LONG - (remainder - above_least - 1)).otherwise(
+        number - remainder
+    )
 
 
 def _period(transform: TimeTransform[Any], source: IcebergType, value: Sql) -> Sql:

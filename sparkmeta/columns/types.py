@@ -219,9 +219,9 @@ def _timestamp(nanos_per_tick: int, zoned: bool) -> Callable[[Literal[Any], Prim
 
 
 def _on_tick(nanos: int, nanos_per_tick: int) -> Placed:
-    ticks, rest = divmod(nanos, nanos_per_tick)
+    ticks, remainder = divmod(nanos, nanos_per_tick)
     placed = _in_range(ticks, *_LONG)
-    return Placed(ticks, Place.JUST_ABOVE) if rest and placed.place is Place.AT else placed
+    return Placed(ticks, Place.JUST_ABOVE) if remainder and placed.place is Place.AT else placed
 
 
 def _string(literal: Literal[Any], _type: PrimitiveType) -> Placed | None:
@@ -401,7 +401,7 @@ def literal_array(rows: Iterable[Sequence[tuple[Any, PrimitiveType]]]) -> Sql:
 
 
 def _numbered(values: Sequence[Sql]) -> Sql:
-    return sql.struct(*(value.alias(f"_{place}") for place, value in enumerate(values)))
+    return sql.struct(*(value.alias(f"_{index}") for index, value in enumerate(values)))
 
 
 def literal_sql(value: Any, primitive: PrimitiveType) -> str:
