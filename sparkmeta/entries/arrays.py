@@ -32,7 +32,7 @@ def field_id(field: pa.Field) -> int | None:
 
 
 def with_field_id(field: pa.Field, number: int | None) -> pa.Field:
-    """Return the field with an id in the place where Parquet's writer finds it, and without other metadata.
+    """Return the field with an id under the key that Parquet's writer reads, and without other metadata.
 
     Without an id, the field is unchanged.
     """
@@ -47,7 +47,7 @@ UUID_BYTES: Final = 16
 _UUID_TEXT: Final = 36
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS: Final = (8, 13, 18, 23)
-_DIGITS: Final = [place for place in range(_UUID_TEXT) if place not in _HYPHENS]
+_DIGITS: Final = [index for index in range(_UUID_TEXT) if index not in _HYPHENS]
 _UUID_PATTERN: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
@@ -61,7 +61,7 @@ def whole(values: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def places_where(flags: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return the places of flags that are true. Arrow before version 26 crashes on a column without chunks."""
+    """Return the indices of flags that are true. Arrow before version 26 crashes on a column without chunks."""
     return pc.indices_nonzero(whole(flags))
 
 
@@ -86,7 +86,7 @@ def kept_rows(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 
 def sorted_places(keys: Sequence[tuple[pa.Array, bool, bool]]) -> pa.Array:
-    """Return the places of rows in the order of keys; equal rows keep their order. As in Spark, NaN is the greatest.
+    """Return the indices of rows in the order of keys; equal rows keep their order. As in Spark, NaN is the greatest.
 
     Args:
         keys: for each key its values, whether they ascend, and whether nulls come first.
@@ -123,8 +123,8 @@ def extremes(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
     Iceberg orders -0.0 before 0.0, but they are equal in Arrow. Therefore a zero is -0.0 as the least value, and 0.0 as
     the greatest.
     """
-    both = pc.min_max(values)
-    least, greatest = both["min"], both["max"]
+    min_max = pc.min_max(values)
+    least, greatest = min_max["min"], min_max["max"]
     if pa.types.is_floating(values.type):
         least, greatest = (
             pa.scalar(zero, values.type) if extreme.as_py() == 0 else extreme
@@ -151,8 +151,10 @@ def _narrow(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def default_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Convert a default value of a column, in pyiceberg's form, to a scalar of an Arrow type; UUIDs to text or
-    bytes."""
+    """Convert a default value of a column, in pyiceberg's form, to a scalar of an Arrow type.
+
+    UUIDs become text or bytes.
+    """
     if pa.types.is_string(kind):
         return pa.scalar(str(value), kind)
     number = bound_value(value)
@@ -162,10 +164,9 @@ def default_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def compact_lists(array: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the offsets of lists, beginning at 0, and their values. The values of maps are structs of a key and a
-    value.
+    """Return the offsets of lists, beginning at 0, and their values.
 
-    The array may be a slice, and may have values under its nulls.
+    The values of maps are structs of a key and a value. The array may be a slice, and may have values under its nulls.
     """
     if pa.types.is_map(array.type):
         # Arrow casts no struct whose fields are not nullable and that has nulls.
@@ -219,7 +220,7 @@ def uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
 
 
 def is_live(entries: pa.Table | pa.RecordBatch) -> Any:
-    """Return which entries are not DELETED."""
+    """Return whether each entry is live, that is, not DELETED."""
     return pc.not_equal(pc.struct_field(entries.column("version_info"), "status"), int(Status.DELETED))
 
 
@@ -269,7 +270,7 @@ def sums(manifests: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array
 
 
 def may_be_live(manifests: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Return which manifests may have live files: all but those whose counts say that there are none."""
+    """Return whether each manifest may have live files. This is false only if its counts say that there are none."""
     zeros = (pc.fill_null(pc.equal(count, 0), False) for count in _columns(manifests, LIVE_FILES))
     return pc.invert(reduce(pc.and_, zeros))
 

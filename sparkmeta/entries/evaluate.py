@@ -34,7 +34,7 @@ _CAST_TYPES: Final = {
     "array<int>": pa.list_(pa.int32()),
 }
 _INT_BITS: Final = 31
-_PLACE: Final = "_place"
+_ROW: Final = "_place"
 # Parts of keys. Different tuples may have equal keys, since joined rows are compared in full afterwards.
 _NULL: Final = b"\0"
 _BETWEEN: Final = b"\1"
@@ -62,23 +62,25 @@ def values(rows: pa.Table, expression: Sql) -> pa.Array:
 
 def with_columns(rows: pa.Table, *columns: Aliased) -> pa.Table:
     """Return rows with further columns."""
-    added = select(rows, columns)
-    return pa.Table.from_arrays([*rows.columns, *added.columns], [*rows.column_names, *added.column_names])
+    new_columns = select(rows, columns)
+    return pa.Table.from_arrays([*rows.columns, *new_columns.columns], [*rows.column_names, *new_columns.column_names])
 
 
 def grouped(rows: pa.Table, keys: Sequence[Aliased], aggregates: Sequence[Aliased]) -> pa.Table:
     """Return a row for each group of rows with equal keys; see `relation.grouped`."""
     scope = _Rows.of(rows)
     values = [*map(scope.array, keys)]
-    parts = [part for array in values for part in _parts(array)]
-    names = [str(place) for place in range(len(parts))]
-    places = pa.Table.from_arrays([*parts, pa.array(np.arange(len(rows)))], [*names, _PLACE])
-    groups = places.group_by(names, use_threads=False).aggregate([(_PLACE, "list")])
-    offsets, order = compact_lists(whole(groups.column(f"{_PLACE}_list")))
+    key_parts = [key_part for array in values for key_part in _parts(array)]
+    names = [str(index) for index in range(len(key_parts))]
+    rows_with_keys = pa.Table.from_arrays([*key_parts, pa.array(np.arange(len(rows)))], [*names, _ROW])
+    groups = rows_with_keys.group_by(names, use_threads=False).aggregate([(_ROW, "list")])
+    offsets, order = compact_lists(whole(groups.column(f"{_ROW}_list")))
     firsts = order.take(offsets.slice(0, len(offsets) - 1))
-    arrays = [_AGGREGATES[each.operation](scope.array(each.operands[0]).take(order), offsets) for each in aggregates]
+    arrays = [
+        _AGGREGATES[column.operation](scope.array(column.operands[0]).take(order), offsets) for column in aggregates
+    ]
     return pa.Table.from_arrays(
-        [*(array.take(firsts) for array in values), *arrays], [each.name for each in (*keys, *aggregates)]
+        [*(array.take(firsts) for array in values), *arrays], [column.name for column in (*keys, *aggregates)]
     )
 
 
@@ -114,14 +116,14 @@ class _Rows:
             self.columns[name] = self.read(name)
         return self.columns[name]
 
-    def take(self, places: pa.Array, **variables: Values) -> _Rows:
-        """Return the rows at some places."""
+    def take(self, indices: pa.Array, **variables: Values) -> _Rows:
+        """Return the rows at some indices."""
 
         def read(name: str) -> Values:
             values = self.column(name)
-            return values.take(places) if isinstance(values, pa.Array) else values
+            return values.take(indices) if isinstance(values, pa.Array) else values
 
-        return _Rows(len(places), read, variables)
+        return _Rows(len(indices), read, variables)
 
     def with_variables(self, **variables: Values) -> _Rows:
         return _Rows(self.length, self.column, variables)
@@ -171,8 +173,8 @@ def _same(left: Values, right: Values) -> Values:
         return nulls
     if pa.types.is_struct(left.type):
         same = pc.equal(pc.is_null(left), pc.is_null(right))
-        for place in range(left.type.num_fields):
-            same = pc.and_(same, _same(_field(left, place), _field(right, place)))
+        for index in range(left.type.num_fields):
+            same = pc.and_(same, _same(_field(left, index), _field(right, index)))
         return same
     if pa.types.is_list(left.type):
         return pc.or_(nulls, _same_lists(left, right))
@@ -236,15 +238,15 @@ def _is_nan(values: Values) -> Values:
 
 def _case(rows: _Rows, *branches: Sql) -> Values:
     """Evaluate CASE: conditions and values in turn, and at last, if the number is odd, the other value."""
-    left: pa.Array = pa.array(np.arange(rows.length))
+    pending: pa.Array = pa.array(np.arange(rows.length))
     chosen: list[tuple[pa.Array, Sql | None]] = []
     for condition, value in zip(branches[: len(branches) // 2 * 2 : 2], branches[1::2], strict=True):
-        scope = rows if len(left) == rows.length else rows.take(left)
-        holds = pc.fill_null(_array(scope.evaluate(condition).cast(pa.bool_()), len(left)), False)
-        chosen.append((left.filter(holds), value))
-        left = left.filter(pc.invert(holds))
-    chosen.append((left, branches[-1] if len(branches) % 2 else None))
-    values = _merged(rows, [(places, value) for places, value in chosen if len(places)])
+        scope = rows if len(pending) == rows.length else rows.take(pending)
+        holds = pc.fill_null(_array(scope.evaluate(condition).cast(pa.bool_()), len(pending)), False)
+        chosen.append((pending.filter(holds), value))
+        pending = pending.filter(pc.invert(holds))
+    chosen.append((pending, branches[-1] if len(branches) % 2 else None))
+    values = _merged(rows, [(indices, value) for indices, value in chosen if len(indices)])
     if not pa.types.is_null(values.type):
         return values
     nothing = rows.take(pa.array([], pa.int64()))
@@ -253,34 +255,34 @@ def _case(rows: _Rows, *branches: Sql) -> Values:
 
 
 def _coalesce(rows: _Rows, *operands: Sql) -> Values:
-    first, *others = operands
-    values = rows.evaluate(first)
-    if not others or not (values.null_count if isinstance(values, pa.Array) else not values.is_valid):
+    first_operand, *other_operands = operands
+    values = rows.evaluate(first_operand)
+    if not other_operands or not (values.null_count if isinstance(values, pa.Array) else not values.is_valid):
         return values
     array = _array(values, rows.length)
-    present, missing = (places_where(flags) for flags in (array.is_valid(), array.is_null()))
-    filled = _array(_coalesce(rows.take(missing), *others), len(missing))
-    return _scattered([(present, array.take(present)), (missing, filled)])
+    present, absent = (places_where(flags) for flags in (array.is_valid(), array.is_null()))
+    filled = _array(_coalesce(rows.take(absent), *other_operands), len(absent))
+    return _scattered([(present, array.take(present)), (absent, filled)])
 
 
 def _merged(rows: _Rows, chosen: Sequence[tuple[pa.Array, Sql | None]]) -> Values:
-    """Return the values of expressions, each for the rows at some places."""
+    """Return the values of expressions, each for the rows at some indices."""
     if not chosen:
         return pa.nulls(0)
     if len(chosen) == 1:
         value = chosen[0][1]
         return pa.scalar(None) if value is None else rows.evaluate(value)
     parts = []
-    for places, value in chosen:
-        values = pa.scalar(None) if value is None else rows.take(places).evaluate(value)
-        parts.append((places, _array(values, len(places))))
+    for indices, value in chosen:
+        values = pa.scalar(None) if value is None else rows.take(indices).evaluate(value)
+        parts.append((indices, _array(values, len(indices))))
     return _scattered(parts)
 
 
 def _scattered(parts: Sequence[tuple[pa.Array, pa.Array]]) -> pa.Array:
-    """Return the values of parts of rows, each at its place among all rows."""
-    places = np.concatenate([of_part.to_numpy() for of_part, _ in parts])
-    return pa.concat_arrays(_unified([values for _, values in parts])).take(pa.array(np.argsort(places)))
+    """Return the values of parts of the rows, in the order of all rows."""
+    indices = np.concatenate([indices_of_part.to_numpy() for indices_of_part, _ in parts])
+    return pa.concat_arrays(_unified([values for _, values in parts])).take(pa.array(np.argsort(indices)))
 
 
 def _unified(arrays: Sequence[pa.Array]) -> list[pa.Array]:
@@ -314,17 +316,17 @@ def _field_of(rows: _Rows, values: Sql, name: str) -> Values:
 
 def _field(values: Values, key: str | int) -> Values:
     if isinstance(values, pa.Scalar):
-        place = values.type.get_field_index(key) if isinstance(key, str) else key
-        return values[place] if values.is_valid else pa.scalar(None, values.type.field(place).type)
+        index = values.type.get_field_index(key) if isinstance(key, str) else key
+        return values[index] if values.is_valid else pa.scalar(None, values.type.field(index).type)
     return pc.struct_field(values, [key] if isinstance(key, str) else key)
 
 
 def _list(rows: _Rows, *elements: Sql) -> Values:
     count = len(elements)
     arrays = _unified([rows.array(element) for element in elements])
-    places = np.arange(count * rows.length).reshape(count, rows.length).T.reshape(-1)
+    indices = np.arange(count * rows.length).reshape(count, rows.length).T.reshape(-1)
     offsets = pa.array(np.arange(rows.length + 1, dtype=np.int32) * count)
-    return pa.ListArray.from_arrays(offsets, pa.concat_arrays(arrays).take(pa.array(places)))
+    return pa.ListArray.from_arrays(offsets, pa.concat_arrays(arrays).take(pa.array(indices)))
 
 
 def _slice_of(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
@@ -334,17 +336,17 @@ def _slice_of(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
     return pa.scalar([], pa.list_(kind))
 
 
-def _element(rows: _Rows, values: Sql, place: Sql) -> Values:
+def _element(rows: _Rows, values: Sql, position: Sql) -> Values:
     """Return the elements at indexes from 0; null beyond the end."""
-    lists, index = rows.array(values), rows.evaluate(place)
+    lists, index = rows.array(values), rows.evaluate(position)
     offsets, elements = compact_lists(lists)
     starts, lengths = offsets.slice(0, len(lists)), pc.list_value_length(lists)
-    places = pc.add(starts, pc.cast(index, pa.int32()))
-    return elements.take(pc.if_else(pc.less(index, lengths), places, pa.scalar(None, pa.int32())))
+    indices = pc.add(starts, pc.cast(index, pa.int32()))
+    return elements.take(pc.if_else(pc.less(index, lengths), indices, pa.scalar(None, pa.int32())))
 
 
 def _contains(rows: _Rows, values: Sql, value: Sql) -> Values:
-    """Return whether lists have an element: null for null lists, and for those without it that have a null."""
+    """Return whether lists have an element; null for null lists, and for lists that have a null instead."""
     lists = rows.array(values)
     parents, elements = _elements(lists)
     same = _COMPARISONS["="](elements, rows.take(parents).evaluate(value))
@@ -352,13 +354,13 @@ def _contains(rows: _Rows, values: Sql, value: Sql) -> Values:
 
 
 def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the elements of lists, and the place of the list of each. Lists may have values under their nulls."""
+    """Return the index of each element's list, and the elements. Lists may have values under their nulls."""
     offsets, elements = compact_lists(lists)
     return pa.array(np.repeat(np.arange(len(lists)), np.diff(offsets.to_numpy()))), elements
 
 
 def _over_elements(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-    """Return lists, the place of the list of each element, the elements, and the value of an expression for each."""
+    """Return lists, the index of each element's list, the elements, and the value of an expression for each element."""
     array = rows.array(lists)
     parents, elements = _elements(array)
     scope = rows.take(parents, **{variable.text: elements})
@@ -367,19 +369,19 @@ def _over_elements(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> tuple[p
 
 def _exists(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
     if lists.operation == "array":
-        return _junction(pc.or_kleene)(*_each(rows, lists, variable, body))
+        return _junction(pc.or_kleene)(*_values_of_elements(rows, lists, variable, body))
     array, parents, _, holds = _over_elements(rows, lists, variable, body)
     return _some(array, parents, holds)
 
 
 def _forall(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
     if lists.operation == "array":
-        return _junction(pc.and_kleene)(*_each(rows, lists, variable, body))
+        return _junction(pc.and_kleene)(*_values_of_elements(rows, lists, variable, body))
     array, parents, _, holds = _over_elements(rows, lists, variable, body)
     return pc.invert(_some(array, parents, pc.invert(holds)))
 
 
-def _each(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> Iterator[Values]:
+def _values_of_elements(rows: _Rows, elements: Sql, variable: Sql, body: Sql) -> Iterator[Values]:
     """Yield the values of an expression for each element of an array that lists its elements."""
     for element in elements.operands:
         yield rows.with_variables(**{variable.text: rows.evaluate(element)}).evaluate(body)
@@ -393,9 +395,9 @@ def _some(lists: pa.Array, parents: pa.Array, holds: pa.Array) -> pa.Array:
         present[parents.filter(flags).to_numpy()] = True
         return pa.array(present)
 
-    unknown = pc.or_(lists.is_null(), parents_with(holds.is_null())) if holds.null_count else lists.is_null()
-    true = parents_with(pc.fill_null(holds, False))
-    return pc.if_else(pc.and_(unknown, pc.invert(true)), pa.scalar(None, pa.bool_()), true)
+    is_unknown = pc.or_(lists.is_null(), parents_with(holds.is_null())) if holds.null_count else lists.is_null()
+    is_true = parents_with(pc.fill_null(holds, False))
+    return pc.if_else(pc.and_(is_unknown, pc.invert(is_true)), pa.scalar(None, pa.bool_()), is_true)
 
 
 def _filter(rows: _Rows, lists: Sql, variable: Sql, body: Sql) -> Values:
@@ -434,7 +436,7 @@ def _concat(rows: _Rows, *operands: Sql) -> Values:
         return pc.binary_join_element_wise(*(value.cast(pa.string()) for value in values), "")
     arrays = [_array(value, rows.length) for value in values]
     parts = [_elements(array) for array in arrays]
-    parents = np.concatenate([places.to_numpy() for places, _ in parts])
+    parents = np.concatenate([parents_of_part.to_numpy() for parents_of_part, _ in parts])
     elements = pa.concat_arrays(_unified([of_array for _, of_array in parts]))
     nulls = reduce(pc.or_, (array.is_null() for array in arrays))
     order = pa.array(np.argsort(parents, kind="stable"))
@@ -528,8 +530,8 @@ def _cast(values: Values, kind: pa.DataType) -> Values:
 
 
 def _lookup(rows: _Rows, texts: tuple[str, ...], index: Sql) -> Values:
-    places = rows.array(index)
-    return pa.array(texts, pa.string()).take(pc.if_else(pc.less(places, len(texts)), places, None))
+    indices = rows.array(index)
+    return pa.array(texts, pa.string()).take(pc.if_else(pc.less(indices, len(texts)), indices, None))
 
 
 def _key(values: Values) -> Values:
@@ -554,16 +556,16 @@ def _starts_with(rows: _Rows, values: Sql, prefix: Sql) -> Values:
 
 
 def _substring(rows: _Rows, values: Sql, start: Sql, length: Sql) -> Values:
-    first = start.operands[0] - 1
-    return pc.utf8_slice_codeunits(rows.evaluate(values), first, first + length.operands[0])
+    index = start.operands[0] - 1
+    return pc.utf8_slice_codeunits(rows.evaluate(values), index, index + length.operands[0])
 
 
-def _translate(rows: _Rows, values: Sql, characters: Sql, others: Sql) -> Values:
+def _translate(rows: _Rows, values: Sql, characters: Sql, replacements: Sql) -> Values:
     """Replace characters in texts that have few distinct values."""
-    table = str.maketrans(characters.operands[0], others.operands[0])
+    table = str.maketrans(characters.operands[0], replacements.operands[0])
     encoded = rows.array(values).dictionary_encode()
-    changed = pa.array([text.translate(table) for text in encoded.dictionary.to_pylist()], pa.string())
-    return changed.take(encoded.indices)
+    translated = pa.array([text.translate(table) for text in encoded.dictionary.to_pylist()], pa.string())
+    return translated.take(encoded.indices)
 
 
 def _hex(values: pa.Array) -> pa.Array:
@@ -592,12 +594,15 @@ def _map_part(rows: _Rows, values: Sql, keys: Sequence[int]) -> Values:
     """
     maps = rows.array(values)
     parents, entries = _elements(maps)
-    wanted = pc.is_in(entries.field("key"), value_set=pa.array(keys, entries.type.field("key").type))
-    places, chosen = parents.filter(wanted), entries.filter(wanted)
+    is_kept = pc.is_in(entries.field("key"), value_set=pa.array(keys, entries.type.field("key").type))
+    parents_of_entries, chosen = parents.filter(is_kept), entries.filter(is_kept)
     items = chosen.field("value")
     items = _hex(items) if pa.types.is_binary(items.type) else items
-    lengths = np.bincount(places.to_numpy(), minlength=len(maps))
-    lists = [_lists(lengths, each, pa.repeat(pa.scalar(False), len(maps))) for each in (chosen.field("key"), items)]
+    lengths = np.bincount(parents_of_entries.to_numpy(), minlength=len(maps))
+    lists = [
+        _lists(lengths, values_of_list, pa.repeat(pa.scalar(False), len(maps)))
+        for values_of_list in (chosen.field("key"), items)
+    ]
     return pa.StructArray.from_arrays(lists, ["keys", "values"], mask=pa.array(lengths == 0))
 
 

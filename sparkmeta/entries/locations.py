@@ -48,11 +48,11 @@ def _prefixes(values: pa.Array, locations: Locations) -> pa.Array:
 
 
 def written_locations(table: pa.Table, locations: Locations) -> pa.Table:
-    """Return entries with the locations that a new file of format version 4 has; see `Locations.written`."""
+    """Return entries with locations as new files of format version 4 spell them; see `Locations.written`."""
     for name in ENTRY_LOCATIONS:
-        place = table.column_names.index(name)
+        index = table.column_names.index(name)
         values = _written(whole(table.column(name)), locations)
-        table = table.set_column(place, table.schema.field(name), values)
+        table = table.set_column(index, table.schema.field(name), values)
     return table
 
 
@@ -61,14 +61,14 @@ def _written(values: pa.Array, locations: Locations) -> pa.Array:
     if locations.rooted and pc.any(is_rooted).as_py():
         spelled = pc.if_else(is_rooted, pc.binary_join_element_wise(LOCAL, values, ""), values)
     if locations.writes_relative:
-        below = pc.utf8_slice_codeunits(values, len(locations.folder))
-        becomes_relative = pc.and_(pc.starts_with(values, locations.folder), is_relative(below))
-        spelled = below if _all(becomes_relative) else pc.if_else(becomes_relative, below, spelled)
+        path = pc.utf8_slice_codeunits(values, len(locations.folder))
+        becomes_relative = pc.and_(pc.starts_with(values, locations.folder), is_relative(path))
+        spelled = path if _all(becomes_relative) else pc.if_else(becomes_relative, path, spelled)
     return spelled
 
 
 def is_relative(values: pa.Array) -> pa.Array:
-    """Return which locations are neither absolute nor empty."""
+    """Return whether each location is neither absolute nor empty."""
     return pc.invert(pc.match_substring_regex(values, f"{SCHEME}|^/|^$"))
 
 
@@ -91,13 +91,13 @@ def table_with_locations(table: pa.Table, locations: Locations, file: str) -> pa
 
 
 def _resolved_columns(columns: Mapping[str, pa.Array], locations: Locations, file: str) -> dict[str, pa.Array]:
-    changed = dict(columns)
+    result = dict(columns)
     for name in ENTRY_LOCATIONS:
-        if name in changed:
-            changed[name] = resolved(changed[name], locations, file, name)
-    if CONTENT_STATS in changed:
-        changed[CONTENT_STATS] = _with_path_bounds(changed[CONTENT_STATS], locations, file)
-    return changed
+        if name in result:
+            result[name] = resolved(result[name], locations, file, name)
+    if CONTENT_STATS in result:
+        result[CONTENT_STATS] = _with_path_bounds(result[CONTENT_STATS], locations, file)
+    return result
 
 
 def _with_path_bounds(stats: pa.StructArray, locations: Locations, file: str) -> pa.StructArray:
@@ -105,18 +105,18 @@ def _with_path_bounds(stats: pa.StructArray, locations: Locations, file: str) ->
     names = stats.type.names
     if str(DELETE_FILE_PATH_ID) not in names:
         return stats
-    place = names.index(str(DELETE_FILE_PATH_ID))
+    index = names.index(str(DELETE_FILE_PATH_ID))
     structs = stats.flatten()
-    paths = structs[place]
+    paths = structs[index]
     children = dict(zip(paths.type.names, paths.flatten(), strict=True))
     field = f"{CONTENT_STATS}.{DELETE_FILE_PATH_ID}"
     lower, upper = (children[name] for name in PATH_BOUNDS)
     if locations.relative is None:
         # Bounds that differ may be truncated, and name no file.
-        named = pc.if_else(pc.equal(lower, upper), lower, pa.scalar(None, lower.type))
-        resolved(named, locations, file, f"{field}.{PATH_BOUNDS[0]}")
+        named_paths = pc.if_else(pc.equal(lower, upper), lower, pa.scalar(None, lower.type))
+        resolved(named_paths, locations, file, f"{field}.{PATH_BOUNDS[0]}")
         return stats
     for name in PATH_BOUNDS:
         children[name] = resolved(children[name], locations, file, f"{field}.{name}")
-    structs[place] = pa.StructArray.from_arrays([*children.values()], fields=list(paths.type), mask=paths.is_null())
+    structs[index] = pa.StructArray.from_arrays([*children.values()], fields=list(paths.type), mask=paths.is_null())
     return pa.StructArray.from_arrays(structs, fields=list(stats.type), mask=stats.is_null())

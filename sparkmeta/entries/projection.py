@@ -77,11 +77,11 @@ class EntryProjection:
     ) -> EntryProjection:
         """Return a projection with `columns` in the order of the content entry."""
         names = set(columns)
-        known = [*_ENTRY_TYPES, *_MAP_TYPES]
-        unknown = names.difference(known)
+        all_names = [*_ENTRY_TYPES, *_MAP_TYPES]
+        unknown = names.difference(all_names)
         if unknown:
             raise ValueError(f"not columns of a content entry: {sorted(unknown)}")
-        ordered = tuple(name for name in known if name in names)
+        ordered = tuple(name for name in all_names if name in names)
         tuple_types, stats_types = (tuple(sorted((types or {}).items())) for types in (partition, stats))
         return EntryProjection(ordered, tuple_types, stats_types, spec_tuples=spec_tuples)
 
@@ -90,8 +90,8 @@ class EntryProjection:
         return dict(self.spec_tuples).get(spec_id, ())
 
     def unique_ids(self, spec_id: int) -> dict[int, int]:
-        """Return partition field id in the manifests of a spec -> unique id; empty if these are the same."""
-        return {written: unique for written, unique, _ in self.tuple_of(spec_id) if written != unique}
+        """Return partition field id in the manifests of a spec -> unique id, for fields whose ids differ."""
+        return {id_in_spec: unique_id for id_in_spec, unique_id, _ in self.tuple_of(spec_id) if id_in_spec != unique_id}
 
     @cached_property
     def schema(self) -> pa.Schema:

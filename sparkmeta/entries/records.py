@@ -104,12 +104,12 @@ def metrics_map(name: str, stats: Mapping[int, pa.StructArray], rows: int) -> pa
     keys = np.broadcast_to(ids, (rows, len(ids)))[present]
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
     maps = pa.MapArray.from_arrays(pa.array(offsets), pa.array(keys, pa.int32()), items)
-    empty = ~present.any(axis=1)
-    return _masked(maps.cast(kind), np.asarray(empty))
+    is_empty = ~present.any(axis=1)
+    return _masked(maps.cast(kind), np.asarray(is_empty))
 
 
-def _masked(maps: pa.MapArray, empty: np.ndarray[Any, Any]) -> pa.Array:
-    return pc.if_else(pa.array(~empty), maps, pa.scalar(None, maps.type)) if empty.any() else maps
+def _masked(maps: pa.MapArray, is_empty: np.ndarray[Any, Any]) -> pa.Array:
+    return pc.if_else(pa.array(~is_empty), maps, pa.scalar(None, maps.type)) if is_empty.any() else maps
 
 
 def stats_of_maps(
@@ -163,12 +163,12 @@ def column_metric(maps: pa.MapArray, types: Mapping[int, str], rows: int) -> Ite
     """Yield the values of a metrics map for each column that has any."""
     if maps.null_count == len(maps):
         return
-    keys, items, places = _flat(maps)
+    keys, items, row_of_item = _flat(maps)
     for field_id in np.unique(keys).tolist():
         if field_id in types:
-            of_field = np.flatnonzero(keys == field_id)
+            items_of_field = np.flatnonzero(keys == field_id)
             item_of_row = np.full(rows, -1, np.int64)
-            item_of_row[places[of_field]] = of_field
+            item_of_row[row_of_item[items_of_field]] = items_of_field
             yield field_id, items.take(pa.array(item_of_row, mask=item_of_row < 0))
 
 
@@ -185,21 +185,21 @@ def true_where(mask: pa.Array) -> pa.Array:
 def _flat(maps: pa.MapArray) -> tuple[np.ndarray[Any, Any], pa.Array, np.ndarray[Any, Any]]:
     """Return the keys and items of a map array, and the row of each."""
     offsets = maps.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
+    start, end = int(offsets[0]), int(offsets[-1])
     sizes = np.where(maps.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)
-    if sizes.sum() != last - first:
+    if sizes.sum() != end - start:
         return _flat(maps.take(pa.array(range(len(maps)))))
-    keys = maps.keys.slice(first, last - first).to_numpy(zero_copy_only=False)
-    return keys, maps.items.slice(first, last - first), np.repeat(np.arange(len(maps)), sizes)
+    keys = maps.keys.slice(start, end - start).to_numpy(zero_copy_only=False)
+    return keys, maps.items.slice(start, end - start), np.repeat(np.arange(len(maps)), sizes)
 
 
-def _decoded(raw: pa.Array, type_name: str, where: str, *, lenient: bool) -> pa.Array:
+def _decoded(raw: pa.Array, type_name: str, source: str, *, lenient: bool) -> pa.Array:
     try:
         decode = known_bounds if lenient else decode_bounds
         return decode(raw.cast(pa.binary()), type_name).cast(bound_arrow_type(type_name))
     except ValueError as error:
         value = next((scalar.as_py() for scalar in raw if scalar.is_valid), None)
-        raise CorruptFileError(where, "value", value, str(error)) from error
+        raise CorruptFileError(source, "value", value, str(error)) from error
 
 
 # -- Inheritance from the manifest ------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def inherited_sequence_numbers(sequence_number: pa.Array, status: pa.Array, cont
     inherited = pa.scalar(context.sequence_number, pa.int64())
     if context.sequence_number == 0:
         return pc.fill_null(sequence_number, inherited)
-    added = pc.equal(status, int(Status.ADDED))
-    return pc.coalesce(sequence_number, pc.if_else(added, inherited, pa.scalar(None, pa.int64())))
+    is_added = pc.equal(status, int(Status.ADDED))
+    return pc.coalesce(sequence_number, pc.if_else(is_added, inherited, pa.scalar(None, pa.int64())))
 
 
 def with_inherited_version(info: pa.StructArray, context: ManifestContext) -> pa.StructArray:
@@ -250,7 +250,7 @@ def with_inherited_version(info: pa.StructArray, context: ManifestContext) -> pa
 
 
 class RowIdCounter:
-    """Assigns first row ids to the entries of one manifest, in physical order.
+    """A counter that assigns first row ids to the entries of one manifest, in physical order.
 
     The counter starts at the manifest's first row id. Every entry that is not DELETED and has no first row id gets the
     counter, which then advances by its record count. If the manifest has no first row id, no entry has one, unless the
@@ -445,7 +445,7 @@ def promoted_values(values: pa.Array, type_name: str, location: str, field: str)
 
 
 class EntryBuilder:
-    """Makes batches of content entries from a manifest's records, which must come in physical order."""
+    """A builder of batches of content entries from a manifest's records, which must come in physical order."""
 
     def __init__(self, part: ManifestPart, projection: EntryProjection) -> None:
         self.part = part
@@ -463,9 +463,9 @@ class EntryBuilder:
             CorruptFileError: an unknown status, content or format, or a missing required value.
         """
         row_ids = self._first_row_ids(records) if "first_row_id" in self.projection.columns else None
-        if (places := self._matching_places(records)) is not None:
-            records, ordinals = records.taken(places), ordinals.take(pa.array(places))
-            row_ids = row_ids.take(pa.array(places)) if row_ids is not None else None
+        if (indices := self._matching_indices(records)) is not None:
+            records, ordinals = records.taken(indices), ordinals.take(pa.array(indices))
+            row_ids = row_ids.take(pa.array(indices)) if row_ids is not None else None
         columns = [
             row_ids if name == "first_row_id" else self._column(name, records) for name in self.projection.columns
         ]
@@ -528,10 +528,10 @@ class EntryBuilder:
 
     def _checked(self, values: pa.Array, field: str, allowed: Sequence[Any]) -> pa.Array:
         """Return the values. Raises CorruptFileError for one that is not allowed."""
-        unknown = values.filter(pc.invert(pc.is_in(values, pa.array(allowed, values.type))))
-        if len(unknown):
-            known = ", ".join(str(getattr(value, "value", value)) for value in allowed)
-            raise CorruptFileError(self.part.location, field, unknown[0].as_py(), f"not one of {known}")
+        invalid = values.filter(pc.invert(pc.is_in(values, pa.array(allowed, values.type))))
+        if len(invalid):
+            names = ", ".join(str(getattr(value, "value", value)) for value in allowed)
+            raise CorruptFileError(self.part.location, field, invalid[0].as_py(), f"not one of {names}")
         return values
 
     def _required(self, field_id: int, kind: pa.DataType, records: RawRecords) -> pa.Array:
@@ -540,7 +540,7 @@ class EntryBuilder:
             raise CorruptFileError(self.part.location, field_name(field_id), None, "the field is required")
         return values
 
-    def _matching_places(self, records: RawRecords) -> np.ndarray[Any, Any] | None:
+    def _matching_indices(self, records: RawRecords) -> np.ndarray[Any, Any] | None:
         """Return the indices of entries that pass the projection's filter; None if all do."""
         if self.projection.entry_filter is None:
             return None
@@ -556,17 +556,17 @@ class EntryBuilder:
 
         status, spec_ids = self._status(records), self.partition_spec_id(records)
         mask = _matching(self.projection, values, status, spec_ids, lambda: self.record_count(records))
-        places = mask.to_numpy(zero_copy_only=False)
-        return None if places.all() else np.flatnonzero(places)
+        flags = mask.to_numpy(zero_copy_only=False)
+        return None if flags.all() else np.flatnonzero(flags)
 
     def _stats(self, records: RawRecords) -> pa.Array:
         """Return `content_stats`: a struct per projected field, with null children for unknown values."""
         structs = []
         for field_id, type_name in self.projection.stats:
             bounds = self._bounds(records, field_id, type_name)
-            known = bounds if self.projection.as_written else _ordered(bounds, type_name)
+            valid_bounds = bounds if self.projection.as_written else _ordered(bounds, type_name)
             children = [
-                known[child] if child in known else records.metric(map_id, field_id, pa.int64())
+                valid_bounds[child] if child in valid_bounds else records.metric(map_id, field_id, pa.int64())
                 for child, map_id in STATS_SOURCES.items()
             ]
             structs.append(_struct(children, self.projection.stats_type.field(str(field_id)).type))
@@ -608,7 +608,7 @@ def _matching(
     spec_ids: pa.Array,
     record_counts: Callable[[], pa.Array],
 ) -> pa.Array:
-    """Return which entries pass the filter of a projection.
+    """Return whether each entry passes the filter of a projection.
 
     Args:
         values: returns the values of a partition field, or a column's bounds.

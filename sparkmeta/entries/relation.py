@@ -23,7 +23,7 @@ Rows = TypeVar("Rows", bound="Relation")
 
 
 class HasSession(Protocol):
-    """What has a session, or starts one: a `TableState`."""
+    """An object that has or starts a session, such as a `TableState`."""
 
     @property
     def spark(self) -> SparkSession: ...
@@ -99,11 +99,11 @@ def pairs(rows: Relation, others: Relation, key: str) -> Relation:
         return rows.join(others, key)
     assert isinstance(others, pa.Table)
     sides = {"left": rows, "right": others}
-    places = [
+    keyed_rows = [
         pa.table({key: table.column(key), name: pa.array(range(len(table)), pa.int64())})
         for name, table in sides.items()
     ]
-    matches = places[0].join(places[1], key, join_type="inner")
+    matches = keyed_rows[0].join(keyed_rows[1], key, join_type="inner")
     return pa.table(
         {
             column: table.column(column).take(matches.column(name))
