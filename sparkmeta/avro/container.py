@@ -46,11 +46,11 @@ class Windows:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, place: int | slice) -> Any:
+    def __getitem__(self, key: int | slice) -> Any:
         """Return a byte, or a slice as a memoryview. Raises CorruptFileError if the file has become shorter."""
-        if isinstance(place, int):
-            return self._slice(place, place + 1)[0]
-        start, end, _ = place.indices(self._length)
+        if isinstance(key, int):
+            return self._slice(key, key + 1)[0]
+        start, end, _ = key.indices(self._length)
         return self._slice(start, max(start, end))
 
     def _slice(self, start: int, end: int) -> memoryview:
@@ -146,7 +146,7 @@ class Block:
 
 
 class Cursor:
-    """Reads Avro primitives from bytes. Reading past the end raises `CorruptFileError`."""
+    """A reader of Avro primitives from bytes. Reading past the end raises `CorruptFileError`."""
 
     def __init__(self, data: Data, location: str, position: int = 0) -> None:
         self.data = data
@@ -247,8 +247,8 @@ def inflate(data: Data, block: Block, header: Header, location: str) -> bytes | 
     """
     if block.size > MAX_BLOCK_BYTES:
         raise CorruptFileError(location, "block size", block.size, f"more than {MAX_BLOCK_BYTES} bytes")
-    whole = data if isinstance(data, Windows) else memoryview(data)
-    packed = whole[block.offset : block.offset + block.size]
+    content = data if isinstance(data, Windows) else memoryview(data)
+    packed = content[block.offset : block.offset + block.size]
     try:
         inflated: bytes | bytearray = _inflaters(header.codec, location)(packed)
     except (zlib.error, lzma.LZMAError, _ZLIB.error, OSError, ValueError, EOFError) as error:
@@ -291,11 +291,11 @@ _QUICK_LEVEL = 2
 
 def _deflate(packed: memoryview) -> bytes | bytearray:
     if _INFLATE is not None and len(packed) <= _DEFLATE_BUFFER:
-        with suppress(_InflateError):  # too large for it, or invalid: zlib decides
+        with suppress(_InflateError):  # too large for libdeflate, or invalid: zlib decides
             return _INFLATE(packed, _DEFLATE_BUFFER)
     if len(packed) * _DEFLATE_MOST <= MAX_BLOCK_BYTES:
-        whole: bytes = _ZLIB.decompress(packed, -15, _DEFLATE_BUFFER)
-        return whole
+        data: bytes = _ZLIB.decompress(packed, -15, _DEFLATE_BUFFER)
+        return data
     stream = _ZLIB.decompressobj(-15)
     inflated: bytes = stream.decompress(packed, MAX_BLOCK_BYTES + 1)
     if not stream.eof and len(inflated) <= MAX_BLOCK_BYTES:
@@ -372,7 +372,7 @@ def container_header(schema: Mapping[str, Any], codec: str, properties: Mapping[
         sync: the sync marker, 16 random bytes.
     """
     pairs = {"avro.schema": json.dumps(schema), "avro.codec": codec, **properties}
-    texts = (_text(part) for pair in pairs.items() for part in pair)
+    texts = (_text(text) for pair in pairs.items() for text in pair)
     return MAGIC + _long(len(pairs)) + b"".join(texts) + _long(0) + sync
 
 
@@ -392,11 +392,11 @@ def packed_blocks(records: pa.BinaryArray, pack: Callable[[Any], bytes]) -> Iter
     """Yield the number of records in each block, and their compressed bytes, which are adjacent in Arrow."""
     offsets = np.frombuffer(records.buffers()[1], np.int32)[records.offset : records.offset + len(records) + 1]
     data = memoryview(records.buffers()[2])
-    first = 0
-    while first < len(records):
-        end = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK_BYTES, "right")) - 1)
-        yield end - first, pack(data[offsets[first] : offsets[end]])
-        first = end
+    start = 0
+    while start < len(records):
+        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _BLOCK_BYTES, "right")) - 1)
+        yield end - start, pack(data[offsets[start] : offsets[end]])
+        start = end
 
 
 def _text(value: str) -> bytes:
@@ -505,7 +505,7 @@ def records_with_ids(data: bytes, location: str, ids: Collection[int] | None = N
 
 
 class _Types:
-    """Converts Avro types of an expanded schema to Arrow types."""
+    """A converter of Avro types of an expanded schema to Arrow types."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -548,10 +548,10 @@ class _Types:
         return _LOGICAL.get((kind, logical), ARROW_PRIMITIVES[kind])
 
     def _union(self, branches: list[Any], depth: int) -> pa.DataType:
-        others = [branch for branch in branches if branch != "null"]
-        if len(others) > 1:
-            raise UnsupportedError(f"{self._location}: a column is a union of {len(others)} Avro types")
-        return self.of(others[0] if others else "null", depth + 1)
+        non_null = [branch for branch in branches if branch != "null"]
+        if len(non_null) > 1:
+            raise UnsupportedError(f"{self._location}: a column is a union of {len(non_null)} Avro types")
+        return self.of(non_null[0] if non_null else "null", depth + 1)
 
     def _array(self, schema: dict[str, Any], depth: int) -> pa.DataType:
         """Return the type of an array, or of a map stored as an array of pairs because its keys are not strings."""
@@ -570,8 +570,8 @@ def _raw(schema: Any) -> Any:
         return list(map(_raw, schema))
     if not isinstance(schema, dict):
         return schema
-    dropped = () if schema.get("logicalType") == "decimal" else ("logicalType",)
-    return {key: _raw(value) if key in _PARTS else value for key, value in schema.items() if key not in dropped}
+    dropped_keys = () if schema.get("logicalType") == "decimal" else ("logicalType",)
+    return {key: _raw(value) if key in _PARTS else value for key, value in schema.items() if key not in dropped_keys}
 
 
 _PARTS = ("type", "items", "values", "fields")

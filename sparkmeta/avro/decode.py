@@ -61,23 +61,23 @@ FEW_KEYS = 4
 
 
 class Compiler:
-    """Decides whether fastavro or a compiled program decodes manifests in this process.
+    """The choice between fastavro and a compiled program to decode manifests in this process.
 
     Importing numba and loading compiled code takes as long as fastavro needs for `LOADING_BYTES`; compiling, which
-    happens once per machine, as long as for `COMPILING_BYTES`. A process uses compiled programs once it has had as many
-    bytes to decode, so it takes at most twice the optimal time.
+    happens once per machine, as long as for `COMPILING_BYTES`. A process uses compiled programs once it has had that
+    many bytes to decode, so decoding takes at most twice the optimal time.
     """
 
     def __init__(self) -> None:
-        self._given = 0
+        self._bytes_seen = 0
         self._ready: bool | None = None
         self._lock = Lock()
 
     def pays_for(self, size: int) -> bool:
         """Return whether to decode the given number of bytes with a compiled program, and load it if so."""
         with self._lock:
-            self._given += size
-            if self._ready is None and self._given >= LOADING_BYTES:
+            self._bytes_seen += size
+            if self._ready is None and self._bytes_seen >= LOADING_BYTES:
                 self._ready = self._prepared()
         return bool(self._ready) and size >= SMALL_BYTES
 
@@ -87,7 +87,7 @@ class Compiler:
             from sparkmeta.avro import machine
         except ImportError:
             return False
-        if self._given < COMPILING_BYTES and not machine.is_cached():
+        if self._bytes_seen < COMPILING_BYTES and not machine.is_cached():
             return None
         machine.prepare()
         return True
@@ -122,14 +122,14 @@ def decode_records(
     header = manifest_header(data, part, projection)
     schema = schema_that_fits(data, header, part.location)
     refuse_foreign_tuples(data, part, header, schema, projection)
-    for first, records in _records(data, part, header, schema, projection):
-        yield pa.array(np.arange(first, first + len(records))), records
+    for first_ordinal, records in _records(data, part, header, schema, projection):
+        yield pa.array(np.arange(first_ordinal, first_ordinal + len(records))), records
 
 
 def manifest_header(data: Data, part: ManifestPart, projection: EntryProjection) -> Header:
     """Return the header of a manifest, with a canonical schema in which partition fields have unique ids."""
     header, ids = read_header(data, part.location), projection.unique_ids(part.spec_id)
-    names = {name: written for written, _, name in projection.tuple_of(part.spec_id)}
+    names = {name: id_in_spec for id_in_spec, _, name in projection.tuple_of(part.spec_id)}
     schema = canonical_schema(header.schema, part.location, manifest_fields(names))
     return replace(header, schema=with_partition_ids(schema, ids) if ids else schema)
 
@@ -140,10 +140,10 @@ def schema_that_fits(data: Data, header: Header, location: str) -> ManifestSchem
     The first block that matches only one of them decides. Blocks whose partition values are null match both.
     """
     schema = manifest_schema(header.schema, location)
-    other = bytes_for_fixed(header.schema)
-    if other is None:
+    schema_with_bytes = bytes_for_fixed(header.schema)
+    if schema_with_bytes is None:
         return schema
-    candidates = (schema, manifest_schema(other, location))
+    candidates = (schema, manifest_schema(schema_with_bytes, location))
     for block in read_blocks(data, header, location):
         inflated = inflate(data, block, header, location)
         fitting = [candidate for candidate in candidates if _fits(candidate, inflated, block)]
@@ -163,18 +163,18 @@ def refuse_foreign_tuples(
     Raises:
         CorruptFileError: there is such an entry.
     """
-    known = {unique for _, unique, _ in projection.tuple_of(part.spec_id)}
-    foreign = sorted(schema.partition_fields - known)
+    ids = {unique for _, unique, _ in projection.tuple_of(part.spec_id)}
+    foreign = sorted(schema.partition_fields - ids)
     if not foreign or part.spec_id not in dict(projection.spec_tuples):
         return
-    narrow = schema.projected({0, 100}.__contains__, foreign.__contains__)
-    for _, records in record_batches(data, part_blocks(data, part, header), header, schema, narrow):
+    reader_schema = schema.projected({0, 100}.__contains__, foreign.__contains__)
+    for _, records in record_batches(data, part_blocks(data, part, header), header, schema, reader_schema):
         for record in records:
             file = record["f2"]
             values = (file and file["f102"]) or {}
             wrong = [field_id for field_id in foreign if values.get(f"f{field_id}") is not None]
             if wrong and record.get("f0") != int(Status.DELETED):
-                field, spec_fields = f"partition.{wrong[0]} of {file.get('f100')}", ", ".join(map(str, sorted(known)))
+                field, spec_fields = f"partition.{wrong[0]} of {file.get('f100')}", ", ".join(map(str, sorted(ids)))
                 problem = (
                     f"the manifest is of partition spec {part.spec_id}, which has the fields {spec_fields or 'none'}: "
                     "the file was written for another spec; remove it, and write it again with the table's present spec"
@@ -228,8 +228,8 @@ def _fastavro_records(
 ) -> Iterator[tuple[int, RawRecords]]:
     reader_schema = None if _decodes_maps(projection) else _narrow_schema(schema, projection)
     few_keys = len(projection.stats) <= FEW_KEYS
-    for first, records in record_batches(data, blocks, header, schema, reader_schema):
-        yield first, AvroRecords(records, schema, few_keys)
+    for first_ordinal, records in record_batches(data, blocks, header, schema, reader_schema):
+        yield first_ordinal, AvroRecords(records, schema, few_keys)
 
 
 def _decodes_maps(projection: EntryProjection) -> bool:
@@ -248,7 +248,7 @@ class AvroRecords:
     """`RawRecords` over records of fastavro.
 
     Args:
-        few_keys: search maps for keys instead of making dicts.
+        few_keys: whether to search maps for keys instead of making dicts.
     """
 
     def __init__(self, records: list[dict[str, Any]], schema: ManifestSchema, few_keys: bool) -> None:
@@ -302,7 +302,7 @@ class AvroRecords:
         return self._array(values, kind, f"{field_name(map_id)}[{key}]")
 
     def taken(self, indices: np.ndarray[Any, Any]) -> AvroRecords:
-        records = [self._records[place] for place in indices.tolist()]
+        records = [self._records[index] for index in indices.tolist()]
         return AvroRecords(records, self._schema, self._few_keys)
 
     def _lookup(self, map_id: int) -> list[dict[int, Any]]:

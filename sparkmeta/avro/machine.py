@@ -88,10 +88,10 @@ def _cached(compiled: Any) -> list[Path]:
 
 
 def _drop_older(compiled: Any) -> None:
-    changed = Path(__file__).stat().st_mtime
+    changed_at = Path(__file__).stat().st_mtime
     for index in _cached(compiled):
         with suppress(OSError):
-            if index.stat().st_mtime < changed:
+            if index.stat().st_mtime < changed_at:
                 index.unlink()
 
 
@@ -113,8 +113,8 @@ def byte_at(_typing, _address):  # type: ignore[no-untyped-def]
     """Return the byte at an address."""
 
     def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-        place = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        return builder.zext(builder.load(place), ir.IntType(64))
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return builder.zext(builder.load(pointer), ir.IntType(64))
 
     return types.int64(types.int64), generate
 
@@ -124,8 +124,8 @@ def word_at(_typing, _address):  # type: ignore[no-untyped-def]
     """Return the eight bytes at an address, in little-endian order."""
 
     def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-        place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load(place, align=1)
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
 
     return types.int64(types.int64), generate
 
@@ -135,8 +135,8 @@ def put(_typing, _address, _value):  # type: ignore[no-untyped-def]
     """Set the eight bytes at an address."""
 
     def generate(context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-        place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        builder.store(arguments[1], place, align=1)
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        builder.store(arguments[1], pointer, align=1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -145,11 +145,11 @@ def put(_typing, _address, _value):  # type: ignore[no-untyped-def]
 @piece
 def _long_number(p):  # type: ignore[no-untyped-def]
     value = 0
-    for place in range(10):
-        byte = byte_at(p + place)
-        value |= (byte & 0x7F) << (7 * place)
+    for index in range(10):
+        byte = byte_at(p + index)
+        value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return ((value >> 1) & _MAX_LONG) ^ -(value & 1), p + place + 1
+            return ((value >> 1) & _MAX_LONG) ^ -(value & 1), p + index + 1
     return 0, FAILED + LONG_NUMBER
 
 
@@ -198,8 +198,8 @@ def _text_key(p, end):  # type: ignore[no-untyped-def]
     digits = stop - p
     if digits < 1 or digits > 10 or (byte_at(p) == 0x30 and (digits > 1 or sign < 0)):
         return 0, FAILED + BAD_KEY
-    for place in range(digits):
-        digit = byte_at(p + place) - 0x30
+    for index in range(digits):
+        digit = byte_at(p + index) - 0x30
         if digit < 0 or digit > 9:
             return 0, FAILED + BAD_KEY
         key = 10 * key + digit
@@ -233,9 +233,9 @@ def read_pair(kinds, p, end):  # type: ignore[no-untyped-def]
 
 
 @entry_point(types.void(DATA, LONGS, LONGS, BYTES))
-def take_bytes(data, starts, sizes, taken):  # type: ignore[no-untyped-def]
-    """Copy slices of the data to `taken`, one after the other. It has `PADDING` bytes more than they need."""
-    base, p = types.int64(data.ctypes.data), types.int64(taken.ctypes.data)
+def take_bytes(data, starts, sizes, output):  # type: ignore[no-untyped-def]
+    """Copy slices of the data to `output`, one after the other. It has `PADDING` bytes more than they need."""
+    base, p = types.int64(data.ctypes.data), types.int64(output.ctypes.data)
     for row in range(len(starts)):
         start = base + starts[row]
         p = _copy(start, start + max(sizes[row], 0), p)
@@ -244,8 +244,8 @@ def take_bytes(data, starts, sizes, taken):  # type: ignore[no-untyped-def]
 @piece
 def _copy(source, end, p):  # type: ignore[no-untyped-def]
     """Copy the bytes up to an end to p. Return the position after them. Up to 7 bytes there are overwritten."""
-    for place in range(0, end - source, 8):
-        put(p + place, word_at(source + place))
+    for offset in range(0, end - source, 8):
+        put(p + offset, word_at(source + offset))
     return p + (end - source)
 
 
@@ -272,30 +272,30 @@ def _put_optional(p, value, size):  # type: ignore[no-untyped-def]
 
 
 @entry_point(types.void(DATA, ROWS, SLOTS, types.int64, types.int64, BYTES, LONGS))
-def copy_entries(data, marks, numbers, divided, zeros, taken, offsets):  # type: ignore[no-untyped-def]
-    """Write EXISTING entries with their data_file copied to `taken`, one after the other, and their offsets.
+def copy_entries(data, marks, numbers, divided, zeros, output, offsets):  # type: ignore[no-untyped-def]
+    """Write EXISTING entries with their data_file copied to `output`, one after the other, and their offsets.
 
     `marks` are four positions of each entry: where its data_file begins, where a number may be inserted, where it
     continues after that, and where it ends. `numbers` are slots of the numbers before the data_file and, if `divided`
-    is not 0, of the inserted one, which is the last. `zeros` bytes of 0 are appended. `taken` has room for the copied
+    is not 0, of the inserted one, which is the last. `zeros` bytes of 0 are appended. `output` has room for the copied
     bytes, `ENTRY_BYTES` per entry, `NUMBER_BYTES` per number, and `PADDING`.
     """
-    base, first = types.int64(data.ctypes.data), types.int64(taken.ctypes.data)
-    last = len(numbers) - 1
-    p = first
+    base, beginning = types.int64(data.ctypes.data), types.int64(output.ctypes.data)
+    inserted = len(numbers) - 1
+    p = beginning
     for row in range(marks.shape[1]):
-        offsets[row] = p - first
+        offsets[row] = p - beginning
         p = _put_number(p, _EXISTING)
-        for number in range(last):
+        for number in range(inserted):
             p = _put_optional(p, numbers[number, 0, row], numbers[number, 1, row])
         p = _copy(base + marks[0, row], base + marks[1, row], p)
         if divided:
-            p = _put_optional(p, numbers[last, 0, row], numbers[last, 1, row])
+            p = _put_optional(p, numbers[inserted, 0, row], numbers[inserted, 1, row])
         p = _copy(base + marks[2, row], base + marks[3, row], p)
         for _ in range(zeros):
             put(p, 0)
             p += 1
-    offsets[marks.shape[1]] = p - first
+    offsets[marks.shape[1]] = p - beginning
 
 
 @entry_point(types.int64(DATA, LONGS, LONGS, types.int64, LONGS, LONGS, LONGS))
@@ -517,8 +517,8 @@ def _loop(pc, p, end):  # type: ignore[no-untyped-def]
 def _bits(p, end, size):  # type: ignore[no-untyped-def]
     value = 0
     if size <= end - p:
-        for place in range(size):
-            value |= byte_at(p + place) << (8 * place)
+        for index in range(size):
+            value |= byte_at(p + index) << (8 * index)
     return value
 
 
@@ -552,12 +552,12 @@ def _read(op, pc, p, end, base, row, capacity):  # type: ignore[no-untyped-def]
 @piece
 def _column_of(table, mask, key):  # type: ignore[no-untyped-def]
     """Return the column of a key, or -1, from a hash table with open addressing that is at most half full."""
-    place = key & mask
+    index = key & mask
     while True:
-        column = word_at(table + 16 * place + 8)
-        if column < 0 or word_at(table + 16 * place) == key:
+        column = word_at(table + 16 * index + 8)
+        if column < 0 or word_at(table + 16 * index) == key:
             return column
-        place = (place + 1) & mask
+        index = (index + 1) & mask
 
 
 @piece

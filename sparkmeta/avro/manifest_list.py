@@ -88,14 +88,14 @@ def decode_manifest_list(data: bytes, location: str, locations: Locations) -> pa
 
 def inline_manifest_list(paths: Sequence[str], lengths: Sequence[int], snapshot_id: int) -> pa.RecordBatch:
     """Return the rows of a v1 snapshot whose manifests the table metadata lists: spec 0, unknown counts."""
-    known = {
+    values = {
         "manifest_path": list(paths),
         "manifest_length": list(lengths),
         "partition_spec_id": [0] * len(paths),
         "added_snapshot_id": [snapshot_id] * len(paths),
         **{name: [default] * len(paths) for name, default in _DEFAULTS.items()},
     }
-    columns = [pa.array(known.get(field.name, [None] * len(paths)), field.type) for field in MANIFEST_FILE]
+    columns = [pa.array(values.get(field.name, [None] * len(paths)), field.type) for field in MANIFEST_FILE]
     return pa.RecordBatch.from_arrays(columns, schema=MANIFEST_FILE_SCHEMA)
 
 
@@ -120,8 +120,8 @@ def write_manifest_list(
     from pyiceberg.schema import Schema
     from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-    known = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
-    fields = [known[field_id] for field_id in _LIST_FIELDS[format_version]]
+    fields_by_id = {field.field_id: field for field in MANIFEST_LIST_FILE_SCHEMAS[format_version].fields}
+    fields = [fields_by_id[field_id] for field_id in _LIST_FIELDS[format_version]]
     rows = manifests.to_pylist()
     for field in fields:
         for row in rows if field.required else ():
@@ -227,13 +227,13 @@ def _summaries(
     sizes = pc.list_value_length(partitions)
     present = partitions.is_valid().to_numpy(False)
     starts = partitions.offsets.to_numpy()[:-1]
-    taken = {field_id: np.full(len(manifests), -1, np.int64) for field_id in types}
+    item_of_row = {field_id: np.full(len(manifests), -1, np.int64) for field_id in types}
     for spec_id, fields in spec_fields.items():
         rows = np.flatnonzero(present & (spec_ids == spec_id))
         _check_sizes(sizes.take(pa.array(rows)), len(fields), spec_id, location)
         for position, (field_id, _) in enumerate(fields):
-            taken[field_id][rows] = starts[rows] + position
-    children = [_typed_summary(partitions.values, taken[field_id], types[field_id]) for field_id in sorted(types)]
+            item_of_row[field_id][rows] = starts[rows] + position
+    children = [_typed_summary(partitions.values, item_of_row[field_id], types[field_id]) for field_id in sorted(types)]
     return pa.StructArray.from_arrays(children, names=[str(field_id) for field_id in sorted(types)])
 
 
@@ -249,14 +249,14 @@ def _typed_summary(values: pa.StructArray, indices: np.ndarray[Any, Any], type_n
     chosen = values.take(pa.array(indices, mask=indices < 0))
     raw = [chosen.field(name) for name in BOUNDS]
     lower, upper = (known_bounds(bound, type_name) for bound in raw)
-    unknown = pa.array(indices < 0)
+    is_unknown = pa.array(indices < 0)
     if type_name != ANY:
-        for written, bound in zip(raw, (lower, upper), strict=True):
-            unknown = pc.or_(unknown, pc.and_(written.is_valid(), bound.is_null()))
+        for raw_bound, bound in zip(raw, (lower, upper), strict=True):
+            is_unknown = pc.or_(is_unknown, pc.and_(raw_bound.is_valid(), bound.is_null()))
     if (wrong := inverted(lower, upper, type_name)) is not None:
-        unknown = pc.or_(unknown, pc.fill_null(wrong, False))
+        is_unknown = pc.or_(is_unknown, pc.fill_null(wrong, False))
     children = [chosen.field("contains_null"), chosen.field("contains_nan"), lower, upper]
-    known = [pc.if_else(unknown, pa.scalar(None, child.type), child) for child in children]
+    typed = [pc.if_else(is_unknown, pa.scalar(None, child.type), child) for child in children]
     bound_type = bound_arrow_type(type_name)
     fields = [*list(SUMMARY_TYPE)[:2], *(pa.field(name, bound_type) for name in BOUNDS)]
-    return pa.StructArray.from_arrays(known, fields=fields, mask=unknown)
+    return pa.StructArray.from_arrays(typed, fields=fields, mask=is_unknown)

@@ -102,11 +102,11 @@ def compile_program(schema: ManifestSchema, projection: EntryProjection, marks: 
 
 
 class _Compiler:
-    """Emits instructions for one type after the other, then tables after the last instruction."""
+    """A compiler that emits instructions for one type after the other, and tables after the last instruction."""
 
     def __init__(self, schema: ManifestSchema, projection: EntryProjection, marks: Sequence[int]) -> None:
         self._schema = schema
-        self._asked_marks = marks
+        self._requested_marks = marks
         self._marks: list[int] = []
         projected = projected_fields(projection)
         self._entry_fields = projected & schema.fields - METRICS_MAPS.keys()
@@ -134,8 +134,8 @@ class _Compiler:
         """Return the code followed by its tables."""
         flat = [word for instruction in self._code for word in instruction]
         for number, table in self._tables:
-            place = number * machine.WIDTH
-            flat[place + 2] = (len(flat) - place) * _WORD
+            index = number * machine.WIDTH
+            flat[index + 2] = (len(flat) - index) * _WORD
             flat += table
         return np.array(flat, np.int64)
 
@@ -163,8 +163,8 @@ class _Compiler:
             self._skip(kind)
 
     def _data_file(self, record: Any) -> None:
-        for place, field in enumerate(record["fields"]):
-            self._mark(place)
+        for index, field in enumerate(record["fields"]):
+            self._mark(index)
             field_id, kind = field_id_of(field), field["type"]
             if field_id == PARTITION_FIELD_ID:
                 self._union_or(kind, self._partition_tuple)
@@ -176,8 +176,8 @@ class _Compiler:
                 self._skip(kind)
         self._mark(len(record["fields"]))
 
-    def _mark(self, place: int) -> None:
-        for _ in range(self._asked_marks.count(place)):
+    def _mark(self, index: int) -> None:
+        for _ in range(self._requested_marks.count(index)):
             self._marks.append(self._column())
             self._emit(machine.READ_FIXED, self._marks[-1], 0)
 
@@ -193,11 +193,11 @@ class _Compiler:
         self._fields[field_id] = self._value(kind, field_type(field_id))
 
     def _value(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:
-        column = self._described(_present(kind), arrow)
+        column = self._new_column(_present(kind), arrow)
         self._union_or(kind, lambda branch: self._read(branch, column))
         return column
 
-    def _described(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:
+    def _new_column(self, kind: Any, arrow: pa.DataType) -> ProjectedColumn:
         avro = self._name(kind)
         if pa.types.is_list(arrow):
             if avro != "array" or self._name(kind["items"]) not in _NUMBERS:
@@ -259,28 +259,28 @@ class _Compiler:
         else:
             read(kind)
 
-    def _union(self, branches: list[Any], each: Callable[[Any], object], null: int = 0) -> None:
+    def _union(self, branches: list[Any], emit: Callable[[Any], object], null: int = 0) -> None:
         """Emit a union.
 
         Args:
-            each: emits a branch.
+            emit: emits a branch.
             null: the reason to fail in the null branch; 0 to continue.
         """
         number = self._emit(machine.UNION, len(branches))
         targets = [-1] * len(branches)
         jumps: list[int] = []
-        read = [place for place, branch in enumerate(branches) if branch != "null" or null]
-        for place in read:
-            if place != read[0]:
+        emitted = [index for index, branch in enumerate(branches) if branch != "null" or null]
+        for index in emitted:
+            if index != emitted[0]:
                 jumps.append(self._emit(machine.JUMP))
-            targets[place] = len(self._code)
-            if branches[place] == "null":
+            targets[index] = len(self._code)
+            if branches[index] == "null":
                 self._emit(machine.FAIL, null)
             else:
-                each(branches[place])
+                emit(branches[index])
         self._set_targets(*jumps)
-        behind = len(self._code)
-        self._tables.append((number, [_distance(number, behind if at < 0 else at) for at in targets]))
+        end = len(self._code)
+        self._tables.append((number, [_distance(number, end if target < 0 else target) for target in targets]))
 
     def _skip(self, kind: Any) -> None:
         avro = self._name(kind)
@@ -360,10 +360,10 @@ def _hash_table(columns: dict[int, int], size: int) -> list[int]:
     """Return a hash table of (key, column) pairs by a key's lowest bits, with linear probing; -1 for no column."""
     table = [0, -1] * size
     for key, column in columns.items():
-        place = key & (size - 1)
-        while table[2 * place + 1] >= 0:
-            place = (place + 1) & (size - 1)
-        table[2 * place : 2 * place + 2] = [key, column]
+        index = key & (size - 1)
+        while table[2 * index + 1] >= 0:
+            index = (index + 1) & (size - 1)
+        table[2 * index : 2 * index + 2] = [key, column]
     return table
 
 
@@ -390,16 +390,16 @@ def compiled_records(
     Raises:
         CorruptFileError: a block can't be inflated, or does not match the writer's schema.
     """
-    most = max(_LEAST_RECORDS, min(batch_records, SLOT_BYTES // (_SLOT * max(1, program.columns))))
-    for group, ends, inflated in _groups(data, blocks, header, program, location, most):
+    max_records = max(_LEAST_RECORDS, min(batch_records, SLOT_BYTES // (_SLOT * max(1, program.columns))))
+    for group, ends, inflated in _groups(data, blocks, header, program, location, max_records):
         ordinal = group[0].first_ordinal
-        for records in _run(inflated, np.array(ends, np.int64), group, program, most, location):
+        for records in _run(inflated, np.array(ends, np.int64), group, program, max_records, location):
             yield ordinal, records
             ordinal += len(records)
 
 
 def _groups(
-    data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, most: int
+    data: Data, blocks: Iterable[Block], header: Header, program: Program, location: str, max_records: int
 ) -> Iterator[tuple[list[Block], list[int], _Array]]:
     """Yield groups of adjacent blocks that fill a batch, with their ends and their inflated bytes.
 
@@ -414,7 +414,7 @@ def _groups(
         if block.count * program.smallest_record > len(inflated):
             problem = f"the block has {len(inflated)} bytes"
             raise CorruptFileError(location, "block record count", block.count, problem)
-        if group and (records + block.count > most or size + len(inflated) > BATCH_BYTES):
+        if group and (records + block.count > max_records or size + len(inflated) > BATCH_BYTES):
             yield group, ends, _readable(buffer, size)
             group, ends, records, size = [], [], 0, 0
         buffer = _with_room(buffer, size, size + len(inflated) + machine.PADDING)
@@ -444,12 +444,12 @@ def _readable(buffer: _Array, size: int) -> _Array:
 
 
 def _run(
-    data: _Array, ends: _Array, blocks: list[Block], program: Program, most: int, location: str
+    data: _Array, ends: _Array, blocks: list[Block], program: Program, max_records: int, location: str
 ) -> Iterator[ColumnarRecords]:
     counts = np.array([block.count for block in blocks], np.int64)
     state = np.array([0, 0, counts[0], 0], np.int64)
     code = program.code.copy()  # loops count in it
-    slots = np.empty((program.columns, 2, min(most, int(counts.sum()))), np.int64)
+    slots = np.empty((program.columns, 2, min(max_records, int(counts.sum()))), np.int64)
     while state[machine.BLOCK] < len(blocks):
         slots[:, 0], slots[:, 1] = 0, -1
         until = int(state[machine.POSITION]) + BATCH_BYTES
@@ -495,26 +495,26 @@ class ColumnarRecords:
         slots = np.take(self._slots, indices, axis=2)
         return ColumnarRecords(self._program, self._data, slots, len(indices), self._location)
 
-    def copied(self, places: _Array, numbers: Sequence[pa.Array], *, divided: bool, zeros: int) -> pa.BinaryArray:
+    def copied(self, indices: _Array, numbers: Sequence[pa.Array], *, divided: bool, zeros: int) -> pa.BinaryArray:
         """Return records as EXISTING entries with their encoded data_file copied (`copy_entries`).
 
         The program must have four marks.
 
         Args:
-            places: the indices of the records.
+            indices: the indices of the records.
             numbers: the numbers before the data_file of each record, and the one to insert into it if `divided`.
         """
-        marks = np.ascontiguousarray(self._slots[list(self._program.marks), 0][:, places])
+        marks = np.ascontiguousarray(self._slots[list(self._program.marks), 0][:, indices])
         slots = [
             (pc.fill_null(column, 0).to_numpy(), -column.is_null().to_numpy(False).astype(np.int64))
             for column in numbers
         ]
-        added_bytes = len(places) * (machine.ENTRY_BYTES + machine.NUMBER_BYTES * len(numbers) + zeros)
-        taken = np.empty(int((marks[3] - marks[0]).sum()) + added_bytes + machine.PADDING, np.uint8)
-        offsets = np.empty(len(places) + 1, np.int64)
-        machine.copy_entries(self._data, marks, np.array(slots, np.int64), int(divided), zeros, taken, offsets)
-        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(taken[: offsets[-1]])]
-        return pa.Array.from_buffers(pa.binary(), len(places), buffers)
+        added_bytes = len(indices) * (machine.ENTRY_BYTES + machine.NUMBER_BYTES * len(numbers) + zeros)
+        content = np.empty(int((marks[3] - marks[0]).sum()) + added_bytes + machine.PADDING, np.uint8)
+        offsets = np.empty(len(indices) + 1, np.int64)
+        machine.copy_entries(self._data, marks, np.array(slots, np.int64), int(divided), zeros, content, offsets)
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content[: offsets[-1]])]
+        return pa.Array.from_buffers(pa.binary(), len(indices), buffers)
 
     def _array(self, column: ProjectedColumn | None, kind: pa.DataType, field: str) -> pa.Array:
         if column is None:
@@ -539,9 +539,9 @@ class ColumnarRecords:
 
     def _bytes(self, starts: _Array, sizes: _Array, kind: pa.DataType) -> pa.Array:
         offsets = _offsets(sizes)
-        taken = np.empty(int(offsets[-1]) + machine.PADDING, np.uint8)
-        machine.take_bytes(self._data, starts, sizes, taken)
-        buffers = [_bitmap(sizes), pa.py_buffer(offsets), pa.py_buffer(taken)]
+        content = np.empty(int(offsets[-1]) + machine.PADDING, np.uint8)
+        machine.take_bytes(self._data, starts, sizes, content)
+        buffers = [_bitmap(sizes), pa.py_buffer(offsets), pa.py_buffer(content)]
         array = pa.Array.from_buffers(kind, len(starts), buffers)
         if pa.types.is_string(kind):
             array.validate(full=True)
@@ -552,13 +552,13 @@ class ColumnarRecords:
         offsets = _offsets(sizes)
         words = np.empty(int(offsets[-1]), np.int64)
         if column.avro == "array":
-            taken = machine.take_numbers(self._data, starts, sizes, words)
-            _check_taken(taken, words)
+            count = machine.take_numbers(self._data, starts, sizes, words)
+            _check_count(count, words)
             items = _numbers(words, None, kind.value_type)
         else:
             keys, lengths = np.empty_like(words), np.empty_like(words)
-            taken = machine.take_pairs(self._data, starts, sizes, column.kinds, keys, words, lengths)
-            _check_taken(taken, words)
+            count = machine.take_pairs(self._data, starts, sizes, column.kinds, keys, words, lengths)
+            _check_count(count, words)
             of_bytes = column.kinds & machine.BYTES_VALUE
             values = self._bytes(words, lengths, kind.item_type) if of_bytes else _numbers(words, None, kind.item_type)
             fields = [pa.field("key", kind.key_type, nullable=False), kind.item_field]
@@ -573,9 +573,9 @@ def _bitmap(sizes: _Array) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _check_taken(taken: int, places: _Array) -> None:
-    """Raise ValueError if not all items were taken."""
-    if taken != len(places):
+def _check_count(count: int, words: _Array) -> None:
+    """Raise ValueError if not all items were copied."""
+    if count != len(words):
         raise ValueError("a key that is not a number, or a number longer than 10 bytes")
 
 

@@ -147,8 +147,8 @@ def bytes_for_fixed(schema: dict[str, Any]) -> dict[str, Any] | None:
         names: set[str] = set()
         return _with_types(record, lambda kind: _bytes_for_fixed(kind, names))
 
-    other = _with_tuples(schema, of_tuple)
-    return other if other != schema else None
+    changed_schema = _with_tuples(schema, of_tuple)
+    return changed_schema if changed_schema != schema else None
 
 
 def with_partition_ids(schema: dict[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
@@ -286,22 +286,22 @@ def named_once(schema: Any) -> Any:
     return _named_once(schema, set())
 
 
-def _named_once(schema: Any, known: set[str]) -> Any:
+def _named_once(schema: Any, defined: set[str]) -> Any:
     if isinstance(schema, list):
-        branches = [_named_once(branch, known) for branch in schema]
+        branches = [_named_once(branch, defined) for branch in schema]
         return "null" if branches == ["null", "null"] else branches
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "fixed":
-        if schema["name"] in known:
+        if schema["name"] in defined:
             return schema["name"]
-        known.add(schema["name"])
-    named = {key: value for key, value in schema.items() if key not in _NESTED}
+        defined.add(schema["name"])
+    result = {key: value for key, value in schema.items() if key not in _NESTED}
     for key in _NESTED:
         if key in schema:
             value = schema[key]
-            named[key] = [_named_once(f, known) for f in value] if key == "fields" else _named_once(value, known)
-    return named
+            result[key] = [_named_once(f, defined) for f in value] if key == "fields" else _named_once(value, defined)
+    return result
 
 
 _NESTED = ("type", "items", "values", "fields")
@@ -450,7 +450,7 @@ def expanded_schema(schema: dict[str, Any], location: str) -> dict[str, Any]:
 
 
 class _Expansion:
-    """Expands the types of a schema in the order in which they are written."""
+    """The expansion of a schema's types, in the order in which they are written."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -477,12 +477,12 @@ class _Expansion:
         return {**schema, **parts}
 
     def _definition(self, schema: dict[str, Any], space: str, depth: int) -> dict[str, Any]:
-        name, written = str(schema.get("name")), schema.get("namespace")
-        space = written if isinstance(written, str) else space
+        name, namespace = str(schema.get("name")), schema.get("namespace")
+        space = namespace if isinstance(namespace, str) else space
         if "." in name:
             space = name.rpartition(".")[0]
         aliases = schema.get("aliases")
-        names = [_full(str(each), space) for each in (name, *(aliases if isinstance(aliases, list) else ()))]
+        names = [_full(str(alias), space) for alias in (name, *(aliases if isinstance(aliases, list) else ()))]
         self._defined |= dict.fromkeys(names)
         kind = "record" if schema["type"] == "error" else schema["type"]
         definition = {**schema, "type": kind, "name": self._new_name()}
@@ -497,9 +497,9 @@ class _Expansion:
 
     def _referenced(self, name: str, space: str) -> Any:
         """Return a copy of the type that was last defined by a name."""
-        for full in (_full(name, space), name):
-            if full in self._defined:
-                definition = self._defined[full]
+        for full_name in (_full(name, space), name):
+            if full_name in self._defined:
+                definition = self._defined[full_name]
                 if definition is None:
                     raise CorruptFileError(self._location, "avro.schema", name, "a type that contains itself")
                 return self._copied(definition)
@@ -507,7 +507,7 @@ class _Expansion:
 
     def _copied(self, part: Any) -> Any:
         if isinstance(part, list):
-            return [self._copied(each) for each in part]
+            return [self._copied(item) for item in part]
         if not isinstance(part, dict):
             return part
         self._count(0)
@@ -549,16 +549,16 @@ def _with_ids(kind: Any, parent: int | None, names: FieldNames, new_ids: Iterato
 
 
 def _fields_with_ids(
-    fields: list[dict[str, Any]], known: Mapping[str, int], names: FieldNames, new_ids: Iterator[int]
+    fields: list[dict[str, Any]], ids_by_name: Mapping[str, int], names: FieldNames, new_ids: Iterator[int]
 ) -> list[dict[str, Any]]:
-    written = [_number(field.get("field-id")) for field in fields]
-    taken, result = set(written), []
-    for field, number in zip(fields, written, strict=True):
+    numbers = [_number(field.get("field-id")) for field in fields]
+    used_ids, result = set(numbers), []
+    for field, number in zip(fields, numbers, strict=True):
         field_id = number
         if field_id is None:
-            by_name = known.get(str(field.get("name")))
-            field_id = next(new_ids) if by_name is None or by_name in taken else by_name
-            taken.add(field_id)
+            by_name = ids_by_name.get(str(field.get("name")))
+            field_id = next(new_ids) if by_name is None or by_name in used_ids else by_name
+            used_ids.add(field_id)
         result.append({**field, "field-id": field_id, "type": _with_ids(field.get("type"), field_id, names, new_ids)})
     return result
 

@@ -55,7 +55,7 @@ _NULL, _PRESENT, _END = b"\x00", b"\x02", b"\x00"
 
 
 class ColumnEncoder:
-    """Encodes columns by their Avro types.
+    """An encoder of columns by their Avro types.
 
     Attributes:
         sizes: the sizes of fixed types, by name.
@@ -66,7 +66,9 @@ class ColumnEncoder:
 
     def records(self, fields: Sequence[Mapping[str, Any]], columns: Sequence[pa.Array], rows: int) -> pa.BinaryArray:
         """Return records whose fields have the values of columns."""
-        return joined([self.encoded(each["type"], column) for each, column in zip(fields, columns, strict=True)], rows)
+        return joined(
+            [self.encoded(field["type"], column) for field, column in zip(fields, columns, strict=True)], rows
+        )
 
     def encoded(self, kind: Any, values: pa.Array) -> pa.BinaryArray:
         """Return the encoding of each value. A null encodes as null if the type is a union with it.
@@ -138,11 +140,11 @@ def _numbers(values: pa.Array) -> pa.BinaryArray:
     lengths = 1 + sum((zigzag >> np.uint64(shift) > 0).astype(np.int32) for shift in shifts[1:])
     longest = int(lengths.max(initial=1))
     digits = np.empty((len(zigzag), longest), np.uint8)
-    for place, shift in enumerate(shifts[:longest]):
-        digits[:, place] = (zigzag >> np.uint64(shift)) & np.uint64(0x7F)
-    places = np.arange(longest)
-    digits[places < lengths[:, None] - 1] |= 0x80
-    data = digits[places < lengths[:, None]]
+    for column, shift in enumerate(shifts[:longest]):
+        digits[:, column] = (zigzag >> np.uint64(shift)) & np.uint64(0x7F)
+    columns = np.arange(longest)
+    digits[columns < lengths[:, None] - 1] |= 0x80
+    data = digits[columns < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
@@ -190,15 +192,15 @@ def entry_schema(format_version: int, partition: StructType) -> dict[str, Any]:
     from pyiceberg.types import IntegerType, ListType, NestedField, StructType
     from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-    known = {field.field_id: field for version in (1, 3) for field in DATA_FILE_TYPE[version].fields}
-    known[102] = known[102].model_copy(update={"field_type": partition})
+    file_fields = {field.field_id: field for version in (1, 3) for field in DATA_FILE_TYPE[version].fields}
+    file_fields[102] = file_fields[102].model_copy(update={"field_type": partition})
     ids = ListType(element_id=136, element=IntegerType(), element_required=True)  # pyiceberg's are longs
-    known[135] = known[135].model_copy(update={"field_type": ids})
-    data_file = StructType(*(known[field_id] for field_id in _FILE_FIELDS[format_version]))
-    outside = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
-    fields = [outside[field_id] for field_id in _ENTRY_FIELDS[format_version]]
-    whole = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
-    schema: dict[str, Any] = named_once(AvroSchemaConversion().iceberg_to_avro(whole, "manifest_entry"))
+    file_fields[135] = file_fields[135].model_copy(update={"field_type": ids})
+    data_file = StructType(*(file_fields[field_id] for field_id in _FILE_FIELDS[format_version]))
+    entry_fields = {field.field_id: field for field in MANIFEST_ENTRY_SCHEMAS[3].fields}
+    fields = [entry_fields[field_id] for field_id in _ENTRY_FIELDS[format_version]]
+    iceberg_schema = Schema(*fields, NestedField(2, "data_file", data_file, required=True))
+    schema: dict[str, Any] = named_once(AvroSchemaConversion().iceberg_to_avro(iceberg_schema, "manifest_entry"))
     parse(by_field_ids(schema, "manifest_entry"), "manifest_entry")
     return schema
 
@@ -243,7 +245,7 @@ class ManifestFormat:
     @property
     def written_schema(self) -> dict[str, Any]:
         """The schema in the files: partition fields have their ids in the spec."""
-        ids = {unique: written for written, unique in self.projection.unique_ids(self.spec_id).items()}
+        ids = {unique_id: id_in_spec for id_in_spec, unique_id in self.projection.unique_ids(self.spec_id).items()}
         return with_partition_ids(dict(self.schema), ids)
 
     @cached_property
@@ -267,13 +269,13 @@ def manifest_properties(format_version: int, schema: Schema, spec: PartitionSpec
     from sparkmeta.spec.schema import schema_to_json
 
     fields = partition_spec_to_json(spec)["fields"]
-    known = {
+    properties = {
         "schema": json.dumps(schema_to_json(schema)),
         "partition-spec": json.dumps(fields),
         "partition-spec-id": str(spec.spec_id),
         "format-version": str(format_version),
     }
-    return known if format_version == 1 else {**known, "content": _CONTENTS[content]}
+    return properties if format_version == 1 else {**properties, "content": _CONTENTS[content]}
 
 
 def manifest_codec(metadata: TableMetadata) -> tuple[str, int | None]:
@@ -303,33 +305,33 @@ def write_manifest(entries: pa.Table, form: ManifestFormat) -> tuple[bytes, pa.T
         entries: sorted entries with `entry`, `record_count`, `version_info` and `partition` (a struct by partition
             field id).
     """
-    whole = entries.combine_chunks()
+    table = entries.combine_chunks()
     sync = os.urandom(SYNC_SIZE)
     header = container_header(form.written_schema, _CODECS[form.codec], form.properties, sync)
-    data = b"".join([header, *container_blocks(whole.column(ENTRY).combine_chunks(), _packer(form), sync)])
+    data = b"".join([header, *container_blocks(table.column(ENTRY).combine_chunks(), _packer(form), sync)])
     location = join(form.folder, f"{form.name}-{uuid.uuid4()}.avro")
-    known = {
+    row = {
         "manifest_path": location,
         "manifest_length": len(data),
         "partition_spec_id": form.spec_id,
         "content": form.content,
-        **manifest_counts(whole),
-        "partitions": _summaries(whole, form),
+        **manifest_counts(table),
+        "partitions": _summaries(table, form),
     }
-    return data, pa.Table.from_pylist([known], schema=MANIFEST_FILE_SCHEMA)
+    return data, pa.Table.from_pylist([row], schema=MANIFEST_FILE_SCHEMA)
 
 
 def _packer(form: ManifestFormat) -> Callable[[Any], bytes]:
     return deflater(_CODECS[form.codec], form.level)
 
 
-def with_version_info(entries: pa.RecordBatch, **changed: pa.Array) -> pa.RecordBatch:
+def with_version_info(entries: pa.RecordBatch, **values: pa.Array) -> pa.RecordBatch:
     """Return entries with other values of fields of `version_info`."""
-    place = entries.schema.get_field_index("version_info")
-    info = entries.column(place)
-    children = dict(zip(info.type.names, info.flatten(), strict=True)) | changed
+    index = entries.schema.get_field_index("version_info")
+    info = entries.column(index)
+    children = dict(zip(info.type.names, info.flatten(), strict=True)) | values
     version_info = pa.StructArray.from_arrays([*children.values()], fields=list(info.type))
-    return entries.set_column(place, entries.schema.field(place), version_info)
+    return entries.set_column(index, entries.schema.field(index), version_info)
 
 
 def packed_size(entries: pa.Table, form: ManifestFormat) -> int:
