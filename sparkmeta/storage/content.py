@@ -71,11 +71,11 @@ def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _secrets_of_uri(uri: str) -> Iterator[str]:
-    parts = urlsplit(uri)
-    password = parts.password or ""
-    # Messages have it in either spelling.
+    url = urlsplit(uri)
+    password = url.password or ""
+    # Messages contain the password in either spelling.
     yield from (password, unquote(password))
-    yield from _secrets(dict(parse_qsl(parts.query)))
+    yield from _secrets(dict(parse_qsl(url.query)))
 
 
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
@@ -192,7 +192,7 @@ def expired_reason(properties: Mapping[str, str], reason: str) -> str | None:
     """Return why a request failed if its credentials, which a catalog has vended, have expired; None otherwise.
 
     Args:
-        properties: of the FileIO.
+        properties: the properties of the FileIO.
         reason: the message of the store's client. Some responses don't mention expiry; then the time decides.
     """
     if (vended_for := properties.get(VENDED_FOR)) is None:
@@ -212,7 +212,7 @@ def _replaced_at(io: FileIO) -> float:
 
 T = TypeVar("T")
 
-# Seconds between attempts. Each is several requests already: clients repeat them for some seconds at most.
+# Seconds between attempts. An attempt is several requests already: clients repeat requests for some seconds at most.
 _WAITS = (0.5, 2.0)
 # Words in errors of a store that is busy or hung up, in the spelling of pyarrow, botocore, aiohttp and others. Failures
 # to connect are not among them: clients retry these for long enough.
@@ -424,7 +424,7 @@ _THREADS = 16
 
 
 class RangeReader(Protocol):
-    """Reads ranges of files: `Files` on the driver, `ExecutorReader` in tasks."""
+    """A reader of ranges of files: `Files` on the driver, `ExecutorReader` in tasks."""
 
     def read_range(self, location: str, offset: int, size: int) -> bytes:
         """Return a range of a file, up to its end."""
@@ -466,7 +466,7 @@ def read_ahead(items: Iterable[T], read: Callable[[T], R], size: Callable[[T], i
     """Read items ahead, several at a time.
 
     Args:
-        items: what to read.
+        items: the items to read.
         read: reads an item; called by several threads.
         size: returns the bytes that reading an item takes. They limit how many items are read at a time.
 
@@ -508,28 +508,36 @@ class _Request:
         if len(self.ranges) == 1:
             yield self.ranges[0][0], data
             return
-        for place, (_, offset, size) in self.ranges:
-            yield place, data[offset - self.start : offset - self.start + size]
+        for index, (_, offset, size) in self.ranges:
+            yield index, data[offset - self.start : offset - self.start + size]
 
 
 def _requests(ranges: Sequence[FileRange]) -> list[_Request]:
     requests: list[_Request] = []
-    for place, part in sorted(enumerate(ranges), key=lambda numbered: numbered[1]):
-        end = part.offset + part.size
-        last = requests[-1] if requests else None
-        if last is not None and last.location == part.location and _joins(last, part):
-            last.end = max(last.end, end)
-            last.ranges.append((place, part))
+    for index, file_range in sorted(enumerate(ranges), key=lambda numbered: numbered[1]):
+        end = file_range.offset + file_range.size
+        last_request = requests[-1] if requests else None
+        if (
+            last_request is not None
+            and last_request.location == file_range.location
+            and _joins(last_request, file_range)
+        ):
+            last_request.end = max(last_request.end, end)
+            last_request.ranges.append((index, file_range))
         else:
-            requests.append(_Request(part.location, part.offset, end, [(place, part)]))
+            requests.append(_Request(file_range.location, file_range.offset, end, [(index, file_range)]))
     return requests
 
 
-def _joins(request: _Request, part: FileRange) -> bool:
+def _joins(request: _Request, file_range: FileRange) -> bool:
     """Return whether a request should include a range. Invalid ranges, which metadata may name, are read alone."""
-    is_range = request.start >= 0 and request.end >= request.start and part.size >= 0
-    near = part.offset - request.end <= _LARGEST_GAP
-    return is_range and near and max(request.end, part.offset + part.size) - request.start <= _LARGEST_REQUEST
+    is_range = request.start >= 0 and request.end >= request.start and file_range.size >= 0
+    is_near = file_range.offset - request.end <= _LARGEST_GAP
+    return (
+        is_range
+        and is_near
+        and max(request.end, file_range.offset + file_range.size) - request.start <= _LARGEST_REQUEST
+    )
 
 
 def _request_size(request: _Request) -> int:

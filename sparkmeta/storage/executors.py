@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutorReader:
-    """Reads files in Spark tasks: local ones by ``open``, others by a FileIO with the given properties."""
+    """A reader of files in Spark tasks: of local files by ``open``, of others by a FileIO with the given properties."""
 
-    # They have credentials.
+    # The properties may contain credentials.
     io_properties: dict[str, str] | None = field(default=None, repr=False)
     _io: list[Any] = field(default_factory=list, repr=False, compare=False)
 
@@ -47,7 +47,7 @@ class ExecutorReader:
         return read_io_range(self._opened(location), location, offset, size)
 
     def open(self, location: str) -> pa.NativeFile:
-        """Open a file for reads at any place, in Arrow's form. Raises NotFoundError."""
+        """Open a file for reads at any offset, in Arrow's form. Raises NotFoundError."""
         import pyarrow as pa
 
         if is_local(location):
@@ -64,7 +64,7 @@ class ExecutorReader:
 
     def walk(self, folder: str, *, recursive: bool) -> Iterator[pa.RecordBatch]:
         """Yield the files in a folder, none if it is missing; see `walk_local`."""
-        # It imports pyarrow, which not all tasks need.
+        # The module imports pyarrow, which not all tasks need.
         from sparkmeta.storage.walk import walk_io, walk_local
 
         if is_local(folder):
@@ -85,7 +85,7 @@ class ExecutorReader:
 
 @dataclass(frozen=True)
 class ExecutorWriter:
-    """Writes files in Spark tasks."""
+    """A writer of files in Spark tasks."""
 
     io_properties: dict[str, str] | None = field(default=None, repr=False)
 
@@ -114,7 +114,7 @@ class ExecutorWriter:
         return writing.open_new_io(self._io(location), location)
 
     def sync(self, location: str) -> None:
-        """Sync a file that has ended to disk; one on a store is durable already."""
+        """Sync a complete file to disk. A file on a store is durable already."""
         if is_local(location):
             writing.sync_local(location)
 
@@ -126,7 +126,7 @@ class ExecutorWriter:
             writing.write_io(self._io(location), location, data)
 
     def delete_many(self, locations: Sequence[str]) -> list[DeleteFailure]:
-        """Delete files, several at a time. Missing ones are ignored. Return those that could not be deleted."""
+        """Delete files, several at a time, and return the failures. Missing files are ignored."""
         local = [location for location in locations if is_local(location)]
         stored = [location for location in locations if not is_local(location)]
         failures = writing.failures(map(writing.delete_local, local))

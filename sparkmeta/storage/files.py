@@ -76,12 +76,12 @@ def shares_disk(spark: SparkSession, location: str) -> bool:
     identity = _identity(location, readable=True)
     if identity is None:
         return False
-    known = _answers.setdefault(spark, {})
-    if identity not in known:
+    answers = _answers.setdefault(spark, {})
+    if identity not in answers:
         with translated_errors():
             rows = map_arrow(spark.range(_ROWS), partial(_identities, location), "identity string").collect()
-        known[identity] = {row.identity for row in rows} == {identity}
-    return known[identity]
+        answers[identity] = {row.identity for row in rows} == {identity}
+    return answers[identity]
 
 
 _answers: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
@@ -174,7 +174,7 @@ class Files(Protocol):
         """Write a file atomically, replacing an existing one."""
 
     def delete_many(self, locations: Iterable[str]) -> Sequence[DeleteFailure]:
-        """Delete files, in order on a disk. Missing ones are ignored. Return those that could not be deleted."""
+        """Delete files, in order on a disk, and return the failures. Missing files are ignored."""
 
 
 @dataclass(frozen=True)
@@ -371,10 +371,10 @@ class SparkFiles:
             with naming_errors(path):
                 return read_binary(self.sessions.get(), [path], pattern).selectExpr(*columns).collect()
         except NotFoundError:
-            where = ""
+            machine = ""
             if is_local(path) and self.on_connect:
-                where = " on the Spark Connect server, which does not see the files of its client's machine"
-            raise NotFoundError(f"{path}: there is no such file{where}") from None
+                machine = " on the Spark Connect server, which does not see the files of its client's machine"
+            raise NotFoundError(f"{path}: there is no such file{machine}") from None
 
 
 def _file_status(folder: str, entry: os.DirEntry[str]) -> FileStatus | None:
@@ -456,11 +456,12 @@ def _io_properties(io: FileIO) -> dict[str, str]:
 
     Requests that the catalog signs (`s3.signer`) need its token.
     """
-    needed = ("uri", "token") if "s3.signer" in io.properties else ()
+    signing_keys = ("uri", "token") if "s3.signer" in io.properties else ()
     texts = {
         key: value
         for key, value in io.properties.items()
-        if isinstance(value, str) and (key.startswith(IO_PROPERTIES) or key in needed or not secrets_in({key: value}))
+        if isinstance(value, str)
+        and (key.startswith(IO_PROPERTIES) or key in signing_keys or not secrets_in({key: value}))
     }
     return texts | {"py-io-impl": f"{type(io).__module__}.{type(io).__qualname__}"}
 
@@ -473,7 +474,7 @@ class FileAccess:
         files: opens any file on the driver, by a job if necessary.
         executor_reads: the setting.
         driver: opens files on the driver without a job; None if Spark should read them.
-        sessions: of the session whose sources may open the files too; None if only `tasks` and `driver` may.
+        sessions: where the session comes from whose sources may open the files; None if only `tasks` and `driver` may.
         alone: whether `driver` opens all files, however many, since there is no Spark.
     """
 

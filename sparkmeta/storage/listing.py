@@ -58,11 +58,11 @@ def glob(
         folders = folders_in(parent)
         if leaf is not None:
             name, _, files = leaf.rpartition("/")
-            if any(file_name(each) == name for each in folders) and files_in(join(parent, name), files):
+            if any(file_name(child) == name for child in folders) and files_in(join(parent, name), files):
                 return []
         return folders
 
-    *levels, last = pattern.split("/")
+    *levels, name_pattern = pattern.split("/")
     folders: list[str] = [folder]
     for level in levels:
         if re.search(r"[*?\[]", level):
@@ -70,7 +70,7 @@ def glob(
             folders = [name for name in inner if fnmatchcase(file_name(name), level)]
         else:
             folders = [join(name, level) for name in folders]
-    return [*chain.from_iterable(apply(lambda each: files_in(each, last), folders))]
+    return [*chain.from_iterable(apply(lambda parent: files_in(parent, name_pattern), folders))]
 
 
 def by_client(io: FileIO, folder: str) -> Callable[[str, str], list[FileStatus]]:
@@ -153,9 +153,9 @@ def by_fsspec(io: FsspecFileIO, folder: str, pattern: str) -> list[FileStatus]:
 
 def modified_ms(info: dict[str, Any]) -> int | None:
     """Return when a file was modified, from its fsspec info; None if that does not say."""
-    when = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
-    if when is None:
+    modified = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
+    if modified is None:
         return None
-    if isinstance(when, str):
-        when = datetime.fromisoformat(when)
-    return int((when.timestamp() if isinstance(when, datetime) else when) * 1000)
+    if isinstance(modified, str):
+        modified = datetime.fromisoformat(modified)
+    return int((modified.timestamp() if isinstance(modified, datetime) else modified) * 1000)

@@ -79,8 +79,8 @@ def normalize(location: str) -> str:
     """
     kind, authority, path = _parts(location)
     authority = "" if kind == "file" else authority
-    place = f"//{authority}" if authority else ""
-    return f"{kind}:{place}{_hadoop_path(path)}"
+    host = f"//{authority}" if authority else ""
+    return f"{kind}:{host}{_hadoop_path(path)}"
 
 
 def spark_path_key(location: str) -> str:

@@ -78,12 +78,14 @@ def path_key(location: Column) -> Column:
 
 def location_key(location: Column) -> Column:
     """Return a form that is equal for all locations of a file; see `storage.location.normalize`."""
-    written = F.lower(scheme_of(location))
-    scheme = F.when(written == "", "file").when(written.isin(sorted(S3_SCHEMES)), "s3").otherwise(written)
+    lower_scheme = F.lower(scheme_of(location))
+    scheme = (
+        F.when(lower_scheme == "", "file").when(lower_scheme.isin(sorted(S3_SCHEMES)), "s3").otherwise(lower_scheme)
+    )
     authority = authority_of(location)
-    has_place = (authority != "") & (scheme != "file")
-    place = F.when(has_place, F.concat(F.lit("//"), authority)).otherwise("")
-    return F.concat(scheme, F.lit(":"), place, path_key(location))
+    has_host = (authority != "") & (scheme != "file")
+    host = F.when(has_host, F.concat(F.lit("//"), authority)).otherwise("")
+    return F.concat(scheme, F.lit(":"), host, path_key(location))
 
 
 # -- Read files with Spark's sources ----------------------------------------------------------------------------------
@@ -119,10 +121,10 @@ def read_parquet(spark: SparkSession, locations: Iterable[str], schema: StructTy
     refuse_hidden(paths)
     if not is_connect(spark):
         _refuse_empty(paths)
-    stored = _without_voids(schema)
-    reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(stored)
+    stored_type = _without_voids(schema)
+    reader = spark.read.format("parquet").options(**STRICT_PARQUET).schema(stored_type)
     frame = _loaded(reader, [spelled(spark, escape_glob(path)) for path in paths])
-    if stored == schema:
+    if stored_type == schema:
         return frame
     columns = (_with_voids(sql.col(sql.quoted(field.name)), field.dataType).alias(field.name) for field in schema)
     return frame.selectExpr(*sql.texts(columns))
@@ -132,9 +134,9 @@ def _without_voids(kind: StructType) -> StructType:
     """Return a type without fields of type void, and without structs that have no other fields."""
     fields = []
     for field in kind:
-        stored = _without_voids(field.dataType) if isinstance(field.dataType, StructType) else field.dataType
-        if not isinstance(stored, NullType) and stored != StructType():
-            fields.append(StructField(field.name, stored, field.nullable, field.metadata))
+        stored_type = _without_voids(field.dataType) if isinstance(field.dataType, StructType) else field.dataType
+        if not isinstance(stored_type, NullType) and stored_type != StructType():
+            fields.append(StructField(field.name, stored_type, field.nullable, field.metadata))
     return StructType(fields)
 
 
@@ -142,10 +144,10 @@ def _with_voids(column: Sql, kind: DataType) -> Sql:
     """Add the fields of type void to a column that was read without them."""
     if isinstance(kind, NullType):
         return sql.lit(None)
-    if not isinstance(kind, StructType) or (stored := _without_voids(kind)) == kind:
+    if not isinstance(kind, StructType) or (stored_type := _without_voids(kind)) == kind:
         return column
     struct = sql.struct(*(_with_voids(column[field.name], field.dataType).alias(field.name) for field in kind))
-    return sql.when(column.isNotNull(), struct) if stored.fields else struct
+    return sql.when(column.isNotNull(), struct) if stored_type.fields else struct
 
 
 def read_binary(spark: SparkSession, paths: Iterable[str], pattern: str = "*") -> DataFrame:
@@ -170,11 +172,11 @@ def spark_opens(spark: SparkSession, location: str) -> bool:
     The first file of each store decides for the whole session.
     """
     store = _store(location)
-    known = _opened.setdefault(spark, {})
-    if store not in known:
+    answers = _opened.setdefault(spark, {})
+    if store not in answers:
         error = _error_of(spark, spelled(spark, escape_glob(location)))
-        known[store] = error is None or _is_missing(error)
-    return known[store]
+        answers[store] = error is None or _is_missing(error)
+    return answers[store]
 
 
 def spelled(spark: SparkSession, path: str) -> str:
@@ -182,17 +184,17 @@ def spelled(spark: SparkSession, path: str) -> str:
 
     Hadoop's own client has only the scheme s3a, but metadata may name the same files by s3.
     """
-    named = scheme(path)
-    if named not in S3_SCHEMES:
+    named_scheme = scheme(path)
+    if named_scheme not in S3_SCHEMES:
         return path
-    store, rest = _store(path), path.partition(":")[2]
-    known = _schemes.setdefault(spark, {})
-    if store not in known:
-        probe = f"{_store(rest)}/sparkmeta-no-such-file"
+    store, path_after_scheme = _store(path), path.partition(":")[2]
+    schemes = _schemes.setdefault(spark, {})
+    if store not in schemes:
+        probe = f"{_store(path_after_scheme)}/sparkmeta-no-such-file"
         # Hadoop's class for s3n only raises an error.
-        kinds = [kind for kind in (named, "s3a", "s3") if kind != "s3n"]
-        known[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), named)
-    return f"{known[store]}:{rest}"
+        kinds = [kind for kind in (named_scheme, "s3a", "s3") if kind != "s3n"]
+        schemes[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), named_scheme)
+    return f"{schemes[store]}:{path_after_scheme}"
 
 
 # Session -> store (scheme and authority) -> whether Spark opens its files, and with which scheme of S3.
@@ -250,12 +252,12 @@ def naming_errors(path: str) -> Iterator[None]:
     except SparkmetaError:
         raise
     except Exception as error:
-        if (known := from_spark(error)) is None:
+        if (translated := from_spark(error)) is None:
             raise
-        if isinstance(known, NotFoundError):
-            raise known from None
+        if isinstance(translated, NotFoundError):
+            raise translated from None
         # Without the cause, which has hundreds of lines of Java's traceback.
-        raise type(known)(f"{path}: {known}") from None
+        raise type(translated)(f"{path}: {translated}") from None
 
 
 def binary_files(spark: SparkSession, locations: Sequence[str]) -> DataFrame:
@@ -292,8 +294,8 @@ def passed_over(spark: SparkSession, locations: Sequence[str], schema: StructTyp
     error, so that the optimizer can't move a filter past it.
     """
     expected = spark.createDataFrame(pa.table({"path": sorted({*map(spark_path_key, locations)})}))
-    missing = expected.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
-    return map_arrow(missing, _refuse_passed_over, schema)
+    skipped = expected.join(_listed(spark, locations).select(_path_key()), "path", "left_anti")
+    return map_arrow(skipped, _refuse_passed_over, schema)
 
 
 def failing_if_skipped(
@@ -307,7 +309,7 @@ def failing_if_skipped(
         spark: the session.
         rows: the rows; not with Spark's hidden column of metadata.
         locations: the files.
-        schema: of the rows.
+        schema: the schema of the rows.
     """
     if not is_connect(spark) and all(map(is_local, locations)):
         return rows

@@ -77,7 +77,7 @@ def with_status(files: pa.RecordBatch) -> pa.RecordBatch:
     """Return local files with their lengths and times, except for those that are gone.
 
     Args:
-        files: `path`, `length` and `modified_ms`, in any order and with others.
+        files: rows with the columns `path`, `length` and `modified_ms`, and possibly others.
     """
     statuses = [_status(local_path(path)) for path in files.column("path").to_pylist()]
     rows = files.filter(pa.array([status is not None for status in statuses], pa.bool_()))
@@ -142,14 +142,14 @@ def _s3_items(io: FileIO, store: Any, folder: str, recursive: bool) -> Iterator[
     bucket, key, _ = store.split_path(join(folder, ""))
     prefix = f"{key.rstrip('/')}/" if key else ""
     call = partial(store.call_s3, "list_objects_v2", Bucket=bucket)
-    for kind, each in _s3_pages(io, folder, partial(call, Prefix=prefix, **({} if recursive else {"Delimiter": "/"}))):
+    for kind, item in _s3_pages(io, folder, partial(call, Prefix=prefix, **({} if recursive else {"Delimiter": "/"}))):
         if kind == "Contents":
-            yield from _s3_file(each, prefix)
-        elif name := each["Prefix"][len(prefix) : -1]:
+            yield from _s3_file(item, prefix)
+        elif name := item["Prefix"][len(prefix) : -1]:
             yield name, None, None, True
         else:
             # The empty name in `a//b` can't be a folder of its own, so its files belong to the folder above.
-            for _, nested in _s3_pages(io, folder, partial(call, Prefix=each["Prefix"])):
+            for _, nested in _s3_pages(io, folder, partial(call, Prefix=item["Prefix"])):
                 yield from _s3_file(nested, prefix)
 
 

@@ -61,7 +61,7 @@ class DeleteFailure(NamedTuple):
 
 
 class Deleter(Protocol):
-    """Deletes files."""
+    """An object that deletes files."""
 
     def delete_many(self, locations: Sequence[str]) -> Sequence[DeleteFailure]:
         """See `Files.delete_many`."""
@@ -185,7 +185,7 @@ def delete_io(io: FileIO, location: str) -> tuple[str, Exception | None]:
 
 
 def delete_io_many(io: FileIO, locations: Iterable[str]) -> list[DeleteFailure]:
-    """Delete files through a FileIO, several at a time. Return those that could not be deleted."""
+    """Delete files through a FileIO, several at a time, and return the failures."""
     with ThreadPoolExecutor(REQUESTS) as pool:
         remaining = pool.map(partial(_delete_batch, io), _batches(locations))
         return failures(pool.map(partial(delete_io, io), chain.from_iterable(remaining)))
@@ -209,17 +209,17 @@ def _delete_batch(io: FileIO, locations: Sequence[str]) -> Sequence[str]:
     if len(locations) == 1 or not hasattr(store, "call_s3"):
         return locations
     opened = [client_location(io, location) for location in locations]
-    keys = {store.split_path(each)[1]: location for each, location in zip(opened, locations, strict=True)}
+    keys = {store.split_path(path)[1]: location for path, location in zip(opened, locations, strict=True)}
     objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
     bucket = store.split_path(opened[0])[0]
     request = partial(store.call_s3, "delete_objects", Bucket=bucket, Delete=objects)
     try:
-        answer = requested(io, locations[0], request)
+        response = requested(io, locations[0], request)
     except SparkmetaError:
         return locations
-    for folder in {each.rpartition("/")[0] for each in opened}:
+    for folder in {path.rpartition("/")[0] for path in opened}:
         store.invalidate_cache(folder)
-    return [keys[error["Key"]] for error in answer.get("Errors", ())]
+    return [keys[error["Key"]] for error in response.get("Errors", ())]
 
 
 def _delete(io: FileIO, location: str) -> None:
