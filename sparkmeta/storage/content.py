@@ -516,14 +516,10 @@ def _requests(ranges: Sequence[FileRange]) -> list[_Request]:
     requests: list[_Request] = []
     for index, file_range in sorted(enumerate(ranges), key=lambda numbered: numbered[1]):
         end = file_range.offset + file_range.size
-        last_request = requests[-1] if requests else None
-        if (
-            last_request is not None
-            and last_request.location == file_range.location
-            and _joins(last_request, file_range)
-        ):
-            last_request.end = max(last_request.end, end)
-            last_request.ranges.append((index, file_range))
+        last = requests[-1] if requests else None
+        if last is not None and last.location == file_range.location and _joins(last, file_range):
+            last.end = max(last.end, end)
+            last.ranges.append((index, file_range))
         else:
             requests.append(_Request(file_range.location, file_range.offset, end, [(index, file_range)]))
     return requests
@@ -533,11 +529,8 @@ def _joins(request: _Request, file_range: FileRange) -> bool:
     """Return whether a request should include a range. Invalid ranges, which metadata may name, are read alone."""
     is_range = request.start >= 0 and request.end >= request.start and file_range.size >= 0
     is_near = file_range.offset - request.end <= _LARGEST_GAP
-    return (
-        is_range
-        and is_near
-        and max(request.end, file_range.offset + file_range.size) - request.start <= _LARGEST_REQUEST
-    )
+    end = max(request.end, file_range.offset + file_range.size)
+    return is_range and is_near and end - request.start <= _LARGEST_REQUEST
 
 
 def _request_size(request: _Request) -> int:

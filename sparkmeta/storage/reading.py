@@ -78,10 +78,8 @@ def path_key(location: Column) -> Column:
 
 def location_key(location: Column) -> Column:
     """Return a form that is equal for all locations of a file; see `storage.location.normalize`."""
-    lower_scheme = F.lower(scheme_of(location))
-    scheme = (
-        F.when(lower_scheme == "", "file").when(lower_scheme.isin(sorted(S3_SCHEMES)), "s3").otherwise(lower_scheme)
-    )
+    kind = F.lower(scheme_of(location))
+    scheme = F.when(kind == "", "file").when(kind.isin(sorted(S3_SCHEMES)), "s3").otherwise(kind)
     authority = authority_of(location)
     has_host = (authority != "") & (scheme != "file")
     host = F.when(has_host, F.concat(F.lit("//"), authority)).otherwise("")
