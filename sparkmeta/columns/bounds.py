@@ -165,6 +165,13 @@ def reads_as(name: str, later: str) -> bool:
     return name in {later, "unknown"} or (name, later) == ("string", "binary")
 
 
+def as_numbers(values: pa.Array) -> pa.Array:
+    """Return dates and times as the numbers that represent them."""
+    if not pa.types.is_temporal(values.type):
+        return values
+    return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
+
+
 def day_units(type_name: str) -> int | None:
     """Return the number of units in a day of a type that dates are promoted to; None for other types."""
     narrow, _, units = _PROMOTED.get(type_name, ("", "", 0))

@@ -29,6 +29,7 @@ from pyiceberg.expressions import (
     BoundStartsWith,
 )
 
+from sparkmeta.columns.bounds import as_numbers
 from sparkmeta.columns.conditions import fold
 
 # -- Tests of rows in Arrow -------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class RowTest:
         """Return whether each row passes; without nulls."""
         column = values(self.field_id)
         is_null = self.operation == "is_null"
-        holds = column.is_null() if is_null else pc.fill_null(self._holds(_numbers(column)), False)
+        holds = column.is_null() if is_null else pc.fill_null(self._holds(as_numbers(column)), False)
         return pc.invert(holds) if self.negated else holds
 
     def _holds(self, column: pa.Array) -> pa.BooleanArray:
@@ -109,12 +110,6 @@ class Junction:
             else:
                 passed = of_part if isinstance(passed, bool) else join(passed, of_part)
         return passed
-
-
-def _numbers(column: pa.Array) -> pa.Array:
-    if not pa.types.is_temporal(column.type):
-        return column
-    return column.view(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
 
 
 # -- Turn filters into tests of rows ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkmeta.columns.bounds import bound_arrow_type
+from sparkmeta.columns.bounds import as_numbers, bound_arrow_type
 from sparkmeta.columns.sql import Aliased, Sql
 from sparkmeta.entries.arrays import compact_lists, places_where, uuid_bytes, uuid_texts, whole
 from sparkmeta.errors import ValidationError
@@ -546,9 +546,7 @@ def _text(values: pa.Array) -> pa.Array:
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.binary())
     is_text = pa.types.is_string(values.type) or pa.types.is_binary(values.type)
-    if pa.types.is_temporal(values.type):
-        values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
-    return (values if is_text else values.cast(pa.string())).cast(pa.binary())
+    return (values if is_text else as_numbers(values).cast(pa.string())).cast(pa.binary())
 
 
 def _starts_with(rows: _Rows, values: Sql, prefix: Sql) -> Values:
@@ -580,10 +578,7 @@ def _hex(values: pa.Array) -> pa.Array:
 def _by_value(rows: _Rows, values: Sql, convert: Callable[[Any], str]) -> Values:
     """Return the text of each value, by a function of the value in its physical form: days, ticks, bytes, a Decimal."""
     encoded = rows.array(values).dictionary_encode()
-    distinct = encoded.dictionary
-    if pa.types.is_temporal(distinct.type):
-        distinct = distinct.view(pa.int32() if pa.types.is_date32(distinct.type) else pa.int64())
-    texts = [None if value is None else convert(value) for value in distinct.to_pylist()]
+    texts = [None if value is None else convert(value) for value in as_numbers(encoded.dictionary).to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.columns.bounds import (
     Source,
+    as_numbers,
     bound_arrow_type,
     decode_bounds,
     encode_bounds,
@@ -633,13 +634,6 @@ def _matching(
         if pc.any(of_spec).as_py() and (passed := tests.passes(columns)) is not None:
             matching = pc.and_(matching, pc.or_(passed, pc.invert(of_spec)))
     return matching
-
-
-def as_numbers(values: pa.Array) -> pa.Array:
-    """Return dates and times as the numbers that represent them."""
-    if not pa.types.is_temporal(values.type):
-        return values
-    return values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
 
 
 def _ordered(bounds: Mapping[str, pa.Array], type_name: str) -> dict[str, pa.Array]:

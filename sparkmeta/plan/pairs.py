@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkmeta.avro.manifest_list import SUMMARIES
-from sparkmeta.columns.bounds import ANY
+from sparkmeta.columns.bounds import ANY, as_numbers
 from sparkmeta.entries.arrays import live_counts, whole
 from sparkmeta.entries.projection import CONTENT_STATS, MANIFEST
-from sparkmeta.entries.records import as_numbers
 from sparkmeta.manifests.v4.layout import TupleSources
 from sparkmeta.manifests.v4.tree_manifests import FILE_TYPES, IN_ROOT
 from sparkmeta.plan import costs
