@@ -67,6 +67,11 @@ def parts_of(location: str) -> tuple[str, str]:
     return match[1] or "", match[2] or ""
 
 
+def store_of(location: str) -> str:
+    """Return the beginning of a location that names its store: the scheme, and the bucket or host."""
+    return "/".join(location.split("/", 3)[:3])
+
+
 def path_of(location: str) -> str:
     """Return the comparable path, without scheme and authority."""
     return _hadoop_path(_parts(location)[2])

@@ -31,6 +31,7 @@ from sparkmeta.storage.location import (
     local_path,
     scheme,
     spark_path_key,
+    store_of,
 )
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def spark_opens(spark: SparkSession, location: str) -> bool:
 
     The first file of each store decides for the whole session.
     """
-    store = _store(location)
+    store = store_of(location)
     answers = _opened.setdefault(spark, {})
     if store not in answers:
         error = _error_of(spark, spelled(spark, escape_glob(location)))
@@ -185,10 +186,10 @@ def spelled(spark: SparkSession, path: str) -> str:
     named_scheme = scheme(path)
     if named_scheme not in S3_SCHEMES:
         return path
-    store, path_after_scheme = _store(path), path.partition(":")[2]
+    store, path_after_scheme = store_of(path), path.partition(":")[2]
     schemes = _schemes.setdefault(spark, {})
     if store not in schemes:
-        probe = f"{_store(path_after_scheme)}/sparkmeta-no-such-file"
+        probe = f"{store_of(path_after_scheme)}/sparkmeta-no-such-file"
         # Hadoop's class for s3n only raises an error.
         kinds = [kind for kind in (named_scheme, "s3a", "s3") if kind != "s3n"]
         schemes[store] = next((kind for kind in kinds if _has_file_system(spark, f"{kind}:{probe}")), named_scheme)
@@ -198,10 +199,6 @@ def spelled(spark: SparkSession, path: str) -> str:
 # Session -> store (scheme and authority) -> whether Spark opens its files, and with which scheme of S3.
 _opened: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
 _schemes: WeakKeyDictionary[SparkSession, dict[str, str]] = WeakKeyDictionary()
-
-
-def _store(location: str) -> str:
-    return "/".join(location.split("/", 3)[:3])
 
 
 def _has_file_system(spark: SparkSession, path: str) -> bool:

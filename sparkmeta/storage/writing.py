@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from sparkmeta.errors import FileAlreadyExistsError, NotFoundError, SparkmetaError, UnsupportedError
 from sparkmeta.storage.content import client_location, fsspec_store, requested
-from sparkmeta.storage.location import file_name, join, local_path, scheme
+from sparkmeta.storage.location import file_name, join, local_path, scheme, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -166,7 +166,7 @@ def _begin(io: FileIO, location: str) -> Any:
 def publish_io(io: FileIO, location: str, data: bytes) -> None:
     """Write a new object by a conditional PUT; see ``Files.publish``."""
     store = _conditional_store(io, location)
-    bucket = "/".join(location.split("/", 3)[:3])
+    bucket = store_of(location)
     if bucket not in _proven:
         requested(io, location, partial(_prove, store, client_location(io, location)), repeat=False)
         _proven.add(bucket)
@@ -195,7 +195,7 @@ def _batches(locations: Iterable[str]) -> Iterator[Sequence[str]]:
     """Yield the files of each bucket in batches of as many as a request can delete."""
     buckets: dict[str, list[str]] = {}
     for location in locations:
-        buckets.setdefault("/".join(location.split("/", 3)[:3]), []).append(location)
+        buckets.setdefault(store_of(location), []).append(location)
     for bucket in buckets.values():
         yield from (bucket[start : start + _BATCH] for start in range(0, len(bucket), _BATCH))
 
