@@ -98,12 +98,23 @@ def _of_client(
     return partial(with_fsspec if isinstance(io, FsspecFileIO) else with_pyarrow, io)
 
 
+def pyarrow_infos(io: PyArrowFileIO, location: str, *, recursive: bool = False) -> tuple[str, list[Any]]:
+    """Return the path of a folder in its file system, and the status of the files and folders in it.
+
+    Raises:
+        FileNotFoundError: the folder is missing.
+    """
+    from pyarrow.fs import FileSelector
+
+    kind, authority, path = io.parse_location(location, io.properties)
+    return path, io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path, recursive=recursive))
+
+
 def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]:
     """Return the files directly in a folder whose names match. Raises FileNotFoundError if the folder is missing."""
-    from pyarrow.fs import FileSelector, FileType
+    from pyarrow.fs import FileType
 
-    kind, authority, path = io.parse_location(client_location(io, folder), io.properties)
-    infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
+    _, infos = pyarrow_infos(io, client_location(io, folder))
     return [
         FileStatus(join(folder, info.base_name), info.size, (info.mtime_ns or 0) // 1_000_000)
         for info in infos
@@ -113,10 +124,9 @@ def by_pyarrow(io: PyArrowFileIO, folder: str, pattern: str) -> list[FileStatus]
 
 def folders_by_pyarrow(io: PyArrowFileIO, folder: str) -> list[str]:
     """Return the locations of the folders directly in a folder. Raises FileNotFoundError if it is missing."""
-    from pyarrow.fs import FileSelector, FileType
+    from pyarrow.fs import FileType
 
-    kind, authority, path = io.parse_location(client_location(io, folder), io.properties)
-    infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path))
+    _, infos = pyarrow_infos(io, client_location(io, folder))
     return [join(folder, info.base_name) for info in infos if info.type == FileType.Directory]
 
 

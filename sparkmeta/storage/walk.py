@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sparkmeta.errors import FileAccessError, NotFoundError, UnsupportedError
 from sparkmeta.storage.content import client_location, fsspec_store, requested
-from sparkmeta.storage.listing import modified_ms
+from sparkmeta.storage.listing import modified_ms, pyarrow_infos
 from sparkmeta.storage.location import file_name, join, local_path
 
 if TYPE_CHECKING:
@@ -193,10 +193,9 @@ def _fsspec_items(store: Any, folder: str, recursive: bool) -> list[_Item]:
 
 
 def _pyarrow_items(io: Any, folder: str, recursive: bool) -> list[_Item]:
-    from pyarrow.fs import FileSelector, FileType
+    from pyarrow.fs import FileType
 
-    kind, authority, path = io.parse_location(folder, io.properties)
-    infos = io.fs_by_scheme(kind, authority).get_file_info(FileSelector(path, recursive=recursive))
+    path, infos = pyarrow_infos(io, folder, recursive=recursive)
     start = len(join(path, ""))
     items: list[_Item] = [
         (info.path[start:], info.size, None if info.mtime_ns is None else info.mtime_ns // 1_000_000, False)
