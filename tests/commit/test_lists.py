@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 import sparkmeta as sm
 from sparkmeta.commit import file_writer
-from sparkmeta.commit.file_rows import FILES_PER_KEY, KEYS, PLACE, FileTasks
+from sparkmeta.commit.file_rows import FILE_ORDER, FILES_PER_KEY, KEYS, FileTasks
 from sparkmeta.commit.lists import manifest_format
 from sparkmeta.commit.new_files import listed_rows
 from sparkmeta.errors import CommitFailedError, CommitStateUnknownError, FileAccessError, UnsupportedError
@@ -127,7 +127,7 @@ def test_alternating_partitions_are_sampled(spark: SparkSession, tmp_path: Path)
         "partition": pa.array([{"s": f"{number % 100:02}"} for number in range(count)]),
         "record_count": [10] * count,
         "file_size_in_bytes": [100] * count,
-        PLACE: range(count),
+        FILE_ORDER: range(count),
     }
     (row,) = tasks.encode([pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})])
     keys = read_rows_stream(row.column(KEYS)[0].as_buffer())
