@@ -54,7 +54,7 @@ from sparkmeta.write.delete_tasks import (
 )
 from sparkmeta.write.deletes import BY_FILE, GROUP, VECTORS_SINCE, delete_codec, delete_granularity, delete_target_bytes
 from sparkmeta.write.files import checkpointed
-from sparkmeta.write.tasks import Places, deleted_on_failure, named_on_failure
+from sparkmeta.write.tasks import LocationProvider, deleted_on_failure, named_on_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -262,7 +262,7 @@ class DeleteRewrite:
         """
         state, properties = self.state, self.state.metadata.properties
         target = self.options.sizes(properties).target
-        folder = Places.of(state.metadata, ()).folder
+        folder = LocationProvider.of(state.metadata, ()).folder
         writer = executor_writer(state.files)
         tasks: WriteTasks
         with translated_errors():
