@@ -125,7 +125,7 @@ def register_glue_table(catalog: GlueCatalog, identifier: tuple[str, ...], versi
 
     Raises:
         TableAlreadyExistsError, NoSuchNamespaceError: nothing was added.
-        CommitStateUnknownError: Glue did not respond, and may have added the table.
+        CommitStateUnknownError: glue did not respond, and may have added the table.
     """
     location, metadata = version
     entry = _construct_table_input(identifier[-1], location, {}, metadata)

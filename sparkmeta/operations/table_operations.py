@@ -203,10 +203,10 @@ def readable_text(metadata: TableMetadata, location: str) -> bytes:
     """Return the JSON of new metadata, after it has been parsed as readers do.
 
     Args:
-        location: The file to write, for error messages.
+        location: the file to write, for error messages.
 
     Raises:
-        ValidationError: No reader could read the file.
+        ValidationError: no reader could read the file.
     """
     try:
         text = metadata_file_text(metadata).encode()

@@ -38,9 +38,9 @@ class _Place(NamedTuple):
     """A table or view that a query names.
 
     Attributes:
-        catalog: The catalog that has it.
-        identifier: Its identifier in the catalog.
-        full_name: Its name in the query, completed by the defaults.
+        catalog: the catalog that has it.
+        identifier: its identifier in the catalog.
+        full_name: its name in the query, completed by the defaults.
     """
 
     catalog: ViewCatalog
@@ -58,9 +58,9 @@ class ViewReader:
     """Reads views and the views in their queries.
 
     Attributes:
-        catalogs: The catalogs that queries may name, in addition to each view's own.
-        translate: Whether queries of other dialects are translated.
-        above: The views whose queries are being read, outermost first.
+        catalogs: the catalogs that queries may name, in addition to each view's own.
+        translate: whether queries of other dialects are translated.
+        above: the views whose queries are being read, outermost first.
     """
 
     session: SparkSession

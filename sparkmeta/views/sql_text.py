@@ -24,10 +24,10 @@ class TableName:
     """A table in a query. Its name is not the name of a common table expression.
 
     Attributes:
-        names: The parts of the name.
-        start: Where its text starts.
-        end: Where its text ends, exclusively.
-        needs_alias: Whether columns are qualified by the name, since there is no alias.
+        names: the parts of the name.
+        start: where its text starts.
+        end: where its text ends, exclusively.
+        needs_alias: whether columns are qualified by the name, since there is no alias.
     """
 
     names: tuple[str, ...]
@@ -41,9 +41,9 @@ class Query:
     """A query in Spark's SQL whose tables are known.
 
     Attributes:
-        text: The SQL text.
-        tables: The tables, in any order.
-        columns: The columns qualified by more than a table's name: each part, and the place of its text.
+        text: the SQL text.
+        tables: the tables, in any order.
+        columns: the columns qualified by more than a table's name: each part, and the place of its text.
     """
 
     text: str
@@ -54,8 +54,8 @@ class Query:
         """Return the text for `spark.sql(text, **frames)`, which looks up no table by its name.
 
         Args:
-            frames: The keyword argument that has each table.
-            full_names: The catalog, namespace and name of each table. They may qualify its columns.
+            frames: the keyword argument that has each table.
+            full_names: the catalog, namespace and name of each table. They may qualify its columns.
         """
         if not frames:
             return self.text
@@ -74,11 +74,11 @@ def parse_query(text: str, view: str) -> Query:
     """Find the tables and qualified columns of a query in Spark's SQL.
 
     Args:
-        text: The SQL text.
-        view: The view, for error messages.
+        text: the SQL text.
+        view: the view, for error messages.
 
     Raises:
-        ValidationError: The text is not one query.
+        ValidationError: the text is not one query.
         UnsupportedError: sqlglot is not installed, or a table is not named by a plain name.
     """
     sqlglot = _sqlglot()
