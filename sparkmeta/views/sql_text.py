@@ -25,8 +25,8 @@ class TableName:
 
     Attributes:
         names: the parts of the name.
-        start: where its text starts.
-        end: where its text ends, exclusively.
+        start: the index of the first character of the name in the query's text.
+        end: the index after the last character.
         needs_alias: whether columns are qualified by the name, since there is no alias.
     """
 
@@ -43,7 +43,7 @@ class Query:
     Attributes:
         text: the SQL text.
         tables: the tables, in any order.
-        columns: the columns qualified by more than a table's name: each part, and the place of its text.
+        columns: the columns qualified by more than a table's name: each part, and the start and end of its text.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Query:
         """Return the text for `spark.sql(text, **frames)`, which looks up no table by its name.
 
         Args:
-            frames: the keyword argument that has each table.
+            frames: the keyword argument for each table.
             full_names: the catalog, namespace and name of each table. They may qualify its columns.
         """
         if not frames:
@@ -151,10 +151,10 @@ def _expressions_in_reach(table: Any) -> Iterator[str]:
     while node is not None:
         clause = node.args.get("with_")
         for expression in clause.expressions if isinstance(clause, exp.With) else ():
-            within = id(expression) in inside
-            if not within or clause.recursive:
+            is_inside = id(expression) in inside
+            if not is_inside or clause.recursive:
                 yield expression.alias.casefold()
-            if within:
+            if is_inside:
                 break
         inside.add(id(node))
         node = node.parent
@@ -170,7 +170,7 @@ def _column(column: Any) -> tuple[tuple[str, int, int], ...] | None:
 
 
 def _parts(node: Any) -> tuple[tuple[str, int, int], ...] | None:
-    """Return the parts of a name with the places of their text, or None if these are unknown."""
+    """Return the parts of a name with the starts and ends of their text, or None if these are unknown."""
     parts = [(part.name, part.meta.get("start"), part.meta.get("end")) for part in node.parts]
     if any(start is None or end is None for _, start, end in parts):
         return None
