@@ -387,17 +387,6 @@ class ListedRows(FileRows):
         self._checked_stats(maps, values)
         return maps | ({PARTITION: self._tuples(files, values)} if self.partition else {})
 
-    def placed(self, files: pa.Table) -> pa.Table:
-        """Return the columns `partition_spec_id` and, if the table has partition fields, `partition` of entries.
-
-        Args:
-            files: rows with `file_path`, `spec_id`, and `partition`.
-        """
-        values = {"partition_spec_id": pc.fill_null(self._column(files, "spec_id", pa.int32()), self.default_spec)}
-        values["location"] = self._column(files, "file_path", pa.string())
-        tuples = {PARTITION: self._tuples(files, values)} if self.partition else {}
-        return pa.table({"partition_spec_id": values["partition_spec_id"]} | tuples)
-
     def _tuples(self, files: pa.Table, values: Mapping[str, pa.Array]) -> pa.StructArray:
         kind = self.schema.field(PARTITION).type
         specs = values["partition_spec_id"]
